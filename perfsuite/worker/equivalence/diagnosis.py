@@ -82,8 +82,10 @@ def explain_non_finite(weight: Tensor, optimizer: Optimizer, step: int) -> str |
             "of small gradients are, and it divides by both; use eps=1e-6, or a precision that "
             "steps float32 weights (amp-fp16, O2)"
         )
-    wider = "" if weight.dtype.itemsize >= 4 else f", or step float32 weights, not {kind} (O2)"
-    return f"{found}: lower the learning rate, or clip gradients (clip_grad_norm){wider}"
+    advice = "lower the learning rate, or clip gradients (clip_grad_norm)"
+    if weight.dtype.itemsize < 4:
+        advice += ", or use a precision that steps float32 weights (amp-bf16, amp-fp16, O2)"
+    return f"{found}: {advice}"
 
 
 def _matching_bug(tested: Tensors, expected: Tensors, bugs: Sequence[Bug]) -> str | None:

@@ -222,8 +222,8 @@ def test_dropout_is_not_exercised_and_batchnorm_is_named() -> None:
     row, _ = check(of(**norm), **norm)
     assert row.status == "mismatch"
     assert row.reason.endswith(
-        "likeliest cause: BatchNorm: each rank is normalised by its own statistics, which is a "
-        "different computation; use SyncBatchNorm or GroupNorm"
+        "likeliest cause: BatchNorm: each rank, micro-batch or chunk is normalised by its own "
+        "statistics, which is a different computation; use SyncBatchNorm or GroupNorm"
     )
 
 

@@ -329,12 +329,12 @@ def test_one_batch_draws_the_numbers_of_the_first() -> None:
         (
             {"x": torch.zeros(2)},
             {"y": torch.zeros(2)},
-            "the batches are dicts of different keys, so they do not make one",
+            "the batches are built differently, so they do not make one",
         ),
         (
             [torch.zeros(2)],
             [torch.zeros(2), torch.zeros(2)],
-            "the batches are lists of different lengths, so they do not make one",
+            "the batches are built differently, so they do not make one",
         ),
         (
             {"x": None},
