@@ -16,7 +16,7 @@ from perfsuite.worker.equivalence.checks.own_reference import OwnCase, check_own
 from perfsuite.worker.equivalence.proof import Case
 from perfsuite.worker.equivalence.run_checks import check_run
 from perfsuite.worker.equivalence.trace.own_steps import OwnSteps, record_steps
-from perfsuite.worker.equivalence.trace.recording import record_run
+from perfsuite.worker.equivalence.trace.recording import read_epochs, record_run
 from perfsuite.worker.equivalence.trace.trace import (
     RankTrace,
     Trace,
@@ -44,11 +44,11 @@ def record_rank(
         trace = record_run(
             trainer,
             batches,
-            indices=batches.indices(0),
             num_steps=job.num_steps,
             counts_work=job.counts_work,
             on_step=board.begin_step,
         )
+        trace = dataclasses.replace(trace, indices=read_epochs(batches))
     return _keep(trace, job.folder, job.name, start, device, board)
 
 

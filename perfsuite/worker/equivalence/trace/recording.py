@@ -21,6 +21,7 @@ from perfsuite.worker.equivalence.trace.draws import DrawRecorder, read_random_s
 from perfsuite.worker.measure.counters import count_iteration
 from perfsuite.worker.measure.iterations import run_iterations
 from perfsuite.worker.training.batches import local_tensor, map_tensors
+from perfsuite.worker.training.loaders import EpochBatches
 from perfsuite.worker.training.parallel.strategy import Strategy
 from perfsuite.worker.training.step import train_step
 from perfsuite.worker.training.trainer import Trainer
@@ -28,13 +29,16 @@ from perfsuite.worker.training.trainer import Trainer
 # A dynamic scale starts at 2**16 and each skipped step halves it; 2**8 is within the range of
 # scales that Micikevicius et al. 2018, section 4, needed (8 to 32000).
 _MAX_SKIPPED_STEPS = 8
+# Two epochs of few samples may have the same order by chance: of 13 at least, once in 13! = 6e9. So
+# many of fewer are equal once in 2**30, for there are two orders at least.
+_FEW_SAMPLES = 12
+_EPOCHS_OF_FEW_SAMPLES = 31
 
 
 def record_run(
     trainer: Trainer,
     batches: Iterator[Any],
     *,
-    indices: list[list[int]],
     num_steps: int,
     counts_work: bool,
     on_step: Callable[[], None],
@@ -60,7 +64,6 @@ def record_run(
         counts = run_iterations(count_iteration(), partial(train_step, trainer, batches))
         work = counts.ops, counts.flops
     return trace.RankTrace(
-        indices=indices,
         batches=recorder.batches,
         sparse=_sparse_parameters(trainer.module),
         shard_index=strategy.shard_index,
@@ -70,6 +73,16 @@ def record_run(
         work=work,
         bucket_layout=getattr(strategy, "bucket_layout", []),
     )
+
+
+def read_epochs(batches: EpochBatches) -> list[list[list[int]]]:
+    """Return the indices of each batch of the epochs that were loaded, or of a few more.
+
+    So many that a sampler which shuffles draws another order in one of them.
+    """
+    are_few = batches.steps_per_epoch * batches.step_size <= _FEW_SAMPLES
+    num_epochs = max(batches.epoch + 1, _EPOCHS_OF_FEW_SAMPLES if are_few else 2)
+    return [batches.indices(epoch) for epoch in range(num_epochs)]
 
 
 class _Recorder:

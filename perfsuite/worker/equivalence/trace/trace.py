@@ -118,7 +118,7 @@ class RankTrace:
 
     Attributes:
         shard_index: The shard of the data that it loaded.
-        indices: The dataset's indices in each batch that its sampler draws for the first epoch.
+        indices: The dataset's indices in each batch that its sampler draws, for the first epochs.
         batches: All micro-batches that were loaded, also those of skipped steps.
         num_skipped: Steps that the scaler skipped before the last one that was taken.
         sparse: The parameters with sparse gradients, which are recorded as dense ones.
@@ -131,7 +131,7 @@ class RankTrace:
     shard_index: int
     start: Weights
     steps: list[RankStep]
-    indices: list[list[int]] = field(default_factory=list)
+    indices: list[list[list[int]]] = field(default_factory=list)
     batches: list[Any] = field(default_factory=list)
     num_skipped: int = 0
     sparse: frozenset[str] = frozenset()
@@ -185,7 +185,7 @@ class Trace:
     """
 
     start: Weights
-    indices: list[list[list[int]]]
+    indices: list[list[list[list[int]]]]
     batches: list[list[Any]]
     steps: list[Step]
     num_skipped: int

@@ -87,7 +87,6 @@ def test_recording_changes_no_bit_and_leaves_the_generators_where_the_run_would(
     trace = record_run(
         recorded,
         batches_of(build()),
-        indices=[],
         num_steps=2,
         counts_work=False,
         on_step=lambda: None,

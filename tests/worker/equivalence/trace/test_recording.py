@@ -49,7 +49,7 @@ def record(trainer: Trainer, batches: list[Batch], **options: Any) -> RankTrace:
         "counts_work": False,
         "on_step": lambda: None,
     }
-    return record_run(trainer, iter(batches), indices=[], **{**defaults, **options})
+    return record_run(trainer, iter(batches), **{**defaults, **options})
 
 
 def parameters_of(trainer: Trainer) -> Tensors:
@@ -254,9 +254,7 @@ def test_work_is_counted_of_a_step_that_is_not_recorded() -> None:
     strategy = trainer.strategy
     left: Iterator[Batch] = iter(GOOD)
 
-    trace = record_run(
-        trainer, left, indices=[], num_steps=2, counts_work=True, on_step=lambda: None
-    )
+    trace = record_run(trainer, left, num_steps=2, counts_work=True, on_step=lambda: None)
 
     assert trace.work is not None
     # Forward 2 * 4 * (6 * 8 + 8 * 3); backward twice that less the inputs' gradient; two batches.
