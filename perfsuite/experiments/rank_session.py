@@ -237,7 +237,6 @@ class Session:
                     folder=str(folder),
                     name=name,
                     num_steps=num_steps,
-                    counts_work=has_twin and not recipe.compile,
                 )
                 yield self._request(job, run, policy)
             check = messages.CheckRun(

@@ -166,7 +166,6 @@ class RecordRun:
     Attributes:
         folder: The verification's temporary folder.
         name: "tested", or "twin" for the same run without checkpointing.
-        counts_work: Whether to count what one further step runs.
     """
 
     workload: bytes
@@ -175,7 +174,6 @@ class RecordRun:
     folder: str
     name: str
     num_steps: int
-    counts_work: bool
 
 
 @dataclass(frozen=True, kw_only=True)

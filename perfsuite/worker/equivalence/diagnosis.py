@@ -131,37 +131,38 @@ def explain_ranks(failures: Sequence[Discrepancy], plan: ParallelPlan) -> str | 
     """Return the cause where the ranks along one axis alone disagree."""
     first = min((one.step for one in failures), default=0)
     unlike = [one for one in failures if one.step == first and one.rank is not None]
-    coordinates = [
-        plan.coordinates(one.rank)
-        for one in unlike
-        if one.rank is not None and one.what == unlike[0].what
-    ]
+    if not unlike or unlike[0].what == "buffer":
+        return None
+    what = unlike[0].what
+    places = [plan.coordinates(one.rank or 0) for one in unlike if one.what == what]
     # Each is compared with the first rank, or with that of its shard: what differs lies off it.
-    axes = [axis for axis in _long_axes(plan) if all(at[axis.name] for at in coordinates)]
-    if not unlike or unlike[0].what == "buffer" or len(axes) != 1:
+    axes = [axis for axis in _long_axes(plan) if all(place[axis.name] for place in places)]
+    if len(axes) != 1:
         return None
     ranks = f"the ranks along axis {axes[0].name!r}"
     if first == 0:
         return f"{ranks} start from other weights: make a parameter that is split a DTensor"
-    return f"{ranks} do not have the same {unlike[0].what}: is a reduction over it forgotten?"
+    return f"{ranks} do not have the same {what}: is a reduction over it forgotten?"
 
 
 def axis_bugs(plan: ParallelPlan, shares: Sequence[Tensors], expected: Tensors) -> Iterator[Bug]:
     """The mistakes over one axis each; `shares` are the gradients of each shard of the data."""
     for axis in _long_axes(plan):
-        if axis.divides_batch:
-            alone = [shares[shard] for shard in range(len(shares)) if not _along(axis, shard, plan)]
-            yield Bug(
-                f"no reduction over axis {axis.name!r}",
-                f"a reduction over axis {axis.name!r} is forgotten",
-                average(alone, "none"),
-            )
         yield Bug(
             f"a sum over axis {axis.name!r} in place of a mean",
             f"the gradients are summed over axis {axis.name!r} where their mean is due",
             scaled(expected, axis.size),
         )
-        if not axis.divides_batch:
+        if axis.divides_batch:
+            first = {
+                plan.shard_of(r) for r in range(plan.size) if not plan.coordinates(r)[axis.name]
+            }
+            yield Bug(
+                f"no reduction over axis {axis.name!r}",
+                f"a reduction over axis {axis.name!r} is forgotten",
+                average([shares[shard] for shard in sorted(first)], "none"),
+            )
+        else:
             yield Bug(
                 f"one shard used by all ranks of axis {axis.name!r}",
                 f"the ranks of axis {axis.name!r} use one shard",
@@ -186,12 +187,10 @@ def explain_parts(tested: Tensors, expected: Tensors, plan: ParallelPlan) -> str
                         f"over axis {_names(_long_axes(plan), size)} where its {right} is due?"
                     )
         for axis, dim in _cuts(plan.model_axes, its):
-            parts = mine.chunk(axis.size, dim)
-            if (
-                mine.any()
-                and any(not part.any() for part in parts)
-                and not any(not part.any() for part in its.chunk(axis.size, dim))
-            ):
+            mine_empty, its_empty = (
+                any(not part.any() for part in one.chunk(axis.size, dim)) for one in (mine, its)
+            )
+            if mine.any() and mine_empty and not its_empty:
                 return (
                     f"a part of the gradient of {name!r} along its dimension {dim} is zero: do "
                     f"the ranks of axis {_names(plan.model_axes, axis.size)} use one shard?"
@@ -214,12 +213,6 @@ def explain_start(tested: Tensor, expected: Tensor, plan: ParallelPlan) -> str |
 
 def _long_axes(plan: ParallelPlan) -> list[MeshAxis]:
     return [axis for axis in plan.axes if axis.size > 1]
-
-
-def _along(axis: MeshAxis, shard: int, plan: ParallelPlan) -> int:
-    """Where the ranks of a shard of the data are along an axis that divides the batch."""
-    rank = next(rank for rank in range(plan.size) if plan.shard_of(rank) == shard)
-    return plan.coordinates(rank)[axis.name]
 
 
 def _cuts(axes: Sequence[MeshAxis], tensor: Tensor) -> Iterator[tuple[MeshAxis, int]]:

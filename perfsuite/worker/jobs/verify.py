@@ -45,7 +45,6 @@ def record_rank(
             trainer,
             batches,
             num_steps=job.num_steps,
-            counts_work=job.counts_work,
             on_step=board.begin_step,
         )
         trace = dataclasses.replace(trace, indices=read_epochs(batches))

@@ -63,9 +63,7 @@ def check_here(recipe: Recipe, plant: Callable[[nn.Module], None]) -> dict[str, 
     batches = iter(
         [[part.clone() for part in samples[begin : begin + 16]] for begin in range(0, 96, 16)]
     )
-    recorded = record_run(
-        trainer, batches, indices=[], num_steps=3, counts_work=False, on_step=lambda: None
-    )
+    recorded = record_run(trainer, batches, num_steps=3, on_step=lambda: None)
     case = Case(
         workload=WORKLOAD,
         recipe=recipe,

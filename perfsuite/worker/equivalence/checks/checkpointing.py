@@ -37,12 +37,15 @@ def check_checkpointing(case: Case) -> Proof | str:
             bugs = _bugs(twin.gradients, case.recipe, limit)
             proof.plant(bugs, partial(_judge, twin.gradients, 1, limit))
     proof.find_cause = _explain
-    if case.trace.work is None or case.twin.work is None:
-        proof.notes.append("whether anything was recomputed cannot be seen in a compiled model")
-    elif not any(mine > its for mine, its in zip(case.trace.work, case.twin.work, strict=True)):
+    ours, its = case.trace.num_operators, case.twin.num_operators
+    if ours is None or its is None:
+        proof.notes.append(
+            "whether anything was recomputed cannot be seen in a compiled model or threads"
+        )
+    elif ours <= its:
         proof.vacuous.append(
-            "nothing was recomputed: a step runs {} operators with {} flops, and {} with {} "
-            "without checkpointing".format(*case.trace.work, *case.twin.work)
+            f"nothing was recomputed: the passes run {ours} operators, and {its} without "
+            "checkpointing"
         )
     return proof
 

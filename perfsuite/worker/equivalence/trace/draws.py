@@ -47,10 +47,11 @@ class Draw:
 
 
 class DrawMode(StepMode):  # type: ignore[no-untyped-call]
-    """Sees each operator that moves a generator of torch while it runs on a device."""
+    """Sees each operator that moves a generator of torch while it runs on a device; counts all."""
 
     def __init__(self, device: torch.device) -> None:
         super().__init__()
+        self.num_operators = 0
         self._device = device
 
     @abstractmethod
@@ -63,6 +64,7 @@ class DrawMode(StepMode):  # type: ignore[no-untyped-call]
 
     def observe(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Return the operator's result, after `handle` was called if it drew anything."""
+        self.num_operators += 1
         if not _may_draw(func):
             return func(*args, **kwargs)
         before = self._read_generators(args, kwargs)

@@ -7,7 +7,6 @@ collective of the recording can wait for one that the run forgot.
 
 import dataclasses
 from collections.abc import Callable, Iterator
-from functools import partial
 from typing import Any, cast
 
 import torch
@@ -18,8 +17,6 @@ from perfsuite.records.stages import untimed
 from perfsuite.worker.equivalence.comparison import Tensors
 from perfsuite.worker.equivalence.trace import trace
 from perfsuite.worker.equivalence.trace.draws import DrawRecorder, read_random_state
-from perfsuite.worker.measure.counters import count_iteration
-from perfsuite.worker.measure.iterations import run_iterations
 from perfsuite.worker.training.batches import local_tensor, map_tensors
 from perfsuite.worker.training.loaders import EpochBatches
 from perfsuite.worker.training.parallel.strategy import Strategy
@@ -40,7 +37,6 @@ def record_run(
     batches: Iterator[Any],
     *,
     num_steps: int,
-    counts_work: bool,
     on_step: Callable[[], None],
 ) -> trace.RankTrace:
     """Train until `num_steps` optimizer steps were taken, and return what this rank saw of them.
@@ -49,8 +45,7 @@ def record_run(
     `sharing.share_trace` completes them.
 
     The trainer is freshly built, and `batches` do not end. Fewer steps are recorded if the scaler
-    skips too many. `counts_work` takes one further step to count what it runs. `on_step` is called
-    before each step, to show progress.
+    skips too many. `on_step` is called before each step, to show progress.
     """
     strategy = trainer.strategy
     recorder = _Recorder(trainer)
@@ -59,10 +54,6 @@ def record_run(
     steps, num_skipped = recorder.take_steps(batches, num_steps, on_step)
     recorder.close()
     trainer.strategy = strategy  # the next step is not recorded
-    work = None
-    if counts_work:
-        counts = run_iterations(count_iteration(), partial(train_step, trainer, batches))
-        work = counts.ops, counts.flops
     return trace.RankTrace(
         batches=recorder.batches,
         sparse=_sparse_parameters(trainer.module),
@@ -70,7 +61,7 @@ def record_run(
         start=start,
         steps=steps,
         num_skipped=num_skipped,
-        work=work,
+        num_operators=recorder.num_operators,
         bucket_layout=getattr(strategy, "bucket_layout", []),
     )
 
@@ -144,6 +135,11 @@ class _Recorder:
             one = dataclasses.replace(one, draws=draws)
         self._micro_batches.append(one)
         return loss
+
+    @property
+    def num_operators(self) -> int | None:
+        """How many the passes ran; None where they were not seen."""
+        return None if self._draws is None else self._draws.num_operators
 
     def close(self) -> None:
         """Leave the model as it was."""

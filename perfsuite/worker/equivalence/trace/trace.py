@@ -122,8 +122,7 @@ class RankTrace:
         batches: All micro-batches that were loaded, also those of skipped steps.
         num_skipped: Steps that the scaler skipped before the last one that was taken.
         sparse: The parameters with sparse gradients, which are recorded as dense ones.
-        work: How many operators one further step runs, and the flops that they have formulas for;
-            None where they cannot be counted.
+        num_operators: How many the passes ran; None where they were not seen.
         bucket_layout: The parameters in each of DDP's buckets, where a hook depends on it.
         num_accumulated: How often a step adds to a gradient, where that is not the recipe's to say.
     """
@@ -135,7 +134,7 @@ class RankTrace:
     batches: list[Any] = field(default_factory=list)
     num_skipped: int = 0
     sparse: frozenset[str] = frozenset()
-    work: tuple[int, int] | None = None
+    num_operators: int | None = None
     bucket_layout: list[list[str]] = field(default_factory=list)
     num_accumulated: int = 1
 
@@ -190,7 +189,7 @@ class Trace:
     steps: list[Step]
     num_skipped: int
     sparse: frozenset[str]
-    work: tuple[int, int] | None
+    num_operators: int | None
     bucket_layout: list[list[str]]
     num_accumulated: int
     differences: list[Discrepancy]
@@ -245,7 +244,7 @@ def join_traces(ranks: Sequence[RankTrace]) -> Trace:
             )
         )
         before = after
-    works = [rank.work for rank in ranks if rank.work is not None]
+    operators = [rank.num_operators for rank in ranks if rank.num_operators is not None]
     return Trace(
         start=start,
         steps=steps,
@@ -253,9 +252,7 @@ def join_traces(ranks: Sequence[RankTrace]) -> Trace:
         batches=[rank.batches for rank in shards],
         num_skipped=ranks[0].num_skipped,
         sparse=frozenset().union(*(rank.sparse for rank in ranks)),
-        work=None
-        if len(works) < len(ranks)
-        else (sum(w[0] for w in works), sum(w[1] for w in works)),
+        num_operators=sum(operators) if len(operators) == len(ranks) else None,
         bucket_layout=ranks[0].bucket_layout,
         num_accumulated=max(rank.num_accumulated for rank in ranks),
         differences=differences,

@@ -104,7 +104,7 @@ def make_case(workload: Workload, recipe: Recipe, *, drawn: Any, seen: Any) -> C
         steps=[],
         num_skipped=0,
         sparse=frozenset(),
-        work=None,
+        num_operators=None,
         bucket_layout=[],
         differences=[],
         num_accumulated=1,

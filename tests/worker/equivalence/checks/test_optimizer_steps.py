@@ -79,7 +79,7 @@ def record(
     trainer = build_trainer(trained, recipe, device=CPU, seed=SEED)
     if break_trainer is not None:
         break_trainer(trainer)
-    trace = record_run(trainer, batches(), num_steps=3, counts_work=False, on_step=lambda: None)
+    trace = record_run(trainer, batches(), num_steps=3, on_step=lambda: None)
     return join_traces([trace])
 
 
@@ -349,7 +349,7 @@ def test_a_step_after_a_skipped_one_starts_from_where_it_left_the_weights() -> N
     good = batches()
     overflowing = (torch.full((4, 6), float("inf")), torch.arange(4) % 3)
     mixed = iter([next(good), overflowing, next(good), overflowing, next(good)])
-    recorded = record_run(trainer, mixed, num_steps=3, counts_work=False, on_step=lambda: None)
+    recorded = record_run(trainer, mixed, num_steps=3, on_step=lambda: None)
 
     row = check(trained, recipe, join_traces([recorded]))
 

@@ -88,7 +88,6 @@ def test_recording_changes_no_bit_and_leaves_the_generators_where_the_run_would(
         recorded,
         batches_of(build()),
         num_steps=2,
-        counts_work=False,
         on_step=lambda: None,
     )
 
