@@ -333,7 +333,12 @@ class Session:
             assert job.recipe is not None
             request = self._request(job, job.recipe)
         else:
-            request = own_code.request_ranks(job, job.user_code, self._policy)
+            request = GroupRequest(
+                job=job,
+                world_size=job.user_code.world_size,
+                policy=self._policy,
+                needs_group=job.user_code.kind == "step",  # a loop or a command makes its own
+            )
         replies = self._run_timed(request, is_timed=is_timed, run=run)
         ranks = [cast(messages.CellMeasured, reply) for reply in replies]
         device = self.hardware.device

@@ -15,18 +15,12 @@ from torch.utils.data import Dataset, TensorDataset
 
 from perfsuite.records.workload import Split, Workload
 from perfsuite.worker.workloads.digits import digits
-from perfsuite.worker.workloads.mnist import IMAGE_SIZE, mnist
+from perfsuite.worker.workloads.mnist import mnist
 
-NUM_CLASSES = 10
 # On the digits, ten epochs at this rate have none with a setback; at 0.1 some have.
 _LEARNING_RATE = 0.05
 
-# Small enough that a digit stays the same digit, and stays in the picture.
-MAX_ROTATION_DEGREES = 10
-MAX_SHIFT_RATIO = 0.1
-SCALES = (0.9, 1.1)
-
-_digits_28x28 = partial(digits, image_size=IMAGE_SIZE)
+_digits_28x28 = partial(digits, image_size=28)
 
 
 def build_lenet() -> nn.Sequential:
@@ -44,7 +38,7 @@ def build_lenet() -> nn.Sequential:
             hidden=nn.Sequential(
                 nn.Flatten(), nn.Linear(16 * 5 * 5, 120), nn.Tanh(), nn.Linear(120, 84), nn.Tanh()
             ),
-            classifier=nn.Linear(84, NUM_CLASSES),
+            classifier=nn.Linear(84, 10),
         )
     )
 
@@ -69,11 +63,10 @@ def random_affine() -> Callable[[Tensor], Tensor]:
     # Imported here, because it takes 1.1 s and only this variant needs it.
     from torchvision.transforms import InterpolationMode, v2
 
+    bilinear = InterpolationMode.BILINEAR
+    # Small enough that a digit stays the same digit, and stays in the picture.
     transform: Callable[[Tensor], Tensor] = v2.RandomAffine(
-        degrees=MAX_ROTATION_DEGREES,
-        translate=(MAX_SHIFT_RATIO, MAX_SHIFT_RATIO),
-        scale=SCALES,
-        interpolation=InterpolationMode.BILINEAR,
+        degrees=10, translate=(0.1, 0.1), scale=(0.9, 1.1), interpolation=bilinear
     )
     return transform
 
@@ -85,12 +78,8 @@ def _lenet_workload(name: str, build_dataset: Callable[[Split], Dataset[object]]
         build_dataset=build_dataset,
         loss=F.cross_entropy,
         build_optimizer=partial(SGD, lr=_LEARNING_RATE, momentum=0.9),
-        blocks=_blocks,
+        blocks=lambda model: list(model.children()),
     )
-
-
-def _blocks(model: nn.Module) -> list[nn.Module]:
-    return list(model.children())
 
 
 def _augment_train(

@@ -221,18 +221,15 @@ def _why_losses_alone(trace: Trace, parameters: Mapping[str, nn.Parameter]) -> s
     for side, names in (("build_step", ours), ("the reference", parameters)):
         if not names:
             return f"{side} returns no Step.model"
-    only = [
-        f"only {side}'s has {listed(names)}"
-        for side, names in (
-            ("build_step", [name for name in ours if name not in parameters]),
-            ("the reference", [name for name in parameters if name not in ours]),
-        )
-        if names
-    ]
-    if only:
+    only = {
+        "build_step": [name for name in ours if name not in parameters],
+        "the reference": [name for name in parameters if name not in ours],
+    }
+    if any(only.values()):
+        which = [f"only {side}'s has {listed(names)}" for side, names in only.items() if names]
         raise WorkloadError(
             f"Step.model has {len(ours)} parameters in build_step and {len(parameters)} in the "
-            f"reference, which are matched by name: {'; '.join(only)}; build the same model in "
+            f"reference, which are matched by name: {'; '.join(which)}; build the same model in "
             "both, wrapped or not"
         )
     for name, weight in ours.items():

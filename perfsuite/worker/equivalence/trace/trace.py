@@ -306,22 +306,16 @@ def share_trace(trace: RankTrace) -> RankTrace:
     """
     if not dist.is_initialized():
         return trace
-    start, steps = _share_weights(trace.start), [_share_step(step) for step in trace.steps]
+    start, steps = _share_all(trace.start), [_share_all(step) for step in trace.steps]
     return dataclasses.replace(trace, start=start, steps=steps)
 
 
-def _share_step(step: RankStep) -> RankStep:
-    return dataclasses.replace(
-        step,
-        gradients=_share(step.gradients),
-        before=None if step.before is None else _share_weights(step.before),
-        after=_share_weights(step.after),
-        unstepped=_share(step.unstepped),
-    )
-
-
-def _share_weights(weights: Weights) -> Weights:
-    return Weights(parameters=_share(weights.parameters), buffers=_share(weights.buffers))
+def _share_all(value: Any) -> Any:
+    """The same weights or step, with each of its dicts of tensors shared."""
+    if isinstance(value, Weights | RankStep):
+        parts = {name: _share_all(part) for name, part in vars(value).items()}
+        return dataclasses.replace(value, **parts)
+    return _share(value) if isinstance(value, dict) else value
 
 
 def _share(tensors: Tensors) -> Tensors:
