@@ -25,8 +25,13 @@ from perfsuite.ranks.messages import (
 )
 from perfsuite.ranks.pickling import pack
 from perfsuite.ranks.user_code import CheckSteps, RecordSteps, UserCode
-from perfsuite.records.equivalence import Check, EquivalenceReport, EquivalenceRow, Numerics
-from perfsuite.records.recipe import EPSILONS, Recipe
+from perfsuite.records.equivalence import (
+    EquivalenceReport,
+    EquivalenceRow,
+    Numerics,
+    semantic_check,
+)
+from perfsuite.records.recipe import Recipe
 from perfsuite.units import counted
 
 # As `verify` takes where it is not told otherwise.
@@ -136,8 +141,7 @@ def compare_with_reference(
     """
     missing: dict[str, str] = {}
     if reference is None:
-        check: Check = "T2" if EPSILONS[code.precision] > EPSILONS["fp32"] else "T1"
-        recipe = Recipe(precision=code.precision)
+        recipe, check = Recipe(precision=code.precision), semantic_check(code.precision)
         rows = (EquivalenceRow.of(recipe, check, "not exercised", "no reference= is given"),)
     else:
         plan = plan_function(

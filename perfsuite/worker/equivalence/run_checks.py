@@ -5,13 +5,12 @@ Runs in one process. It imports no torch.distributed: no reference may share a m
 
 from collections.abc import Callable
 
-from perfsuite.records.equivalence import Check, EquivalenceRow
+from perfsuite.records.equivalence import EquivalenceRow, semantic_check
 from perfsuite.worker.equivalence.checks.checkpointing import check_checkpointing
 from perfsuite.worker.equivalence.checks.data import check_data
 from perfsuite.worker.equivalence.checks.optimizer_steps import check_optimizer_steps
 from perfsuite.worker.equivalence.checks.reduction import check_reduction
 from perfsuite.worker.equivalence.checks.semantics import check_semantics
-from perfsuite.worker.equivalence.limits import is_low_precision
 from perfsuite.worker.equivalence.proof import Case, Proof
 
 
@@ -22,7 +21,7 @@ def check_run(case: Case) -> tuple[tuple[EquivalenceRow, ...], dict[str, str]]:
     part of the first check that applies.
     """
     recipe = case.recipe
-    semantics: Check = "T2" if is_low_precision(recipe) else "T1"
+    semantics = semantic_check(recipe.precision)
     if len(case.trace.steps) < case.num_steps:
         reason = (
             f"the scaler skipped {case.trace.num_skipped} steps, because their gradients were not "

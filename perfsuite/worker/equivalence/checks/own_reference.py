@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from perfsuite.errors import WorkloadError
-from perfsuite.records.equivalence import EquivalenceRow
+from perfsuite.records.equivalence import EquivalenceRow, semantic_check
 from perfsuite.records.recipe import Recipe
 from perfsuite.units import listed
 from perfsuite.worker.equivalence import limits
@@ -65,7 +65,7 @@ def check_own_steps(case: OwnCase) -> tuple[EquivalenceRow, dict[str, str]]:
     Raises a WorkloadError where the two models do not have the same parameters.
     """
     recipe, trace = case.recipe, case.trace
-    proof = Proof(check="T2" if is_low_precision(recipe) else "T1")
+    proof = Proof(check=semantic_check(recipe.precision))
     truth, plain = _references(case)
     if (dropout := _describe_dropout(truth.own.model)) is not None:
         return EquivalenceRow.of(recipe, proof.check, "not exercised", dropout), {}

@@ -14,7 +14,7 @@ from functools import partial
 
 import torch
 
-from perfsuite.records.equivalence import EquivalenceRow
+from perfsuite.records.equivalence import EquivalenceRow, semantic_check
 from perfsuite.worker.equivalence import comparison, limits, planted_bugs
 from perfsuite.worker.equivalence.checks.expected_step import ExpectedStep
 from perfsuite.worker.equivalence.comparison import Tensors
@@ -49,7 +49,7 @@ _NUM_SHOWN = 3
 def check_semantics(case: Case) -> Proof | EquivalenceRow | str:
     """Return what T1 or T2 shows, why it cannot be exercised, or why neither applies."""
     recipe = case.recipe
-    proof = Proof(check="T2" if is_low_precision(recipe) else "T1")
+    proof = Proof(check=semantic_check(recipe.precision))
     losses: list[float] = []
     buffers: list[tuple[Tensors, Tensors, Limit]] = []
     references = _References(case)
