@@ -155,10 +155,8 @@ class DrawRecorder(DrawMode):  # type: ignore[no-untyped-call]
     ) -> None:
         super().__init__(device)
         self._stages = stages
-        self._hooks = [
+        for index, entry in enumerate(entries):
             entry.register_forward_pre_hook(functools.partial(self._enter, index))
-            for index, entry in enumerate(entries)
-        ]
 
     @contextmanager
     def micro_batch(self) -> Iterator[list[list[Draw]]]:
@@ -168,11 +166,6 @@ class DrawRecorder(DrawMode):  # type: ignore[no-untyped-call]
         self._stage, self._current, self._is_probe = 0, self._chunks[0], False
         with self:
             yield self._chunks
-
-    def close(self) -> None:
-        """Leave the modules as they were."""
-        for hook in self._hooks:
-            hook.remove()
 
     def handle(self, call: Call, state: bytes) -> None:
         """Keep what was drawn; a recomputation is to draw the same, or its gradients are wrong."""

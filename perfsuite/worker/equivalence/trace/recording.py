@@ -5,8 +5,8 @@ time. Tensors are copied during the run and compared between ranks only after it
 collective of the recording can wait for one that the run forgot.
 """
 
-import dataclasses
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from typing import Any, cast
 
 import torch
@@ -42,27 +42,24 @@ def record_run(
     """Train until `num_steps` optimizer steps were taken, and return what this rank saw of them.
 
     A collective where torch.distributed is initialised. DTensors still hold this rank's shard;
-    `sharing.share_trace` completes them.
+    `share_trace` completes them.
 
-    The trainer is freshly built, and `batches` do not end. Fewer steps are recorded if the scaler
-    skips too many. `on_step` is called before each step, to show progress.
+    The trainer is freshly built and not used again; `batches` do not end. Fewer steps are recorded
+    if the scaler skips too many. `on_step` is called before each step, to show progress.
     """
-    strategy = trainer.strategy
     recorder = _Recorder(trainer)
     trainer.strategy = cast(Strategy, recorder)
     start = trace.read_weights(trainer.module)
     steps, num_skipped = recorder.take_steps(batches, num_steps, on_step)
-    recorder.close()
-    trainer.strategy = strategy  # the next step is not recorded
     return trace.RankTrace(
         batches=recorder.batches,
         sparse=_sparse_parameters(trainer.module),
-        shard_index=strategy.shard_index,
+        shard_index=trainer.strategy.shard_index,
         start=start,
         steps=steps,
         num_skipped=num_skipped,
-        num_operators=recorder.num_operators,
-        bucket_layout=getattr(strategy, "bucket_layout", []),
+        num_operators=None if recorder.draws is None else recorder.draws.num_operators,
+        bucket_layout=getattr(trainer.strategy, "bucket_layout", []),
     )
 
 
@@ -86,7 +83,7 @@ class _Recorder:
         self._buffers: Tensors = {}
         self._trainer = trainer
         self._inner = trainer.strategy
-        self._draws = _draw_recorder(trainer)
+        self.draws = _draw_recorder(trainer)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
@@ -126,25 +123,12 @@ class _Recorder:
     def run_micro_batch(self, *args: Any, **kwargs: Any) -> Tensor | None:
         """Keep the batch, and what is drawn for it."""
         state = read_random_state(self._trainer.device)
-        one = trace.MicroBatch(batch=self.batches[-1], random_state=state)
-        if self._draws is None:
+        with nullcontext() if self.draws is None else self.draws.micro_batch() as draws:
             loss = self._inner.run_micro_batch(*args, **kwargs)
-        else:
-            with self._draws.micro_batch() as draws:
-                loss = self._inner.run_micro_batch(*args, **kwargs)
-            one = dataclasses.replace(one, draws=draws)
-        self._micro_batches.append(one)
+        self._micro_batches.append(
+            trace.MicroBatch(batch=self.batches[-1], random_state=state, draws=draws)
+        )
         return loss
-
-    @property
-    def num_operators(self) -> int | None:
-        """How many the passes ran; None where they were not seen."""
-        return None if self._draws is None else self._draws.num_operators
-
-    def close(self) -> None:
-        """Leave the model as it was."""
-        if self._draws is not None:
-            self._draws.close()
 
     def finish_gradients(self) -> None:
         """Keep the gradients after their reduction."""

@@ -31,7 +31,6 @@ def record(function: Callable[..., Any], *inputs: Any) -> tuple[Any, list[Draw]]
     recorder = DrawRecorder([model], [0], CPU)
     with recorder.micro_batch() as chunks:
         result = model(*inputs)
-    recorder.close()
     return result, chunks[0]
 
 
