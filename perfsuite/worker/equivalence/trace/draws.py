@@ -198,10 +198,8 @@ def join_ranks(ranks: Sequence[list[list[Draw]]]) -> tuple[list[list[Draw]], dic
     for parts in itertools.zip_longest(*ranks, fillvalue=()):
         joined: dict[int, list[Draw]] = {}
         for rank, part in enumerate(parts):
-            own: dict[int, list[Draw]] = {}
-            for draw in part:
-                own.setdefault(draw.stage, []).append(draw)
-            for stage, draws in own.items():
+            for stage, group in itertools.groupby(part, key=lambda draw: draw.stage):
+                draws = list(group)
                 earlier = joined.setdefault(stage, draws)
                 for mine, its in itertools.zip_longest(draws, earlier):
                     if not (mine and its and _same(mine.values, its.values)):
