@@ -40,7 +40,7 @@ def explain_gradients(tested: Tensors, expected: Tensors, bugs: Sequence[Bug]) -
     ]
     if lost and len(lost) < len(expected):
         return f"the gradient of {', '.join(map(repr, lost[:3]))} is lost: is it detached?"
-    return _matching_bug(tested, expected, bugs) or _scale(tested, expected)
+    return _matching_bug(tested, expected, [*bugs, *_any_scale(tested, expected)])
 
 
 def explain_weights(discrepancy: Discrepancy) -> str | None:
@@ -89,28 +89,31 @@ def explain_non_finite(weight: Tensor, optimizer: Optimizer, step: int) -> str |
 
 
 def _matching_bug(tested: Tensors, expected: Tensors, bugs: Sequence[Bug]) -> str | None:
-    error = measure_errors(tested, expected).total
-    left = [(measure_errors(tested, bug.gradients).total, bug.cause) for bug in bugs]
+    error, *left = (
+        found.total * found.size if found.size else math.inf
+        for found in (
+            measure_errors(tested, one) for one in (expected, *(b.gradients for b in bugs))
+        )
+    )
     # The first of those that explain it best, because where batches are alike some bugs are equal.
-    least = min((unexplained for unexplained, _ in left), default=math.inf)
+    least = min(left, default=math.inf)
     enough = max(2 * least, _SAME * error)
-    cause = next((cause for unexplained, cause in left if unexplained <= enough), None)
+    cause = next((bug.cause for bug, rest in zip(bugs, left, strict=True) if rest <= enough), None)
     return cause if least < _UNEXPLAINED * error else None
 
 
-def _scale(tested: Tensors, expected: Tensors) -> str | None:
-    """The cause where all gradients are the same multiple of the expected ones."""
+def _any_scale(tested: Tensors, expected: Tensors) -> Iterator[Bug]:
+    """The mistake of the factor by which the expected gradients come closest to the tested ones."""
     names = tested.keys() & expected.keys()
     product = sum(float((in_double(tested[n]) * in_double(expected[n])).sum()) for n in names)
     square = sum(float(in_double(expected[n]).square().sum()) for n in names)
-    if square == 0 or product == 0:
-        return None
-    factor = product / square
-    multiple = scaled(expected, factor)
-    error = measure_errors(tested, expected).total
-    if measure_errors(tested, multiple).total * abs(factor) >= _UNEXPLAINED * error:
-        return None
-    return f"all gradients are {factor:.6g} times what they should be: is the loss scaled?"
+    if product and square:
+        factor = product / square
+        yield Bug(
+            "another scale",
+            f"all gradients are {factor:.6g} times what they should be: is the loss scaled?",
+            scaled(expected, factor),
+        )
 
 
 def explain_batchnorm(model: nn.Module | None) -> str | None:
