@@ -202,13 +202,14 @@ def join_ranks(ranks: Sequence[list[list[Draw]]]) -> tuple[list[list[Draw]], dic
                 draws = list(group)
                 earlier = joined.setdefault(stage, draws)
                 for mine, its in itertools.zip_longest(draws, earlier):
-                    if not (mine and its and _same(mine.values, its.values)):
+                    if not (mine and its and same_numbers(mine.values, its.values)):
                         differing.setdefault(rank, (mine or its).operator)
         chunks.append([draw for stage in sorted(joined) for draw in joined[stage]])
     return chunks, differing
 
 
-def _same(one: Tensor | None, other: Tensor | None) -> bool:
+def same_numbers(one: Tensor | None, other: Tensor | None) -> bool:
+    """Whether both are the same numbers, or unknown."""
     if one is None or other is None:
         return one is other
     return one.shape == other.shape and torch.equal(one, other)

@@ -3,6 +3,7 @@
 Hooks of torch's optimizers see the gradients, so that the step itself stays as it is.
 """
 
+import itertools
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
@@ -35,9 +36,7 @@ def without_wrappers(tensors: Mapping[str, T]) -> dict[str, T]:
 
 def _without_wrappers(name: str) -> str:
     parts = [part for part in name.split(".") if part not in _WRAPPERS]
-    while parts[0] == _ROOT_WRAPPER:
-        del parts[0]
-    return ".".join(parts)
+    return ".".join(itertools.dropwhile(_ROOT_WRAPPER.__eq__, parts))
 
 
 # Called before an optimizer's update with all its parameters, and by name with those of the model
