@@ -142,7 +142,8 @@ def compare_with_reference(
     missing: dict[str, str] = {}
     if reference is None:
         recipe, check = Recipe(precision=code.precision), semantic_check(code.precision)
-        rows = (EquivalenceRow.of(recipe, check, "not exercised", "no reference= is given"),)
+        none_given = EquivalenceRow.of(recipe, check, "not exercised", "no reference= is given")
+        rows: tuple[EquivalenceRow, ...] = (none_given,)
     else:
         plan = plan_function(
             "reference", reference, by_value, kind="step", precision=code.precision

@@ -107,7 +107,7 @@ class SelfAttention(nn.Module):
 
 def _split_heads(projected: Tensor) -> Tensor:
     """(B, T, heads * head width) -> (B, heads, T, head width)."""
-    return projected.unflatten(-1, (-1, WIDTH // NUM_HEADS)).transpose(1, 2)
+    return projected.view(*projected.shape[:2], -1, WIDTH // NUM_HEADS).transpose(1, 2)
 
 
 class EncoderLayer(nn.Module):

@@ -293,8 +293,7 @@ def _merge(
     for rank, part in enumerate(parts):
         for name, tensor in part.items():
             first = merged.setdefault(name, tensor)
-            if first is not tensor:
-                error = relative_error(tensor, first)
+            if first is not tensor and (error := relative_error(tensor, first)):
                 differences.append(Discrepancy(what, step, error, 0.0, "on all ranks", name, rank))
     return merged
 
@@ -333,5 +332,5 @@ def _share(tensors: Tensors) -> Tensors:
 
 
 def _digest(tensor: Tensor) -> str:
-    content = tensor.contiguous().reshape(-1).view(torch.uint8).numpy()
+    content = tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data
     return f"{tuple(tensor.shape)} {hashlib.sha256(content).hexdigest()}"
