@@ -16,6 +16,7 @@ from perfsuite.worker.equivalence.comparison import (
     measure_errors,
 )
 from perfsuite.worker.equivalence.limits import (
+    COARSEST_FLOAT32,
     WORST_PARAMETER_FACTOR,
     Limit,
     is_low_precision,
@@ -49,6 +50,12 @@ class ExpectedStep:
     def errors(self) -> Errors:
         """Of the plain path."""
         return measure_errors(self.plain, self.truth)
+
+    @property
+    def is_too_coarse(self) -> bool:
+        """Whether plain training in float32 is no measure of it on this device."""
+        is_full = is_accelerator(self.device) and not is_low_precision(self.recipe)
+        return is_full and self.errors.total > COARSEST_FLOAT32
 
     @property
     def loss_limit(self) -> Limit:

@@ -65,8 +65,9 @@ def check_semantics(case: Case) -> Proof | EquivalenceRow | str:
             compressed = step.gradients
             step = dataclasses.replace(step, gradients=references.average_uncompressed(step))
             losses.append(comparison.measure_errors(compressed, step.gradients).total)
-        if (reason := _why_too_coarse(expected, case)) is not None:
-            proof.vacuous.append(reason)
+        if expected.is_too_coarse:
+            error = f"plain float32 is off by {expected.errors.total:.1e} here"
+            proof.vacuous.append(f"{error}: TensorFloat-32, or a coarser kernel")
             break
         proof.evidence += _judge_step(step, expected)
         buffers.append((step.before.buffers, expected.truth_pass.buffers, expected.buffer_limit))
@@ -200,16 +201,6 @@ def _judge_equal_losses(step: Step, expected: ExpectedStep) -> list[comparison.D
         return []
     first = [step.losses[plan.shard_of(rank)] for rank in range(plan.size)]
     return comparison.judge_losses(losses, first, expected.number, expected.loss_limit)
-
-
-def _why_too_coarse(expected: _Expected, case: Case) -> str | None:
-    """Why plain training in float32 is no measure of it here; None where it is."""
-    error = expected.errors.total
-    if is_low_precision(case.recipe) or not is_accelerator(case.device):
-        return None
-    if error <= limits.COARSEST_FLOAT32:
-        return None
-    return f"plain float32 is off by {error:.1e} here: TensorFloat-32, or a coarser kernel"
 
 
 def _bugs(references: _References, step: Step, expected: _Expected) -> Iterator[Bug]:
