@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.optim import SGD
 from torch.utils.data import Dataset, TensorDataset
 
+from perfsuite.errors import import_extra
 from perfsuite.records.workload import Split, Workload
 from perfsuite.worker.workloads.digits import digits
 from perfsuite.worker.workloads.mnist import mnist
@@ -61,9 +62,8 @@ class AugmentedDataset(Dataset[tuple[Tensor, Tensor]]):
 def random_affine() -> Callable[[Tensor], Tensor]:
     """Return a transform of a (C, H, W) image: rotated, shifted and scaled, filled with 0."""
     # Imported here, because it takes 1.1 s and only this variant needs it.
-    from torchvision.transforms import InterpolationMode, v2
-
-    bilinear = InterpolationMode.BILINEAR
+    v2 = import_extra("torchvision.transforms.v2", "workloads")
+    bilinear = v2.InterpolationMode.BILINEAR
     # Small enough that a digit stays the same digit, and stays in the picture.
     transform: Callable[[Tensor], Tensor] = v2.RandomAffine(
         degrees=10, translate=(0.1, 0.1), scale=(0.9, 1.1), interpolation=bilinear
