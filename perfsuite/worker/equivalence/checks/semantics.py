@@ -66,8 +66,8 @@ def check_semantics(case: Case) -> Proof | EquivalenceRow | str:
             step = dataclasses.replace(step, gradients=references.average_uncompressed(step))
             losses.append(comparison.measure_errors(compressed, step.gradients).total)
         if expected.is_too_coarse:
-            error = f"plain float32 is off by {expected.errors.total:.1e} here"
-            proof.vacuous.append(f"{error}: TensorFloat-32, or a coarser kernel")
+            off = f"plain float32 is off by {expected.errors.total:.1e} here"
+            proof.vacuous.append(f"{off}: TensorFloat-32, or a coarser kernel")
             break
         proof.evidence += _judge_step(step, expected)
         buffers.append((step.before.buffers, expected.truth_pass.buffers, expected.buffer_limit))
