@@ -104,10 +104,7 @@ LAYOUT: Final = {
         ),
     ),
     "comparison": Module(
-        files=(
-            "perfsuite/worker/equivalence/comparison.py",
-            "perfsuite/worker/equivalence/tensors.py",
-        ),
+        files=("perfsuite/worker/equivalence/comparison.py",),
         tests=(
             "tests/worker/equivalence/test_comparison.py",
             "tests/worker/equivalence/test_limits.py",

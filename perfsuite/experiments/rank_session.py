@@ -182,7 +182,7 @@ class Session:
         num_steps: int = 3,
         by_value: Sequence[ModuleType] = (),
     ) -> EquivalenceReport:
-        """Report whether a recipe, whatever its loader, computes the same as one process.
+        """Report whether a recipe, with its loader workers, computes the same as one process.
 
         There is a report, too, where this machine cannot exercise the recipe.
 
@@ -232,12 +232,11 @@ class Session:
             for name, run in runs.items():
                 job = messages.RecordRun(
                     workload=workload,
-                    recipe=results.without_loader(run),
+                    recipe=dataclasses.replace(run, pin_memory=False),
                     seed=self._settings.seed,
                     folder=str(folder),
                     name=name,
                     num_steps=num_steps,
-                    counts_work=has_twin and not recipe.compile,
                 )
                 yield self._request(job, run, policy)
             check = messages.CheckRun(
@@ -334,7 +333,12 @@ class Session:
             assert job.recipe is not None
             request = self._request(job, job.recipe)
         else:
-            request = own_code.request_ranks(job, job.user_code, self._policy)
+            request = GroupRequest(
+                job=job,
+                world_size=job.user_code.world_size,
+                policy=self._policy,
+                needs_group=job.user_code.kind == "step",  # a loop or a command makes its own
+            )
         replies = self._run_timed(request, is_timed=is_timed, run=run)
         ranks = [cast(messages.CellMeasured, reply) for reply in replies]
         device = self.hardware.device

@@ -16,13 +16,16 @@ from perfsuite.records.cell import (
     StageTimes,
     TensorDigest,
 )
-from perfsuite.records.equivalence import Check, EquivalenceReport, EquivalenceRow, Numerics
+from perfsuite.records.equivalence import (
+    EquivalenceReport,
+    EquivalenceRow,
+    Numerics,
+    semantic_check,
+)
 from perfsuite.records.recipe import Recipe
 from perfsuite.records.workload import Workload
 from perfsuite.system.gpus import peak_flops_per_s
 
-# The precisions that compute in float32 or finer.
-_FULL_PRECISIONS = ("fp64", "fp32", "O0")
 _OF_LOADER = (
     *("loader", "num_workers", "persistent_workers", "pin_memory", "prefetch_factor"),
     "non_blocking",
@@ -233,8 +236,7 @@ def report(workload: str, recipe: Recipe, checked: RunChecked) -> EquivalenceRep
 
 def not_exercised(workload: str, recipe: Recipe, reason: str) -> EquivalenceReport:
     """Return the report of a recipe that could not be exercised."""
-    alone: Check = "T1" if recipe.precision in _FULL_PRECISIONS else "T2"
-    check: Check = "T0" if recipe.plan.world_size > 1 else alone
+    check = "T0" if recipe.plan.world_size > 1 else semantic_check(recipe.precision)
     row = EquivalenceRow.of(recipe, check, "not exercised", reason)
     return report(workload, recipe, RunChecked(rows=(row,), inapplicable={}))
 

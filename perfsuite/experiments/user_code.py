@@ -25,8 +25,13 @@ from perfsuite.ranks.messages import (
 )
 from perfsuite.ranks.pickling import pack
 from perfsuite.ranks.user_code import CheckSteps, RecordSteps, UserCode
-from perfsuite.records.equivalence import EquivalenceReport, Numerics
-from perfsuite.records.recipe import EPSILONS
+from perfsuite.records.equivalence import (
+    EquivalenceReport,
+    EquivalenceRow,
+    Numerics,
+    semantic_check,
+)
+from perfsuite.records.recipe import Recipe
 from perfsuite.units import counted
 
 # As `verify` takes where it is not told otherwise.
@@ -55,13 +60,6 @@ def plan_function(
         ) from error
     name = getattr(function, "__name__", type(function).__name__)
     return UserCode(name=name, function=pack(function, by_value=by_value), **code)
-
-
-def request_ranks(job: RunCell, code: UserCode, policy: GroupPolicy) -> GroupRequest:
-    """Return the group of ranks that run a user's code; a loop or a command makes its own."""
-    return GroupRequest(
-        job=job, world_size=code.world_size, policy=policy, needs_group=code.kind == "step"
-    )
 
 
 def plan_launch(
@@ -141,29 +139,26 @@ def compare_with_reference(
 
     Raises an EquivalenceError where the step computes something else than the reference.
     """
+    missing: dict[str, str] = {}
     if reference is None:
-        is_low = EPSILONS[code.precision] > EPSILONS["fp32"]
-        nothing = Numerics(
-            status="not exercised",
-            check="T2" if is_low else "T1",
-            error=None,
-            limit=None,
-            power=None,
+        recipe, check = Recipe(precision=code.precision), semantic_check(code.precision)
+        none_given = EquivalenceRow.of(recipe, check, "not exercised", "no reference= is given")
+        rows: tuple[EquivalenceRow, ...] = (none_given,)
+    else:
+        plan = plan_function(
+            "reference", reference, by_value, kind="step", precision=code.precision
         )
-        return nothing, {"numerics": "no reference= is given"}
-    given = plan_function("reference", reference, by_value, kind="step", precision=code.precision)
-    checked = run_chain(_compare(code, given, policy), run)
-    recipe = {
+        checked = run_chain(_compare(code, plan, policy), run)
+        rows = checked.rows
+        missing |= {f"numerics of {what}": why for what, why in checked.inapplicable.items()}
+    described = {
         "parallel": counted(code.world_size, "rank"),
         "precision": code.precision,
         "checkpointing": "none",
     }
-    report = EquivalenceReport(
-        workload=code.name, recipe=recipe, rows=checked.rows, inapplicable={}
-    )
+    report = EquivalenceReport(workload=code.name, recipe=described, rows=rows, inapplicable={})
     if report.status == "mismatch":
         raise EquivalenceError(f"not timed, because it computes something else: {report}")
-    missing = {f"numerics of {what}": why for what, why in checked.inapplicable.items()}
     if not report:
         missing["numerics"] = report.worst.reason
     return report.numerics, missing

@@ -156,8 +156,7 @@ class RunCell:
 class RecordRun:
     """Job: train some steps, and write what each rank saw of them to a file.
 
-    `name` is "tested", or "twin" for the same run without checkpointing; with `counts_work` the
-    work of one further step is counted.
+    `name` is "tested", or "twin" for the same run without checkpointing.
     """
 
     workload: bytes
@@ -166,7 +165,6 @@ class RecordRun:
     folder: str
     name: str
     num_steps: int
-    counts_work: bool
 
 
 @dataclass(frozen=True, kw_only=True)

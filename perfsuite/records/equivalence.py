@@ -10,13 +10,18 @@ from typing import Any, Final, Literal
 
 import msgspec
 
-from perfsuite.records.recipe import Recipe
+from perfsuite.records.recipe import EPSILONS, Recipe
 from perfsuite.system.untrusted import Label
 
 Check = Literal["T0", "T1", "T2", "checkpointing", "data"]
 NumericsStatus = Literal["equivalent", "mismatch", "no power", "not exercised"]
 
 _FROM_WORST: Final = ("mismatch", "no power", "not exercised", "equivalent")
+
+
+def semantic_check(precision: str) -> Check:
+    """Return the check that holds a precision to one process: T2 if it is coarser than float32."""
+    return "T2" if EPSILONS[precision] > EPSILONS["fp32"] else "T1"
 
 
 def combine_statuses(statuses: Iterable[NumericsStatus]) -> NumericsStatus:

@@ -299,7 +299,7 @@ WRONG = {
         "so that the update in between does not; gradients and weights were not compared: "
         "build_step returns no Step.model"
     ),
-    "normed": "T1 mismatch: *; likeliest cause: BatchNorm: each rank is normalised by its own *",
+    "normed": "T1 mismatch: *; likeliest cause: BatchNorm: each rank, micro-batch or chunk is *",
 }
 REFUSED = {
     "wide": (

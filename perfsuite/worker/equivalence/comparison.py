@@ -6,11 +6,51 @@ Norms are Frobenius norms in float64.
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
+from torch import Tensor
 
 from perfsuite.worker.equivalence.limits import SMALLEST_SHARE, Limit
-from perfsuite.worker.equivalence.tensors import Quantity, Tensors, distance, in_double, norm, ratio
+
+Tensors = dict[str, Tensor]
+Quantity = Literal["gradient", "parameter", "buffer", "loss", "random draw", "update"]
+
+
+def in_double(tensor: Tensor) -> Tensor:
+    """The tensor in float64; a complex one as real numbers with a last dimension of length 2."""
+    return (torch.view_as_real(tensor) if tensor.is_complex() else tensor).double()
+
+
+def relative_error(tested: Tensor, expected: Tensor) -> float:
+    """||tested - expected|| / ||expected||; infinite where shapes differ or a norm is not finite.
+
+    >>> relative_error(torch.tensor([3.0, 5.0]), torch.tensor([3.0, 4.0]))
+    0.2
+    """
+    return ratio(distance(tested, expected), norm(expected))
+
+
+def norm(tensor: Tensor) -> float:
+    """The Frobenius norm."""
+    return float(torch.linalg.vector_norm(in_double(tensor)))
+
+
+def distance(tested: Tensor, expected: Tensor) -> float:
+    """||tested - expected||; infinite where their shapes differ."""
+    if tested.shape != expected.shape:
+        return math.inf
+    return norm(in_double(tested) - in_double(expected))
+
+
+def ratio(distance: float, size: float) -> float:
+    """Distance / size; 0 where both are 0, infinite where only size is 0 or one is not finite."""
+    if not (math.isfinite(distance) and math.isfinite(size)):
+        return math.inf
+    if distance == 0:
+        return 0.0
+    return distance / size if size > 0 else math.inf
+
 
 # Of a sum of random signs; rounding exceeds it once in 5e8 sums (two-sided normal, 2e-9).
 _ALIGNMENT_SDS = 6
@@ -135,6 +175,23 @@ def judge(
     first = next((one for one in single if not one.is_within), None)
     worst = first or max(single, key=lambda one: one.severity, default=None)
     return [total] if worst is None else [total, worst]
+
+
+def step_length(expected: Tensors, before: Tensors) -> float:
+    """The distance that a step moves weights; 1 where it moves none."""
+    steps = {name: in_double(its) - in_double(before[name]) for name, its in expected.items()}
+    return total_norm(steps) or 1.0
+
+
+def judge_update(
+    what: Quantity, tested: Tensors, expected: Tensors, before: Tensors, step: int, limit: Limit
+) -> Discrepancy:
+    """Return the error of all weights after a step together, in units of the step's length."""
+    off = measure_errors(tested, expected)
+    length = step_length(expected, before)
+    error = off.total * off.size / length if 0 < off.total < math.inf else off.total
+    name = next((name for name, error in off.by_name.items() if error), None)
+    return Discrepancy(what, step, error, limit.value, limit.formula, name)
 
 
 def judge_alignment(

@@ -1,15 +1,22 @@
 """The likeliest cause of a mismatch: a path that failed is compared with each known bug."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from perfsuite.worker.equivalence.comparison import Discrepancy, measure_errors
+from perfsuite.records.parallel import MeshAxis, ParallelPlan
+from perfsuite.worker.equivalence.comparison import (
+    Discrepancy,
+    Tensors,
+    in_double,
+    measure_errors,
+    relative_error,
+)
 from perfsuite.worker.equivalence.planted_bugs import Bug, scaled
-from perfsuite.worker.equivalence.tensors import Tensors, in_double
+from perfsuite.worker.equivalence.references.averaging import average
 
 _BATCHNORM_LAYERS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 # A bug explains a path if it leaves less than a tenth of the error; the right one leaves only
@@ -33,7 +40,7 @@ def explain_gradients(tested: Tensors, expected: Tensors, bugs: Sequence[Bug]) -
     ]
     if lost and len(lost) < len(expected):
         return f"the gradient of {', '.join(map(repr, lost[:3]))} is lost: is it detached?"
-    return _matching_bug(tested, expected, bugs) or _scale(tested, expected)
+    return _matching_bug(tested, expected, [*bugs, *_any_scale(tested, expected)])
 
 
 def explain_weights(discrepancy: Discrepancy) -> str | None:
@@ -75,39 +82,156 @@ def explain_non_finite(weight: Tensor, optimizer: Optimizer, step: int) -> str |
             "of small gradients are, and it divides by both; use eps=1e-6, or a precision that "
             "steps float32 weights (amp-fp16, O2)"
         )
+    advice = "lower the learning rate, or clip gradients (clip_grad_norm)"
     if weight.dtype.itemsize < 4:
-        return (
-            f"{found}, in {kind}: lower the learning rate, clip gradients (clip_grad_norm), or use "
-            "a precision that steps float32 weights (amp-bf16, amp-fp16, O2)"
-        )
-    return f"{found}: lower the learning rate, or clip gradients (clip_grad_norm)"
+        advice += ", or use a precision that steps float32 weights (amp-bf16, amp-fp16, O2)"
+    return f"{found}: {advice}"
 
 
 def _matching_bug(tested: Tensors, expected: Tensors, bugs: Sequence[Bug]) -> str | None:
-    error = measure_errors(tested, expected).total
-    left = [(measure_errors(tested, bug.gradients).total, bug.cause) for bug in bugs]
+    error, *left = (
+        found.total * found.size if found.size else math.inf
+        for found in (
+            measure_errors(tested, one) for one in (expected, *(b.gradients for b in bugs))
+        )
+    )
     # The first of those that explain it best, because where batches are alike some bugs are equal.
-    least = min((unexplained for unexplained, _ in left), default=math.inf)
+    least = min(left, default=math.inf)
     enough = max(2 * least, _SAME * error)
-    cause = next((cause for unexplained, cause in left if unexplained <= enough), None)
+    cause = next((bug.cause for bug, rest in zip(bugs, left, strict=True) if rest <= enough), None)
     return cause if least < _UNEXPLAINED * error else None
 
 
-def _scale(tested: Tensors, expected: Tensors) -> str | None:
-    """The cause where all gradients are the same multiple of the expected ones."""
+def _any_scale(tested: Tensors, expected: Tensors) -> Iterator[Bug]:
+    """The mistake of the factor by which the expected gradients come closest to the tested ones."""
     names = tested.keys() & expected.keys()
     product = sum(float((in_double(tested[n]) * in_double(expected[n])).sum()) for n in names)
     square = sum(float(in_double(expected[n]).square().sum()) for n in names)
-    if square == 0 or product == 0:
-        return None
-    factor = product / square
-    multiple = scaled(expected, factor)
-    error = measure_errors(tested, expected).total
-    if measure_errors(tested, multiple).total * abs(factor) >= _UNEXPLAINED * error:
-        return None
-    return f"all gradients are {factor:.6g} times what they should be: is the loss scaled?"
+    if product and square:
+        factor = product / square
+        yield Bug(
+            "another scale",
+            f"all gradients are {factor:.6g} times what they should be: is the loss scaled?",
+            scaled(expected, factor),
+        )
 
 
-def has_batchnorm(model: nn.Module) -> bool:
-    """Whether the model normalises over the batch that one process sees."""
-    return any(isinstance(module, _BATCHNORM_LAYERS) for module in model.modules())
+def explain_batchnorm(model: nn.Module | None) -> str | None:
+    """Return the cause where the model normalises over the batch that one process sees."""
+    if model is None or not any(isinstance(one, _BATCHNORM_LAYERS) for one in model.modules()):
+        return None
+    return (
+        "BatchNorm: each rank, micro-batch or chunk is normalised by its own statistics, which is "
+        "a different computation; use SyncBatchNorm or GroupNorm"
+    )
+
+
+# What is off by less is off by no whole shard and no whole factor.
+_LARGE_ERROR = 0.1
+
+
+def explain_ranks(failures: Sequence[Discrepancy], plan: ParallelPlan) -> str | None:
+    """Return the cause where the ranks along one axis alone disagree."""
+    first = min((one.step for one in failures), default=0)
+    unlike = [one for one in failures if one.step == first and one.rank is not None]
+    if not unlike or unlike[0].what == "buffer":
+        return None
+    what = unlike[0].what
+    places = [plan.coordinates(one.rank or 0) for one in unlike if one.what == what]
+    # Each is compared with the first rank, or with that of its shard: what differs lies off it.
+    axes = [axis for axis in _long_axes(plan) if all(place[axis.name] for place in places)]
+    if len(axes) != 1:
+        return None
+    ranks = f"the ranks along axis {axes[0].name!r}"
+    if first == 0:
+        return f"{ranks} start from other weights: make a parameter that is split a DTensor"
+    return f"{ranks} do not have the same {what}: is a reduction over it forgotten?"
+
+
+def axis_bugs(plan: ParallelPlan, shares: Sequence[Tensors], expected: Tensors) -> Iterator[Bug]:
+    """The mistakes over one axis each; `shares` are the gradients of each shard of the data."""
+    for axis in _long_axes(plan):
+        yield Bug(
+            f"a sum over axis {axis.name!r} in place of a mean",
+            f"the gradients are summed over axis {axis.name!r} where their mean is due",
+            scaled(expected, axis.size),
+        )
+        if axis.divides_batch:
+            first = {
+                plan.shard_of(r) for r in range(plan.size) if not plan.coordinates(r)[axis.name]
+            }
+            yield Bug(
+                f"no reduction over axis {axis.name!r}",
+                f"a reduction over axis {axis.name!r} is forgotten",
+                average([shares[shard] for shard in sorted(first)], "none"),
+            )
+        else:
+            yield Bug(
+                f"one shard used by all ranks of axis {axis.name!r}",
+                f"the ranks of axis {axis.name!r} use one shard",
+                {name: _without_last_part(its, axis.size) for name, its in expected.items()},
+            )
+
+
+def explain_parts(tested: Tensors, expected: Tensors, plan: ParallelPlan) -> str | None:
+    """Return the cause where a gradient is a multiple of the right one, or has parts of zero."""
+    for name in (name for name in expected if name in tested):
+        mine, its = in_double(tested[name]), in_double(expected[name])
+        if mine.shape != its.shape or relative_error(mine, its) < _LARGE_ERROR:
+            continue
+        for size in sorted({axis.size for axis in _long_axes(plan)}):
+            for factor, times, wrong, right in (
+                (size, f"{size} times", "summed", "mean"),
+                (1 / size, f"1/{size} of", "averaged", "sum"),
+            ):
+                if relative_error(mine, its * factor) < _LARGE_ERROR * min(factor, 1):
+                    return (
+                        f"the gradient of {name!r} is {times} what it should be: is it {wrong} "
+                        f"over axis {_names(_long_axes(plan), size)} where its {right} is due?"
+                    )
+        for axis, dim in _cuts(plan.model_axes, its):
+            mine_empty, its_empty = (
+                any(not part.any() for part in one.chunk(axis.size, dim)) for one in (mine, its)
+            )
+            if mine.any() and mine_empty and not its_empty:
+                return (
+                    f"a part of the gradient of {name!r} along its dimension {dim} is zero: do "
+                    f"the ranks of axis {_names(plan.model_axes, axis.size)} use one shard?"
+                )
+    return None
+
+
+def explain_start(tested: Tensor, expected: Tensor, plan: ParallelPlan) -> str | None:
+    """Return the cause where the parts of a weight are not those that the ranks should have."""
+    # torch's fully_shard splits along the axes of the batch; those of the model are the user's.
+    axes = sorted(_long_axes(plan), key=lambda axis: axis.divides_batch)
+    for axis, dim in _cuts(axes, expected):
+        parts = expected.chunk(axis.size, dim)
+        if torch.equal(tested, torch.cat([parts[0]] * axis.size, dim)):
+            return f"the ranks of axis {axis.name!r} hold one shard, each the same"
+        if torch.equal(tested, torch.cat(parts[::-1], dim)):
+            return f"the ranks of axis {axis.name!r} hold each other's shards"
+    return None
+
+
+def _long_axes(plan: ParallelPlan) -> list[MeshAxis]:
+    return [axis for axis in plan.axes if axis.size > 1]
+
+
+def _cuts(axes: Sequence[MeshAxis], tensor: Tensor) -> Iterator[tuple[MeshAxis, int]]:
+    """Each axis with each dimension of the tensor that it may split into equal parts."""
+    for axis in axes:
+        for dim in range(tensor.dim()):
+            if tensor.shape[dim] and tensor.shape[dim] % axis.size == 0:
+                yield axis, dim
+
+
+def _without_last_part(gradient: Tensor, size: int) -> Tensor:
+    parts = list(in_double(gradient).clone().chunk(size)) if gradient.dim() else []
+    if len(parts) == size:
+        parts[-1].zero_()
+    return torch.cat(parts) if parts else gradient
+
+
+def _names(axes: Sequence[MeshAxis], size: int) -> str:
+    return " or ".join(repr(axis.name) for axis in axes if axis.size == size)

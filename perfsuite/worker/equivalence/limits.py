@@ -22,6 +22,9 @@ WORST_PARAMETER_FACTOR = 16
 # The ratio of two low-precision errors against the same reference; measured 0.96 to 1.14.
 # FlashAttention's tests (tests/test_flash_attn.py) and torch._dynamo.utils.same also allow 2.
 ERROR_RATIO = 2
+# The epsilon of float16 is 2**13 times that of float32, and so are its errors. A path that silently
+# stayed in float32 has the errors of float32, so a ratio of 4 separates the two.
+LOW_PRECISION_RATIO = 4
 # Of the difference of two passes over the same data: it is all that a device may differ by, and a
 # record and its reference differ by no more.
 _NOISE_FACTOR = 4

@@ -11,9 +11,9 @@ from functools import partial
 
 import torch
 
+from perfsuite.worker.equivalence.comparison import Tensors, in_double, norm
 from perfsuite.worker.equivalence.limits import ERROR_RATIO, SMALLEST_SHARE
 from perfsuite.worker.equivalence.references.averaging import average
-from perfsuite.worker.equivalence.tensors import Tensors, in_double, norm
 
 # The smallest error of scale that a check must see is 1 / (8 ws).
 _SHARE_OF_ONE_RANK = 8

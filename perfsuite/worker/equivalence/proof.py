@@ -12,16 +12,15 @@ from perfsuite.records.recipe import Recipe
 from perfsuite.records.workload import Workload
 from perfsuite.worker.equivalence.comparison import (
     Discrepancy,
+    Tensors,
     judge,
     measure_buffer_errors,
     measure_errors,
 )
-from perfsuite.worker.equivalence.diagnosis import explain_weights
+from perfsuite.worker.equivalence.diagnosis import explain_ranks, explain_weights
 from perfsuite.worker.equivalence.limits import Limit
-from perfsuite.worker.equivalence.mesh_diagnosis import explain_ranks
 from perfsuite.worker.equivalence.planted_bugs import Bug, missed
 from perfsuite.worker.equivalence.references.single_process import Reference, plain_recipe
-from perfsuite.worker.equivalence.tensors import Tensors
 from perfsuite.worker.equivalence.trace.trace import Trace
 from perfsuite.worker.measure.device import is_accelerator
 

@@ -3,15 +3,14 @@
 Runs in one process. It imports no torch.distributed: no reference may share a mistake of the ranks.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
-from perfsuite.records.equivalence import Check, EquivalenceRow
+from perfsuite.records.equivalence import EquivalenceRow, semantic_check
 from perfsuite.worker.equivalence.checks.checkpointing import check_checkpointing
 from perfsuite.worker.equivalence.checks.data import check_data
 from perfsuite.worker.equivalence.checks.optimizer_steps import check_optimizer_steps
 from perfsuite.worker.equivalence.checks.reduction import check_reduction
 from perfsuite.worker.equivalence.checks.semantics import check_semantics
-from perfsuite.worker.equivalence.limits import is_low_precision
 from perfsuite.worker.equivalence.proof import Case, Proof
 
 
@@ -22,7 +21,7 @@ def check_run(case: Case) -> tuple[tuple[EquivalenceRow, ...], dict[str, str]]:
     part of the first check that applies.
     """
     recipe = case.recipe
-    semantics: Check = "T2" if is_low_precision(recipe) else "T1"
+    semantics = semantic_check(recipe.precision)
     if len(case.trace.steps) < case.num_steps:
         reason = (
             f"the scaler skipped {case.trace.num_skipped} steps, because their gradients were not "
@@ -37,28 +36,26 @@ def check_run(case: Case) -> tuple[tuple[EquivalenceRow, ...], dict[str, str]]:
         semantics: check_semantics,
         "checkpointing": check_checkpointing,
     }
-    proofs: list[Proof] = []
+    proofs: dict[str, Proof] = {}
     not_exercised: list[EquivalenceRow] = []
     inapplicable: dict[str, str] = {}
     for name, check in checks.items():
         result = check(case)
         if isinstance(result, Proof):
-            proofs.append(result)
+            proofs[name] = result
         elif isinstance(result, EquivalenceRow):
             not_exercised.append(result)
         else:
             inapplicable[name] = result
-    if proofs:
-        check_optimizer_steps(case, proofs[0])
+    if (first := next(iter(proofs.values()), None)) is not None:
+        check_optimizer_steps(case, first)
         # What ranks draw for their parts of a user's layers is theirs.
         apart = {"buffer", "random draw"} if recipe.plan.model_axes else {"buffer"}
-        proofs[0].evidence += [one for one in case.trace.differences if one.what not in apart]
+        first.evidence += [one for one in case.trace.differences if one.what not in apart]
     # Buffers that differ between ranks are T1's or T2's; T0 allows them.
     if unequal := [one for one in case.trace.differences if one.what == "buffer"]:
-        if not any(proof.check == semantics for proof in proofs):
-            proofs.append(Proof(check=semantics))
-        next(proof for proof in proofs if proof.check == semantics).evidence += unequal
-    rows = [*(proof.conclude(recipe) for proof in proofs), *not_exercised]
+        proofs.setdefault(semantics, Proof(check=semantics)).evidence += unequal
+    rows = [*(proof.conclude(recipe) for proof in proofs.values()), *not_exercised]
     if not not_exercised and not _has_reference(case, proofs):
         reason = "; ".join(f"{name} does not apply: {why}" for name, why in inapplicable.items())
         rows.append(EquivalenceRow.of(recipe, semantics, "not exercised", reason))
@@ -83,11 +80,10 @@ def _find_other_shape(case: Case) -> str | None:
     return None
 
 
-def _has_reference(case: Case, proofs: list[Proof]) -> bool:
+def _has_reference(case: Case, checks: Collection[str]) -> bool:
     """Whether the gradients were compared with one process that shares no code with the recipe.
 
     The reference of the checkpointing check is the same parallel mode without checkpointing, which
     is one process only where the recipe is.
     """
-    found = {proof.check for proof in proofs}
-    return bool(found - {"checkpointing"}) or (bool(found) and case.recipe.plan.mode == "single")
+    return any(name != "checkpointing" or case.recipe.plan.mode == "single" for name in checks)

@@ -17,9 +17,14 @@ from perfsuite.worker.equivalence.checks.own_reference import OwnCase, check_own
 from perfsuite.worker.equivalence.proof import Case
 from perfsuite.worker.equivalence.run_checks import check_run
 from perfsuite.worker.equivalence.trace.own_steps import OwnSteps, record_steps
-from perfsuite.worker.equivalence.trace.recording import record_run
-from perfsuite.worker.equivalence.trace.sharing import share_trace
-from perfsuite.worker.equivalence.trace.trace import RankTrace, Trace, load_traces, save_trace
+from perfsuite.worker.equivalence.trace.recording import read_epochs, record_run
+from perfsuite.worker.equivalence.trace.trace import (
+    RankTrace,
+    Trace,
+    load_traces,
+    save_trace,
+    share_trace,
+)
 from perfsuite.worker.jobs.loader_workers import open_batches
 from perfsuite.worker.jobs.user_code import build_step
 from perfsuite.worker.training.build import build_trainer
@@ -38,11 +43,10 @@ def record_rank(
         trace = record_run(
             trainer,
             batches,
-            indices=batches.indices(0),
             num_steps=job.num_steps,
-            counts_work=job.counts_work,
             on_step=board.begin_step,
         )
+        trace = dataclasses.replace(trace, indices=read_epochs(batches))
     return _keep(trace, job, start, device, board)
 
 
@@ -70,7 +74,7 @@ def _keep(
     board: BoardWriter,
 ) -> RunRecorded:
     """Write what this rank saw to its file, where the first rank's machine has it."""
-    save_trace(share_trace(trace, device), _trace_path(job.folder, job.name, start.rank))
+    save_trace(share_trace(trace), _trace_path(job.folder, job.name, start.rank))
     is_local = start.assignment.rendezvous is None
     for rank in () if is_local else range(1, start.request.world_size):
         board.begin_step()

@@ -16,18 +16,12 @@ from torch.utils.data import Dataset, TensorDataset
 from perfsuite.errors import import_extra
 from perfsuite.records.workload import Split, Workload
 from perfsuite.worker.workloads.digits import digits
-from perfsuite.worker.workloads.mnist import IMAGE_SIZE, mnist
+from perfsuite.worker.workloads.mnist import mnist
 
-NUM_CLASSES = 10
 # On the digits, ten epochs at this rate have none with a setback; at 0.1 some have.
 _LEARNING_RATE = 0.05
 
-# Small enough that a digit stays the same digit, and stays in the picture.
-MAX_ROTATION_DEGREES = 10
-MAX_SHIFT_RATIO = 0.1
-SCALES = (0.9, 1.1)
-
-_digits_28x28 = partial(digits, image_size=IMAGE_SIZE)
+_digits_28x28 = partial(digits, image_size=28)
 
 
 def build_lenet() -> nn.Sequential:
@@ -45,13 +39,13 @@ def build_lenet() -> nn.Sequential:
             hidden=nn.Sequential(
                 nn.Flatten(), nn.Linear(16 * 5 * 5, 120), nn.Tanh(), nn.Linear(120, 84), nn.Tanh()
             ),
-            classifier=nn.Linear(84, NUM_CLASSES),
+            classifier=nn.Linear(84, 10),
         )
     )
 
 
 class AugmentedDataset(Dataset[tuple[Tensor, Tensor]]):
-    """The items of `dataset`; each input is transformed whenever it is loaded."""
+    """The items of `dataset`, each image transformed whenever it is loaded."""
 
     def __init__(self, dataset: TensorDataset, transform: Callable[[Tensor], Tensor]) -> None:
         self.dataset = dataset
@@ -69,11 +63,10 @@ def random_affine() -> Callable[[Tensor], Tensor]:
     """Return a transform of a (C, H, W) image: rotated, shifted and scaled, filled with 0."""
     # Imported here, because it takes 1.1 s and only this variant needs it.
     v2 = import_extra("torchvision.transforms.v2", "workloads")
+    bilinear = v2.InterpolationMode.BILINEAR
+    # Small enough that a digit stays the same digit, and stays in the picture.
     transform: Callable[[Tensor], Tensor] = v2.RandomAffine(
-        degrees=MAX_ROTATION_DEGREES,
-        translate=(MAX_SHIFT_RATIO, MAX_SHIFT_RATIO),
-        scale=SCALES,
-        interpolation=v2.InterpolationMode.BILINEAR,
+        degrees=10, translate=(0.1, 0.1), scale=(0.9, 1.1), interpolation=bilinear
     )
     return transform
 

@@ -16,13 +16,6 @@ from torch.utils.data import TensorDataset
 from perfsuite.errors import WorkloadError, import_extra
 from perfsuite.records.workload import Split
 
-# The place of the data belongs to the machine, not to a cell: these are variables, not options.
-ROOT_VARIABLE = "MNIST_ROOT"
-DOWNLOAD_VARIABLE = "PERFSUITE_DOWNLOAD"
-DEFAULT_ROOT = "data"
-
-IMAGE_SIZE = 28
-NUM_CLASSES = 10
 # 5000 of the 60000 training images are for validation.
 _VALIDATION_SHARE = 12
 
@@ -48,10 +41,10 @@ def mnist(split: Split) -> TensorDataset:
     labels = _read_idx(folder / label_file, num_dimensions=1)
     if len(images) != len(labels):
         raise _damaged(folder / label_file, f"it has {len(labels)} labels for {len(images)} images")
-    if images.shape[1:] != (IMAGE_SIZE, IMAGE_SIZE):
+    if images.shape[1:] != (28, 28):
         size = "x".join(map(str, images.shape[1:]))
         raise _damaged(folder / image_file, f"its images are {size}, not 28x28")
-    if (labels >= NUM_CLASSES).any():
+    if (labels > 9).any():
         raise _damaged(
             folder / label_file, f"it has a label {int(labels.max())}, and 9 is the last"
         )
@@ -63,20 +56,20 @@ def mnist(split: Split) -> TensorDataset:
 
 
 def _find_files() -> Path:
-    """Return the folder with all four files; `PERFSUITE_DOWNLOAD` lets it download them."""
-    root = Path(os.environ.get(ROOT_VARIABLE, DEFAULT_ROOT)).absolute()
+    # The place of the data belongs to the machine, not to a cell: these are variables, not options.
+    root = Path(os.environ.get("MNIST_ROOT", "data")).absolute()
     folder = root / "MNIST" / "raw"
     names = [name for files in _FILES.values() for name in files]
     missing = [name for name in names if not (folder / name).is_file()]
     if not missing:
         return folder
-    if os.environ.get(DOWNLOAD_VARIABLE) == "1":
+    if os.environ.get("PERFSUITE_DOWNLOAD") == "1":
         _download(root)
         return folder
-    origin = ROOT_VARIABLE if ROOT_VARIABLE in os.environ else f"the default, {DEFAULT_ROOT}/"
+    origin = "MNIST_ROOT" if "MNIST_ROOT" in os.environ else "the default, data/"
     raise WorkloadError(
         f"MNIST is not on disk: {folder} ({origin}) has no {', '.join(missing)}; "
-        f"set {ROOT_VARIABLE} to the folder that holds MNIST/raw, or set {DOWNLOAD_VARIABLE}=1 "
+        "set MNIST_ROOT to the folder that holds MNIST/raw, or set PERFSUITE_DOWNLOAD=1 "
         "to download it there, or use lenet-digits, which needs no download"
     )
 
@@ -90,7 +83,7 @@ def _download(root: Path) -> None:
             datasets.MNIST(root, download=True)
     except (RuntimeError, OSError) as error:
         raise WorkloadError(
-            f"MNIST could not be downloaded to {root} ({DOWNLOAD_VARIABLE}=1): {error}; "
+            f"MNIST could not be downloaded to {root} (PERFSUITE_DOWNLOAD=1): {error}; "
             f"copy its four files to {root / 'MNIST' / 'raw'}, or use lenet-digits"
         ) from error
 
@@ -122,5 +115,5 @@ def _read_idx(path: Path, *, num_dimensions: int) -> Tensor:
 def _damaged(path: Path, reason: str) -> WorkloadError:
     return WorkloadError(
         f"{path} is damaged or partial: {reason}; delete the folder {path.parent} and fetch MNIST "
-        f"again ({DOWNLOAD_VARIABLE}=1 downloads it)"
+        "again (PERFSUITE_DOWNLOAD=1 downloads it)"
     )

@@ -14,14 +14,6 @@ from perfsuite.errors import import_extra
 from perfsuite.records.workload import Workload
 from perfsuite.worker.workloads.digits import digits
 
-NUM_CLASSES = 10
-# ResNet-18 divides height and width by 32, so these are the smallest images with a pixel left.
-IMAGE_SIZE = 32
-NUM_CHANNELS = 3
-
-_MICRO_BATCH_SIZE = 16
-_LEARNING_RATE = 0.02
-
 
 def resnet18() -> Workload:
     """The workload "resnet18": scikit-learn's digits, enlarged to 32x32 and three equal channels.
@@ -30,19 +22,19 @@ def resnet18() -> Workload:
     """
     return Workload(
         name="resnet18",
-        build_model=build_resnet18,
-        build_dataset=partial(digits, image_size=IMAGE_SIZE, num_channels=NUM_CHANNELS),
+        build_model=_build,
+        # ResNet-18 divides height and width by 32: the smallest images with a pixel left.
+        build_dataset=partial(digits, image_size=32, num_channels=3),
         loss=F.cross_entropy,
-        build_optimizer=partial(SGD, lr=_LEARNING_RATE, momentum=0.9),
+        build_optimizer=partial(SGD, lr=0.02, momentum=0.9),
         blocks=_basic_blocks,
-        micro_batch_size=_MICRO_BATCH_SIZE,
+        micro_batch_size=16,
     )
 
 
-def build_resnet18() -> nn.Module:
-    """Return ResNet-18, (B, 3, 32, 32) -> (B, 10) for B images."""
+def _build() -> nn.Module:
     models = import_extra("torchvision.models", "workloads")
-    model: nn.Module = models.resnet18(weights=None, num_classes=NUM_CLASSES)
+    model: nn.Module = models.resnet18(weights=None, num_classes=10)
     return model
 
 

@@ -1,12 +1,17 @@
 """A small RoBERTa-like encoder fine-tuned on sentence pairs, in full or through LoRA.
 
+Built like Liu et al., "RoBERTa: A Robustly Optimized BERT Pretraining Approach", 2019: learned
+positions, each sublayer's sum normalised after it (post-LN), a head on the first token.
+
 Nothing is downloaded: the encoder is randomly initialised, and the sentences are synthetic. The
 class of a pair is the topic of its first sentence. The two sentences have different topics, so the
-words alone leave two classes equally likely: only their order tells them apart.
+words alone leave two classes equally likely: only their order tells them apart. Shapes: B sequences
+of a batch, T tokens, D width, C classes.
 """
 
 import math
-from collections.abc import Callable, Collection
+from collections import OrderedDict
+from collections.abc import Callable
 from functools import partial
 
 import torch
@@ -16,7 +21,6 @@ from torch.optim import AdamW
 from torch.utils.data import TensorDataset
 
 from perfsuite.records.workload import Split, Workload
-from perfsuite.worker.workloads.encoder import build_encoder, encoder_layers
 from perfsuite.worker.workloads.splits import take_split
 
 NUM_TOPICS = 4
@@ -38,6 +42,8 @@ WIDTH = 128
 NUM_HEADS = 4
 NUM_LAYERS = 4
 DROPOUT = 0.1
+# BERT's and RoBERTa's initializer_range: standard deviation of all weights before training.
+_INITIAL_STD = 0.02
 
 # RoBERTa's LoRA in Hu et al. (2021), section 5.2 and table 9: query and value, rank 8; alpha is
 # twice the rank, the usual choice.
@@ -56,6 +62,93 @@ _LORA_LEARNING_RATE = 3e-3
 _EPSILON = 1e-6
 
 
+class Embeddings(nn.Module):
+    """Learned embeddings of tokens and of their positions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.token = nn.Embedding(VOCABULARY_SIZE, WIDTH)
+        self.position = nn.Embedding(SEQUENCE_LENGTH, WIDTH)
+        self.norm = nn.LayerNorm(WIDTH)
+        self.dropout = nn.Dropout(DROPOUT)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Return the normalised sum of both embeddings (B, T, D) of int64 tokens (B, T)."""
+        positions = torch.arange(tokens.shape[1], device=tokens.device)
+        embedded: Tensor = self.dropout(self.norm(self.token(tokens) + self.position(positions)))
+        return embedded
+
+
+class SelfAttention(nn.Module):
+    """Multi-head self-attention of every token to every token.
+
+    The number of heads follows from the projections' outputs: where query, key and value are split
+    by columns and output by rows, each part attends with its own heads.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.query = nn.Linear(WIDTH, WIDTH)
+        self.key = nn.Linear(WIDTH, WIDTH)
+        self.value = nn.Linear(WIDTH, WIDTH)
+        self.output = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """Return (B, T, D) for (B, T, D)."""
+        mixed = F.scaled_dot_product_attention(
+            _split_heads(self.query(hidden)),
+            _split_heads(self.key(hidden)),
+            _split_heads(self.value(hidden)),
+            dropout_p=DROPOUT if self.training else 0.0,
+        )
+        projected: Tensor = self.output(mixed.transpose(1, 2).flatten(2))
+        return projected
+
+
+def _split_heads(projected: Tensor) -> Tensor:
+    """(B, T, heads * head width) -> (B, heads, T, head width)."""
+    return projected.view(*projected.shape[:2], -1, WIDTH // NUM_HEADS).transpose(1, 2)
+
+
+class EncoderLayer(nn.Module):
+    """Self-attention and a two-layer perceptron, each added and then normalised."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = SelfAttention()
+        self.attention_norm = nn.LayerNorm(WIDTH)
+        self.mlp = nn.Sequential(
+            nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Linear(4 * WIDTH, WIDTH)
+        )
+        self.mlp_norm = nn.LayerNorm(WIDTH)
+        self.dropout = nn.Dropout(DROPOUT)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """Return (B, T, D) for (B, T, D)."""
+        hidden = self.attention_norm(hidden + self.dropout(self.attention(hidden)))
+        normalised: Tensor = self.mlp_norm(hidden + self.dropout(self.mlp(hidden)))
+        return normalised
+
+
+class ClassificationHead(nn.Module):
+    """A two-layer classifier of the first token."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.classifier = nn.Sequential(
+            nn.Dropout(DROPOUT),
+            nn.Linear(WIDTH, WIDTH),
+            nn.Tanh(),
+            nn.Dropout(DROPOUT),
+            nn.Linear(WIDTH, NUM_TOPICS),
+        )
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """Return class scores (B, C) for hidden states (B, T, D)."""
+        scores: Tensor = self.classifier(hidden[:, 0])
+        return scores
+
+
 class LoRALinear(nn.Module):
     """A linear layer W0 with a trainable update: W0 x + (alpha / rank) B A x.
 
@@ -65,56 +158,59 @@ class LoRALinear(nn.Module):
         base: W0.
         down: A, (rank, features in), random.
         up: B, (features out, rank), zero, so that at the start the output is the base's.
-        scale: alpha / rank.
     """
 
-    def __init__(self, base: nn.Linear, *, rank: int, alpha: float) -> None:
+    def __init__(self, base: nn.Linear) -> None:
         super().__init__()
         self.base = base
-        self.down = nn.Linear(base.in_features, rank, bias=False)
-        self.up = nn.Linear(rank, base.out_features, bias=False)
-        self.scale = alpha / rank
+        self.down = nn.Linear(base.in_features, LORA_RANK, bias=False)
+        self.up = nn.Linear(LORA_RANK, base.out_features, bias=False)
         # As in the authors' loralib, Linear.reset_parameters.
         nn.init.kaiming_uniform_(self.down.weight, a=math.sqrt(5))
         nn.init.zeros_(self.up.weight)
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Return (..., features out) for (..., features in)."""
-        outputs: Tensor = self.base(inputs) + self.scale * self.up(self.down(inputs))
+        scale = LORA_ALPHA / LORA_RANK
+        outputs: Tensor = self.base(inputs) + scale * self.up(self.down(inputs))
         return outputs
 
 
-def add_lora(model: nn.Module, *, names: Collection[str], rank: int, alpha: float) -> None:
-    """Freeze all of `model` and put a trainable LoRA beside some of its linear layers, in place.
-
-    `names` are the last parts of those layers' names, such as "query".
-    """
+def add_lora(model: nn.Module) -> None:
+    """Freeze all of `model`, and put a trainable LoRA beside query and value layers, in place."""
     model.requires_grad_(False)
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
-            if name in names and isinstance(child, nn.Linear):
-                setattr(parent, name, LoRALinear(child, rank=rank, alpha=alpha))
+            if name in LORA_NAMES and isinstance(child, nn.Linear):
+                setattr(parent, name, LoRALinear(child))
 
 
 def build_transformer() -> nn.Sequential:
-    """Return the chain of embeddings, `NUM_LAYERS` equal layers and head."""
-    return build_encoder(
-        vocabulary_size=VOCABULARY_SIZE,
-        max_length=SEQUENCE_LENGTH,
-        num_classes=NUM_TOPICS,
-        width=WIDTH,
-        num_heads=NUM_HEADS,
-        num_layers=NUM_LAYERS,
-        dropout=DROPOUT,
-    )
+    """Return a chain: embeddings, layer0, layer1, ..., head; (B, T) int64 -> (B, C)."""
+    chain = OrderedDict[str, nn.Module](embeddings=Embeddings())
+    chain.update({f"layer{index}": EncoderLayer() for index in range(NUM_LAYERS)})
+    chain["head"] = ClassificationHead()
+    return nn.Sequential(chain).apply(_initialize)
+
+
+def _initialize(module: nn.Module) -> None:
+    if isinstance(module, nn.Linear | nn.Embedding):
+        nn.init.normal_(module.weight, std=_INITIAL_STD)
+    if isinstance(module, nn.Linear):
+        nn.init.zeros_(module.bias)
 
 
 def build_transformer_with_lora() -> nn.Sequential:
     """Return `build_transformer()` frozen, with LoRA on query and value and a trainable head."""
     model = build_transformer()
-    add_lora(model, names=LORA_NAMES, rank=LORA_RANK, alpha=LORA_ALPHA)
+    add_lora(model)
     model.get_submodule("head").requires_grad_(True)
     return model
+
+
+def encoder_layers(model: nn.Module) -> list[nn.Module]:
+    """Return the equal layers of the chain, in order."""
+    return [child for child in model.children() if isinstance(child, EncoderLayer)]
 
 
 def sentence_pairs(split: Split) -> TensorDataset:

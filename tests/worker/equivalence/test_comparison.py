@@ -17,10 +17,10 @@ from perfsuite.worker.equivalence.comparison import (
     judge_losses,
     measure_buffer_errors,
     measure_errors,
+    relative_error,
     total_norm,
 )
 from perfsuite.worker.equivalence.limits import BITWISE, Limit
-from perfsuite.worker.equivalence.tensors import relative_error
 
 LIMIT = Limit(value=0.01, formula="1 u", worst_parameter=0.1)
 NAN, INF = math.nan, math.inf

@@ -23,9 +23,9 @@ def make_noisy(model: nn.Module, *, noise: float = NOISE, factor: float = 1.0) -
     On ranks they are `factor` times too large.
     """
     from perfsuite.worker.equivalence import proof
-    from perfsuite.worker.equivalence.checks import optimizer_steps, semantics
+    from perfsuite.worker.equivalence.checks import expected_step, optimizer_steps, semantics
 
-    for module in (proof, optimizer_steps, semantics):
+    for module in (proof, expected_step, optimizer_steps, semantics):
         module.is_accelerator = lambda _: True  # type: ignore[attr-defined]
     # Not torch's: what a model draws is replayed.
     draws = random.Random(os.getpid())

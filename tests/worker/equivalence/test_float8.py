@@ -58,12 +58,10 @@ def check_here(recipe: Recipe, plant: Callable[[nn.Module], None]) -> dict[str, 
     plant(trainer.module)
     samples = make_samples("train")
     assert samples is not None
-    batches = iter(
-        [[part.clone() for part in samples[begin : begin + 16]] for begin in range(0, 96, 16)]
-    )
-    recorded = record_run(
-        trainer, batches, indices=[], num_steps=3, counts_work=False, on_step=lambda: None
-    )
+    epoch = [list(range(begin, begin + 16)) for begin in range(0, 128, 16)]
+    batches = iter([[part.clone() for part in samples[indices]] for indices in epoch])
+    recorded = record_run(trainer, batches, num_steps=3, on_step=lambda: None)
+    recorded = dataclasses.replace(recorded, indices=[epoch])
     case = Case(
         workload=WORKLOAD,
         recipe=recipe,

@@ -8,11 +8,10 @@ import torch
 
 from perfsuite import Recipe
 from perfsuite.records.equivalence import EquivalenceRow
-from perfsuite.worker.equivalence.comparison import Discrepancy, judge, measure_errors
+from perfsuite.worker.equivalence.comparison import Discrepancy, Tensors, judge, measure_errors
 from perfsuite.worker.equivalence.limits import BITWISE
 from perfsuite.worker.equivalence.planted_bugs import Bug, missed
 from perfsuite.worker.equivalence.proof import Proof
-from perfsuite.worker.equivalence.tensors import Tensors
 
 RECIPE = Recipe(parallel="ddp:2")
 FOUND = {"a doubled gradient": True}

@@ -6,7 +6,7 @@ from torch import nn
 from perfsuite.worker.workloads.transformer import LoRALinear, add_lora
 
 
-class Pair(nn.Module):
+class Attention(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.query = nn.Linear(4, 6)
@@ -17,31 +17,30 @@ def test_the_output_is_at_first_that_of_the_base() -> None:
     base = nn.Linear(4, 6)
     inputs = torch.randn(3, 4)
 
-    assert torch.equal(LoRALinear(base, rank=2, alpha=4)(inputs), base(inputs))
+    assert torch.equal(LoRALinear(base)(inputs), base(inputs))
 
 
 def test_the_update_is_the_scaled_product_of_both_matrices() -> None:
     torch.manual_seed(0)
     base = nn.Linear(4, 6).double()
-    layer = LoRALinear(base, rank=2, alpha=16).double()
+    layer = LoRALinear(base).double()
     nn.init.normal_(layer.up.weight)
     inputs = torch.randn(3, 4, dtype=torch.float64)
 
-    merged = base.weight + 8 * layer.up.weight @ layer.down.weight
+    merged = base.weight + 2 * layer.up.weight @ layer.down.weight
 
     torch.testing.assert_close(layer(inputs), nn.functional.linear(inputs, merged, base.bias))
 
 
-def test_only_the_updates_of_the_named_layers_train() -> None:
-    model = nn.Sequential(Pair(), Pair())
+def test_only_the_updates_of_query_and_value_train() -> None:
+    model = nn.Sequential(Attention(), Attention())
 
-    add_lora(model, names=["query"], rank=2, alpha=4)
+    add_lora(model)
 
-    trainable = [name for name, p in model.named_parameters() if p.requires_grad]
-    assert trainable == [
-        "0.query.down.weight",
-        "0.query.up.weight",
-        "1.query.down.weight",
-        "1.query.up.weight",
-    ]
-    assert [tuple(p.shape) for p in model.parameters() if p.requires_grad][:2] == [(2, 4), (6, 2)]
+    trainable = {name: tuple(p.shape) for name, p in model.named_parameters() if p.requires_grad}
+    assert trainable == {
+        "0.query.down.weight": (8, 4),
+        "0.query.up.weight": (6, 8),
+        "1.query.down.weight": (8, 4),
+        "1.query.up.weight": (6, 8),
+    }

@@ -74,4 +74,3 @@ def test_lora_of_rank_8_sits_on_query_and_value_of_every_layer_and_the_head_trai
         "head.classifier.4.bias": (4,),
     }
     assert shapes == expected
-    assert model.get_submodule("layer0.attention.query").scale == 2

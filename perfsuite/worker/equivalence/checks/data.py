@@ -1,29 +1,30 @@
 """Whether the ranks see the right data: each sample once, in a new order each epoch.
 
-Compares the indices that the samplers draw, and only the first few batches themselves.
+Judges the indices that the ranks' samplers draw, and the first few batches themselves. S batches of
+an epoch on a shard, B samples each.
 """
 
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+import itertools
+from collections.abc import Iterator, Sequence, Sized
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.data import default_collate
 
 from perfsuite.records.equivalence import EquivalenceRow, NumericsStatus
 from perfsuite.records.workload import Split
 from perfsuite.units import format_ratio
-from perfsuite.worker.equivalence.checks.data_evidence import (
-    DataEvidence,
-    DataLoaders,
-    gather_evidence,
-)
-from perfsuite.worker.equivalence.checks.own_loader import check_own_loader
 from perfsuite.worker.equivalence.planted_bugs import missed
 from perfsuite.worker.equivalence.proof import Case
-from perfsuite.worker.equivalence.trace.batch_difference import find_differences
-from perfsuite.worker.equivalence.trace.random_state import read_random_state, restore_random_state
+from perfsuite.worker.equivalence.trace.batch_difference import find_differences, is_among
+from perfsuite.worker.equivalence.trace.draws import read_random_state, restore_random_state
 from perfsuite.worker.training.batches import map_tensors
+from perfsuite.worker.training.build import seed_random_numbers
+
+# From its second batch on, a dataset with a state gives other samples when it is loaded again.
+_NUM_LOADED_AGAIN = 3
 
 
 def check_data(case: Case) -> EquivalenceRow:
@@ -34,11 +35,10 @@ def check_data(case: Case) -> EquivalenceRow:
     generators of random numbers are left as they were.
     """
     if case.workload.build_loader is not None:
-        return check_own_loader(case)
+        return _check_own_loader(case)
     recipe, state = case.recipe, read_random_state(case.device)
     try:
-        loaders = DataLoaders(case.workload, recipe, case.seed, case.device)
-        evidence = gather_evidence(loaders, case.trace.indices, case.trace.batches)
+        evidence = gather_evidence(case)
         mismatch = next(_find_mismatches(evidence), None)
         if mismatch is not None:
             num_wrong, reason = mismatch
@@ -46,13 +46,111 @@ def check_data(case: Case) -> EquivalenceRow:
                 recipe, "data", "mismatch", reason, error=float(num_wrong), limit=0.0
             )
         planted = {name: any(_find_mismatches(bug)) for name, bug in plant_bugs(evidence)}
-        reason = "; ".join([*_describe(evidence), *_describe_biases(evidence, loaders)])
+        reason = "; ".join([*_describe(evidence), *_describe_biases(evidence, case)])
     finally:
         restore_random_state(state, case.device)
     if missed(planted):
         reason = f"it does not find a planted bug: {missed(planted)}; {reason}"
     status: NumericsStatus = "no power" if missed(planted) else "equivalent"
     return EquivalenceRow.of(recipe, "data", status, reason, error=0.0, limit=0.0, planted=planted)
+
+
+def _check_own_loader(case: Case) -> EquivalenceRow:
+    """Whether each shard saw batches of its own: which samples it should see, its loader knows."""
+    seen = case.trace.batches
+    unknown = (
+        "build_loader gives batches without indices, so it cannot be proven that an epoch has each "
+        "sample once, in a new order"
+    )
+    first, *others = seen[0]
+    if len(seen) == 1 or is_among(first, others):  # made-up data
+        if len(seen) > 1:
+            unknown += "; batches of one shard are alike, so two shards may share some"
+        return EquivalenceRow.of(case.recipe, "data", "not exercised", unknown)
+    for (shard, batches), (other, theirs) in itertools.combinations(enumerate(seen), 2):
+        for number, batch in enumerate(theirs, start=1):
+            if is_among(batch, batches):
+                reason = (
+                    f"batch {number} of shard {other} is one of shard {shard}'s; likeliest cause: "
+                    "build_loader does not use shard_index, as by a DistributedSampler with "
+                    "num_replicas=num_shards, rank=shard_index"
+                )
+                error = float(case.workload.micro_batch_size)
+                return EquivalenceRow.of(
+                    case.recipe, "data", "mismatch", reason, error=error, limit=0.0
+                )
+    planted = {"a rank that sees another shard": is_among(first, seen[0])}
+    reason = f"the first {len(seen[0])} batches of {len(seen)} shards are all different; {unknown}"
+    return EquivalenceRow.of(case.recipe, "data", "not exercised", reason, planted=planted)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataEvidence:
+    """What the check judges.
+
+    Attributes:
+        epochs: For each epoch, from the first, and each shard the dataset's indices (S, B) as its
+            ranks drew them; a single epoch where all have the same order.
+        num_samples: Of the dataset.
+        seen: For each shard, the first batches that its ranks saw.
+        expected: The batches of the drawn indices as one process loads them, at least as many; None
+            where random numbers decide.
+    """
+
+    epochs: list[list[Tensor]]
+    num_samples: int
+    batch_size: int
+    seen: Sequence[Sequence[Any]]
+    expected: list[list[Any]] | None
+
+
+def gather_evidence(case: Case) -> DataEvidence:
+    """Return what the ranks drew and saw, and what they should have seen."""
+    batch_size = case.recipe.micro_batch_size or case.workload.micro_batch_size
+    seed_random_numbers(case.seed)
+    dataset: Any = case.workload.build_dataset("train")
+    epochs = [
+        [torch.tensor(batches, dtype=torch.int64).view(-1, batch_size) for batches in shards]
+        for shards in zip(*case.trace.indices, strict=False)
+    ]
+    return DataEvidence(
+        epochs=epochs if len(dataset) > 1 else epochs[:1],
+        num_samples=len(dataset),
+        batch_size=batch_size,
+        seen=case.trace.batches,
+        expected=_load_expected(dataset, case),
+    )
+
+
+def _load_expected(dataset: Any, case: Case) -> list[list[Any]] | None:
+    def load(shard: int, num_batches: int, seed: int) -> tuple[list[Any], bool]:
+        """The first batches of a shard, and whether the dataset drew random numbers."""
+        indices = itertools.chain.from_iterable(case.trace.indices[shard])
+        seed_random_numbers(seed)
+        before = read_random_state(case.device)
+        loaded = [
+            default_collate(_fetch(dataset, batch))
+            for batch in itertools.islice(indices, max(num_batches, _NUM_LOADED_AGAIN))
+        ]
+        return loaded, read_random_state(case.device).has_moved_from(before)
+
+    expected = []
+    for shard, batches in enumerate(case.trace.batches):
+        loaded, draws = load(shard, len(batches), case.seed)
+        if draws:
+            return None
+        expected.append(loaded)
+    # A generator that the dataset owns is seen only in samples that are loaded again.
+    again, draws = load(0, 0, case.seed + 1)
+    return None if draws or find_differences(again, expected[0], 1) else expected
+
+
+def _fetch(dataset: Any, indices: list[int]) -> list[Any]:
+    """The samples directly from the dataset, so that no mistake of a loader is on both sides."""
+    fetch_all = getattr(dataset, "__getitems__", None)
+    if fetch_all is not None:
+        return list(fetch_all(indices))
+    return [dataset[index] for index in indices]
 
 
 # A number of wrong samples, and the reason to report.
@@ -67,35 +165,19 @@ def _find_mismatches(evidence: DataEvidence) -> Iterator[_Mismatch]:
     yield from _find_same_order(evidence)
     if evidence.expected is not None:
         yield from _find_wrong_batches(evidence, evidence.expected)
-    yield from _find_wrong_draws(evidence)
-    if evidence.expected is not None and evidence.by_workers is not None:
-        yield from _find_wrong_loads(evidence, evidence.by_workers, evidence.expected[0])
 
 
 def _find_repeated(epoch: int, shards: list[Tensor]) -> Iterator[_Mismatch]:
     indices = torch.cat([shard.flatten() for shard in shards])
     times = torch.bincount(indices)
     num_repeated = indices.numel() - int(times.count_nonzero())
-    if num_repeated == 0:
-        return
-    sample = int((times > 1).nonzero()[0])
-    (first, batch), (second, later) = [
-        (index, int(row) + 1)
-        for index, shard in enumerate(shards)
-        for row in (shard == sample).nonzero()[:, 0]
-    ][:2]
-    if first == second:
-        cause = "the sampler draws with replacement"
-    elif num_repeated < len(shards) and not torch.equal(shards[first], shards[second]):
-        cause = "the sampler pads its shards instead of leaving samples out"
-    else:
-        cause = "the sampler does not know its rank"
-    yield (
-        num_repeated,
-        f"epoch {epoch} repeats {num_repeated} of its {indices.numel()} samples: index {sample} "
-        f"is in batch {batch} of shard {first} and in batch {later} of shard {second}; "
-        f"likeliest cause: {cause}",
-    )
+    if num_repeated:
+        yield (
+            num_repeated,
+            f"epoch {epoch} repeats {num_repeated} of its {indices.numel()} samples, such as index "
+            f"{int((times > 1).nonzero()[0])}; likeliest cause: the sampler does not know its "
+            "rank, pads its shards, or draws with replacement",
+        )
 
 
 def _find_wrong_lengths(
@@ -125,67 +207,26 @@ def _find_same_order(evidence: DataEvidence) -> Iterator[_Mismatch]:
 
 
 def _find_wrong_batches(evidence: DataEvidence, expected: list[list[Any]]) -> Iterator[_Mismatch]:
-    seen, size = evidence.seen, evidence.batch_size
     found = [
-        (shard, difference)
-        for shard, (batches, theirs) in enumerate(zip(seen, expected, strict=True))
-        for difference in find_differences(batches, theirs, size)
+        (shard, *difference)
+        for shard, (batches, theirs) in enumerate(zip(evidence.seen, expected, strict=True))
+        for difference in find_differences(batches, theirs, evidence.batch_size)
     ]
     if not found:
         return
-    shard, first = found[0]
-    batch = seen[shard][first.index]
-    loaded_by = [
-        other
-        for other, theirs in enumerate(expected)
-        if other != shard and any(not find_differences([batch], [its], size) for its in theirs)
-    ]
-    if loaded_by:
-        cause = f"the sampler does not know its rank, for shard {loaded_by[0]} has this batch"
-    elif 4 * first.num_samples > 3 * size:  # in another order some may keep their place
-        cause = "another order (another seed, no set_epoch) or another dataset on the rank"
-    else:
-        cause = "the dataset gives other samples each time, or the rank changed them"
-    yield (
-        sum(difference.num_samples for _, difference in found),
-        f"batch {first.index + 1} on the ranks of shard {shard}: {first.place} differs from what "
-        f"one process loads, in {first.num_samples} of {size} samples; likeliest cause: {cause}",
+    shard, index, place, num_samples = found[0]
+    batch = evidence.seen[shard][index]
+    of_shards = [n for n, theirs in enumerate(expected) if n != shard and is_among(batch, theirs)]
+    cause = (
+        f"the loader does not know its rank, for shard {of_shards[0]} has this batch"
+        if of_shards
+        else "another order or dataset on the rank, or the rank or a loader worker changed it"
     )
-
-
-def _find_wrong_draws(evidence: DataEvidence) -> Iterator[_Mismatch]:
-    """Compare what the ranks' samplers drew, which works even where samples are random."""
-    shards = evidence.epochs[0]
-    for index, (mine, its) in enumerate(zip(evidence.drawn, shards, strict=True)):
-        if torch.equal(mine, its):
-            continue
-        other = next((n for n, shard in enumerate(shards) if torch.equal(mine, shard)), None)
-        cause = (
-            "another seed, or another number of samples on the rank"
-            if other is None
-            else f"the sampler does not know its rank, for these are the samples of shard {other}"
-        )
-        num_wrong = int((mine != its).sum()) if mine.shape == its.shape else its.numel()
-        yield (
-            num_wrong,
-            f"the ranks of shard {index} draw other samples than the shard has, {num_wrong} of "
-            f"{its.numel()}; likeliest cause: {cause}",
-        )
-
-
-def _find_wrong_loads(
-    evidence: DataEvidence, by_workers: list[Any], expected: list[Any]
-) -> Iterator[_Mismatch]:
-    size = evidence.batch_size
-    found = find_differences(by_workers, expected, size)
-    if found:
-        first = found[0]
-        yield (
-            sum(difference.num_samples for difference in found),
-            f"batch {first.index + 1} of shard 0 with num_workers={evidence.num_workers}: "
-            f"{first.place} differs from num_workers=0, in {first.num_samples} of {size} samples; "
-            "likeliest cause: random augmentation that depends on the loader worker",
-        )
+    yield (
+        sum(difference[-1] for difference in found),
+        f"batch {index + 1} on the ranks of shard {shard}: {place} differs from what one process "
+        f"loads, in {num_samples} of {evidence.batch_size} samples; likeliest cause: {cause}",
+    )
 
 
 def plant_bugs(evidence: DataEvidence) -> Iterator[tuple[str, DataEvidence]]:
@@ -205,29 +246,20 @@ def plant_bugs(evidence: DataEvidence) -> Iterator[tuple[str, DataEvidence]]:
     yield "a lost batch", with_epoch([first[:-1], *others])
     if later_epochs:
         yield "no set_epoch", replace(evidence, epochs=[shards] * len(evidence.epochs))
-    if others:
-        drawn = [evidence.drawn[0], evidence.drawn[0], *evidence.drawn[2:]]
-        yield "a rank that draws another shard", replace(evidence, drawn=drawn)
     if evidence.expected is None:
         return
     if others:
         seen = [evidence.seen[0], evidence.seen[0], *evidence.seen[2:]]
         yield "a rank that sees another shard", replace(evidence, seen=seen)
-    seen = [_with_first_changed(evidence.seen[0]), *evidence.seen[1:]]
-    yield "one bit of a batch flipped", replace(evidence, seen=seen)
-    if evidence.by_workers is not None:
-        loads = _with_first_changed(evidence.by_workers)
-        yield "one bit flipped by a worker", replace(evidence, by_workers=loads)
+    batches, *of_others = evidence.seen
+    flipped = [*map(_with_flipped_bit, batches[:1]), *batches[1:]]
+    yield "one bit of a batch flipped", replace(evidence, seen=[flipped, *of_others])
 
 
 def _with_sample(shard: Tensor, sample: Tensor) -> Tensor:
     shard = shard.clone()
     shard[0, 0] = sample
     return shard
-
-
-def _with_first_changed(batches: Sequence[Any]) -> list[Any]:
-    return [*map(_with_flipped_bit, batches[:1]), *batches[1:]]
 
 
 def _with_flipped_bit(batch: Any) -> Any:
@@ -257,11 +289,9 @@ def _describe(evidence: DataEvidence) -> Iterator[str]:
         yield "the dataset draws random numbers, so its samples cannot be compared"
         return
     yield f"the ranks saw bit for bit what one process loads (batches: {len(evidence.seen[0])})"
-    if evidence.by_workers is not None:
-        yield f"num_workers={evidence.num_workers} loads the same as 0"
 
 
-def _describe_biases(evidence: DataEvidence, loaders: DataLoaders) -> Iterator[str]:
+def _describe_biases(evidence: DataEvidence, case: Case) -> Iterator[str]:
     """What the mean over an epoch, or over a split, leaves out or gives too much weight."""
     shards, size = evidence.epochs[0], evidence.num_samples
     num_left_out = size - sum(map(torch.numel, shards))
@@ -270,15 +300,16 @@ def _describe_biases(evidence: DataEvidence, loaders: DataLoaders) -> Iterator[s
     last_batches = []
     splits: tuple[Split, ...] = ("validation", "test")
     for split in splits:
-        if loaders.build_dataset(split) is None:
-            continue
-        epoch = loaders.read_epoch(split, 0)
-        indices = [index for batches in epoch for batch in batches for index in batch]
-        size = len(set(indices))
-        if len(indices) > size:
-            yield f"bias: padding of {split} repeats {_share(len(indices) - size, size)}"
-        if len(epoch[0][-1]) < len(epoch[0][0]):
-            last_batches.append(f"{len(epoch[0][-1])} ({split})")
+        seed_random_numbers(case.seed)
+        dataset = case.workload.build_dataset(split)
+        size = len(dataset) if isinstance(dataset, Sized) else 0
+        # As a DistributedSampler does, which keeps all samples.
+        padding = -size % len(shards)
+        if padding:
+            yield f"bias: padding of {split} repeats {_share(padding, size)}"
+        num_batches, last = divmod((size + padding) // len(shards), evidence.batch_size)
+        if num_batches and last:
+            last_batches.append(f"{last} ({split})")
     if last_batches:
         yield (
             f"bias: a mean of batch means weighs the last batch of {' and '.join(last_batches)} "

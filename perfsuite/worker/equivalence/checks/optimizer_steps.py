@@ -16,16 +16,17 @@ from torch.optim import Optimizer
 
 from perfsuite.worker.equivalence.comparison import (
     Discrepancy,
+    Tensors,
     judge,
+    judge_update,
     measure_buffer_errors,
     measure_errors,
+    step_length,
     total_norm,
 )
-from perfsuite.worker.equivalence.diagnosis import explain_non_finite
+from perfsuite.worker.equivalence.diagnosis import explain_non_finite, explain_start
 from perfsuite.worker.equivalence.limits import BITWISE, Limit
-from perfsuite.worker.equivalence.mesh_diagnosis import explain_start
 from perfsuite.worker.equivalence.proof import Case, Proof
-from perfsuite.worker.equivalence.tensors import Tensors, in_double
 from perfsuite.worker.equivalence.trace.trace import Step, Weights, read_weights
 from perfsuite.worker.measure.device import is_accelerator
 from perfsuite.worker.training.mixed_precision import precision_policy
@@ -38,14 +39,16 @@ def check_optimizer_steps(case: Case, proof: Proof) -> None:
     mistakes = [_Mistake(name, _Replay(case, step_by)) for name, step_by in _mistakes(case)]
     for number, step in enumerate(case.trace.steps, start=1):
         case.on_step()
-        expected = replay.take_step(step)
+        expected, before = replay.take_step(step), step.before.parameters
         limit = _limit(case, step, number, expected)
         proof.evidence += _find_non_finite(step, number, replay.optimizer)
-        proof.evidence.append(_judge(step.after.parameters, expected, step, number, limit))
+        after = step.after.parameters
+        proof.evidence.append(judge_update("parameter", after, expected, before, number, limit))
         if step.buffers:
             _check_buffers(step, replay.buffers(step), number, limit, proof)
         for mistake in mistakes:
-            found = _judge(mistake.replay.take_step(step), expected, step, number, limit)
+            wrong = mistake.replay.take_step(step)
+            found = judge_update("parameter", wrong, expected, before, number, limit)
             mistake.differs |= found.error > 0
             mistake.is_flagged |= not found.is_within
     # Adam's step hardly depends on the length of a gradient, and clipping that changes no bit
@@ -183,23 +186,6 @@ def _find_non_finite(step: Step, number: int, optimizer: Optimizer) -> list[Disc
     return []
 
 
-def _judge(
-    tested: Tensors, expected: Tensors, step: Step, number: int, limit: Limit
-) -> Discrepancy:
-    """The error of all parameters together, in units of the distance that the step moves them."""
-    off = measure_errors(tested, expected)
-    moved = _moved(expected, step)
-    error = off.total * off.size / (moved or 1.0) if 0 < off.total < math.inf else off.total
-    name = next((name for name, error in off.by_name.items() if error), None)
-    return Discrepancy("parameter", number, error, limit.value, limit.formula, name)
-
-
-def _moved(expected: Tensors, step: Step) -> float:
-    before = step.before.parameters
-    steps = {name: in_double(its) - in_double(before[name]) for name, its in expected.items()}
-    return total_norm(steps)
-
-
 def _limit(case: Case, step: Step, number: int, expected: Tensors) -> Limit:
     """Equal bits, except where the ranks round differently from one process.
 
@@ -212,7 +198,7 @@ def _limit(case: Case, step: Step, number: int, expected: Tensors) -> Limit:
     share, formula = _share_of_rounding(case, number, epsilon)
     if share == 0:
         return BITWISE
-    size = total_norm(expected) / (_moved(expected, step) or 1.0)
+    size = total_norm(expected) / step_length(expected, step.before.parameters)
     terms = f"{formula}, u {epsilon:.1e}, in units of the step |D|"
     if case.trace.sparse:
         value = share + 2 * epsilon * size

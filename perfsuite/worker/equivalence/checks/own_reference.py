@@ -8,7 +8,7 @@ there are losses alone; what they show, references with a mistake in their gradi
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -16,25 +16,29 @@ import torch
 from torch import nn
 
 from perfsuite.errors import WorkloadError
-from perfsuite.records.equivalence import EquivalenceRow
+from perfsuite.records.equivalence import EquivalenceRow, semantic_check
 from perfsuite.records.recipe import Recipe
 from perfsuite.units import listed
 from perfsuite.worker.equivalence import limits
-from perfsuite.worker.equivalence.checks.own_step import OwnStep
-from perfsuite.worker.equivalence.comparison import Discrepancy, measure_errors
-from perfsuite.worker.equivalence.diagnosis import explain_gradients, has_batchnorm
+from perfsuite.worker.equivalence.checks.expected_step import ExpectedStep
+from perfsuite.worker.equivalence.comparison import (
+    Discrepancy,
+    Tensors,
+    judge_update,
+    measure_errors,
+    step_length,
+    total_norm,
+)
+from perfsuite.worker.equivalence.diagnosis import explain_batchnorm, explain_gradients
 from perfsuite.worker.equivalence.limits import is_low_precision
 from perfsuite.worker.equivalence.planted_bugs import Bug, gradient_bugs, scaled, wrong_scale
 from perfsuite.worker.equivalence.proof import Proof
-from perfsuite.worker.equivalence.tensors import Tensors
-from perfsuite.worker.equivalence.trace.own_steps import BeforeUpdate, OwnSteps, Taken
-from perfsuite.worker.equivalence.trace.random_state import read_random_state
-from perfsuite.worker.equivalence.trace.trace import Step, Trace
+from perfsuite.worker.equivalence.trace.draws import read_random_state
+from perfsuite.worker.equivalence.trace.own_steps import BeforeUpdate, OwnSteps
+from perfsuite.worker.equivalence.trace.trace import RankStep, Step, Trace
 
 _AUTOCAST = {"bf16": torch.bfloat16, "amp-bf16": torch.bfloat16, "amp-fp16": torch.float16}
-# As in `checks.semantics`: a path that stayed in float32 has errors within the limit of float32.
-_LOW_PRECISION_RATIO = 4
-# Of `gradient_bugs` and `wrong_scale`.
+# Of `ExpectedStep.bugs`.
 _MOST_BUGS = 4
 
 
@@ -61,32 +65,61 @@ def check_own_steps(case: OwnCase) -> tuple[EquivalenceRow, dict[str, str]]:
     Raises a WorkloadError where the two models do not have the same parameters.
     """
     recipe, trace = case.recipe, case.trace
-    proof = Proof(check="T2" if is_low_precision(recipe) else "T1")
+    proof = Proof(check=semantic_check(recipe.precision))
     truth, plain = _references(case)
-    if (dropout := _describe_dropout(truth.model)) is not None:
+    if (dropout := _describe_dropout(truth.own.model)) is not None:
         return EquivalenceRow.of(recipe, proof.check, "not exercised", dropout), {}
-    why_losses_alone = _why_losses_alone(trace, truth.parameters)
+    why_losses_alone = _why_losses_alone(trace, truth.own.parameters)
     truth.follows = plain.follows = why_losses_alone is None
     steps = list(_take_steps(case, truth, plain))
     proof.evidence += [one for one in trace.differences if one.what != "buffer"]
-    for step in steps:
-        proof.evidence += step.judge_losses()
-        proof.evidence += step.judge_tensors() if step.has_gradients else ()
+    for one in steps:
+        proof.evidence += one.judge_loss(one.step.mean_loss)
+        if one.has_gradients:
+            proof.evidence += [*one.judge_gradients(one.step.gradients), *one.judge_weights()]
     missing = {} if why_losses_alone is None else {"gradients and weights": why_losses_alone}
-    if not any(step.judge_losses() for step in steps):
+    if not any(one.judge_loss(one.step.mean_loss) for one in steps):
         missing["losses"] = "build_step or the reference tells none"
     proof.notes += [f"{what} were not compared: {why}" for what, why in missing.items()]
     if not proof.evidence:
         reason = "; ".join(proof.notes)
         return EquivalenceRow.of(recipe, proof.check, "not exercised", reason), {}
-    with_gradients = [step for step in steps if step.has_gradients]
-    if with_gradients:
-        with_gradients[0].plant_into(proof)
+    if (first := next((one for one in steps if one.has_gradients), None)) is not None:
+        proof.plant(first.bugs(), first.judge_gradients)
+        for idle in first.judge_weights(first.step.before.parameters):
+            if idle.error > 0:
+                proof.planted["the weights stay as they are"] = not idle.is_within
     else:
         proof.planted |= _plant_in_losses(case, steps)
     proof.vacuous += _why_vacuous(trace, steps)
     proof.find_cause = partial(_find_cause, trace, steps, truth)
     return proof.conclude(recipe), missing
+
+
+@dataclass(frozen=True, kw_only=True)
+class _OwnStep(ExpectedStep):
+    """One step of the ranks, and what one process does in its place.
+
+    Attributes:
+        has_gradients: Whether optimizers stepped on all sides; a GradScaler may leave a step out.
+        updated: The weights that its optimizers make of the ranks' gradients alone.
+    """
+
+    step: Step
+    has_gradients: bool
+    updated: Tensors
+
+    def judge_weights(self, tested: Tensors | None = None) -> list[Discrepancy]:
+        """Return how far the weights after the step are off, or others in their place."""
+        before, after = self.step.before.parameters, self.step.after.parameters
+        expected = {n: one for n, one in self.updated.items() if one.dtype == after[n].dtype}
+        if not expected:
+            return []
+        tested = {name: (tested or after)[name] for name in expected}
+        epsilon = max(torch.finfo(weight.dtype).eps for weight in expected.values())
+        size = total_norm(expected) / step_length(expected, before)
+        limit = limits.update_limit(epsilon, size)
+        return [judge_update("update", tested, expected, before, self.number, limit)]
 
 
 class _Reference:
@@ -98,40 +131,46 @@ class _Reference:
     """
 
     def __init__(
-        self,
-        case: OwnCase,
-        arithmetic: Callable[[], AbstractContextManager[Any]],
-        spoil: BeforeUpdate = lambda *_: None,
+        self, case: OwnCase, arithmetic: Callable[[], AbstractContextManager[Any]]
     ) -> None:
+        self.own = case.build()
+        self.follows = self.has_drawn = False
         self._case = case
         self._arithmetic = arithmetic
-        self._spoil = spoil
-        self._steps = case.build()
-        self.model = self._steps.model
-        self.parameters = self._steps.parameters
-        self.follows = False
-        self.has_drawn = False
 
-    def take(self, step: Step) -> tuple[Taken, Tensors]:
-        """Return what one step does here, and the weights after it."""
+    def take(self, step: Step, spoil: BeforeUpdate = lambda *_: None) -> RankStep:
+        """Return what one step does here; `spoil` may change the gradients of one that is free."""
         self._case.on_step()
         if self.follows:
-            self._steps.load(step.before)
+            self.own.load(step.before)
+            spoil = partial(_take_over, step.gradients)
         state = read_random_state(self._case.device)
         with self._arithmetic():
-            taken = self._steps.take(
-                partial(_take_over, step.gradients) if self.follows else self._spoil
-            )
+            taken = self.own.take(spoil)
         self.has_drawn |= read_random_state(self._case.device).has_moved_from(state)
-        return taken, self._steps.weights().parameters
+        return taken
 
 
-def _take_steps(case: OwnCase, truth: _Reference, plain: _Reference) -> Iterator[OwnStep]:
+def _take_steps(case: OwnCase, truth: _Reference, plain: _Reference) -> Iterator[_OwnStep]:
     for number, step in enumerate(case.trace.steps, start=1):
-        step = step if truth.follows else replace(step, gradients={})
-        taken, updated = truth.take(step)
-        other = taken if plain is truth else plain.take(step)[0]
-        yield OwnStep(case.recipe, number, step, taken, other, updated)
+        true = truth.take(step)
+        other = true if plain is truth else plain.take(step)
+        yield _OwnStep(
+            recipe=case.recipe,
+            device=case.device,
+            number=number,
+            truth=true.gradients,
+            plain=other.gradients,
+            truth_loss=true.loss,
+            plain_loss=other.loss,
+            step=step,
+            has_gradients=truth.follows and all((step.gradients, true.gradients, other.gradients)),
+            updated={
+                name: weight
+                for name, weight in true.after.parameters.items()
+                if name not in truth.own.updated_twice
+            },
+        )
 
 
 def _take_over(
@@ -182,18 +221,15 @@ def _why_losses_alone(trace: Trace, parameters: Mapping[str, nn.Parameter]) -> s
     for side, names in (("build_step", ours), ("the reference", parameters)):
         if not names:
             return f"{side} returns no Step.model"
-    only = [
-        f"only {side}'s has {listed(names)}"
-        for side, names in (
-            ("build_step", [name for name in ours if name not in parameters]),
-            ("the reference", [name for name in parameters if name not in ours]),
-        )
-        if names
-    ]
-    if only:
+    only = {
+        "build_step": [name for name in ours if name not in parameters],
+        "the reference": [name for name in parameters if name not in ours],
+    }
+    if any(only.values()):
+        which = [f"only {side}'s has {listed(names)}" for side, names in only.items() if names]
         raise WorkloadError(
             f"Step.model has {len(ours)} parameters in build_step and {len(parameters)} in the "
-            f"reference, which are matched by name: {'; '.join(only)}; build the same model in "
+            f"reference, which are matched by name: {'; '.join(which)}; build the same model in "
             "both, wrapped or not"
         )
     for name, weight in ours.items():
@@ -208,7 +244,7 @@ def _why_losses_alone(trace: Trace, parameters: Mapping[str, nn.Parameter]) -> s
     return None
 
 
-def _plant_in_losses(case: OwnCase, steps: Sequence[OwnStep]) -> dict[str, bool]:
+def _plant_in_losses(case: OwnCase, steps: Sequence[_OwnStep]) -> dict[str, bool]:
     """By the name of each mistake in the gradients, whether it shows in the first losses."""
     planted: dict[str, bool] = {}
     for index in range(_MOST_BUGS):
@@ -224,14 +260,14 @@ def _plant_in_losses(case: OwnCase, steps: Sequence[OwnStep]) -> dict[str, bool]
                 for n, gradient in bug.gradients.items():
                     gradients[n].copy_(gradient)
 
-        reference = _Reference(case, nullcontext, spoil)
-        found = [one.judge_losses(reference.take(one.step)[0].loss) for one in steps]
+        reference = _Reference(case, nullcontext)
+        found = [one.judge_loss(reference.take(one.step, spoil).loss) for one in steps]
         if names:
             planted[names[0]] = any(not one.is_within for of_step in found for one in of_step)
     return planted
 
 
-def _why_vacuous(trace: Trace, steps: Sequence[OwnStep]) -> Iterator[str]:
+def _why_vacuous(trace: Trace, steps: Sequence[_OwnStep]) -> Iterator[str]:
     if _have_same_losses(trace):
         yield (
             "the ranks tell the same losses, so that a missing reduction may change nothing: "
@@ -246,9 +282,9 @@ def _why_vacuous(trace: Trace, steps: Sequence[OwnStep]) -> Iterator[str]:
             yield f"all gradients of step {one.number} are zero"
     first = steps[0]
     if is_low_precision(first.recipe) and first.has_gradients:
-        error = measure_errors(first.step.gradients, first.truth.gradients).total
+        error = measure_errors(first.step.gradients, first.truth).total
         fp32 = Recipe(parallel=first.recipe.parallel)
-        if error <= _LOW_PRECISION_RATIO * limits.semantic_limit(fp32).value:
+        if error <= limits.LOW_PRECISION_RATIO * limits.semantic_limit(fp32).value:
             yield f"low precision left no trace: the error is {error:.1e}, as in float32"
 
 
@@ -257,7 +293,7 @@ def _have_same_losses(trace: Trace) -> bool:
 
 
 def _find_cause(
-    trace: Trace, steps: Sequence[OwnStep], truth: _Reference, found: Discrepancy
+    trace: Trace, steps: Sequence[_OwnStep], truth: _Reference, found: Discrepancy
 ) -> str | None:
     if found.what == "gradient" and found.rank is not None:
         differing = dict.fromkeys(
@@ -273,11 +309,8 @@ def _find_cause(
             "of the same gradients the reference makes other weights: another learning rate or "
             "optimizer, or weights that something else changes"
         )
-    if truth.model is not None and has_batchnorm(truth.model):
-        return (
-            "BatchNorm: each rank is normalised by its own statistics, which is a different "
-            "computation; use SyncBatchNorm or GroupNorm"
-        )
+    if (batchnorm := explain_batchnorm(truth.own.model)) is not None:
+        return batchnorm
     if _have_same_losses(trace):
         return "all ranks tell the same losses: does the sampler give them the same data?"
     one = steps[found.step - 1]
@@ -287,10 +320,10 @@ def _find_cause(
         summed = Bug(
             "summed",
             f"gradients are summed over the {num_ranks} ranks and not divided by their number",
-            scaled(one.plain.gradients, num_ranks),
+            scaled(one.plain, num_ranks),
         )
-        bugs = [summed, *gradient_bugs(one.plain.gradients)]
-        cause = explain_gradients(one.step.gradients, one.plain.gradients, bugs)
+        bugs = [summed, *gradient_bugs(one.plain)]
+        cause = explain_gradients(one.step.gradients, one.plain, bugs)
     elif found.step > 1 and not truth.follows:
         cause = "the loss before it agrees, so that the update in between does not"
     if cause is None and truth.has_drawn:

@@ -14,14 +14,13 @@ from torch import nn
 
 from perfsuite.records.recipe import Recipe
 from perfsuite.worker.equivalence import comparison, planted_bugs
+from perfsuite.worker.equivalence.comparison import Tensors
 from perfsuite.worker.equivalence.diagnosis import explain_gradients
 from perfsuite.worker.equivalence.limits import Limit, above_noise, reduction_limit
 from perfsuite.worker.equivalence.planted_bugs import Bug
 from perfsuite.worker.equivalence.proof import Case, Proof
-from perfsuite.worker.equivalence.references.averaging import average
-from perfsuite.worker.equivalence.references.powersgd import NUM_PLAIN_STEPS, PowerSGD
+from perfsuite.worker.equivalence.references.averaging import NUM_PLAIN_STEPS, PowerSGD, average
 from perfsuite.worker.equivalence.references.single_process import Pass, Reference
-from perfsuite.worker.equivalence.tensors import Tensors
 from perfsuite.worker.equivalence.trace.trace import Step
 from perfsuite.worker.training.mixed_precision import precision_policy
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from perfsuite.worker.equivalence.trace.draws import Call, Draw, DrawMode, in_backward
+from perfsuite.worker.equivalence.trace.draws import Call, Draw, DrawMode, in_backward, same_numbers
 
 # Arguments may be computed from the data, in a precision as coarse as bfloat16.
 _SAME_ARGUMENT = 2.0**-6
@@ -170,9 +170,7 @@ class Replay(DrawMode):  # type: ignore[no-untyped-call]
 
     def _note_alike(self, values: Sequence[Tensor]) -> None:
         self._alike = [
-            (one, other)
-            for one, other in self._alike
-            if values[one].shape == values[other].shape and torch.equal(values[one], values[other])
+            (one, other) for one, other in self._alike if same_numbers(values[one], values[other])
         ]
         if self._alike:
             drawn = values[self._alike[0][0]]

@@ -17,10 +17,9 @@ from torch import Tensor
 
 from perfsuite.records.recipe import Recipe
 from perfsuite.records.workload import Workload
+from perfsuite.worker.equivalence.comparison import Tensors
 from perfsuite.worker.equivalence.references.replay import Replay
-from perfsuite.worker.equivalence.tensors import Tensors
-from perfsuite.worker.equivalence.trace.draws import Draw
-from perfsuite.worker.equivalence.trace.random_state import read_random_state, restore_random_state
+from perfsuite.worker.equivalence.trace.draws import Draw, read_random_state, restore_random_state
 from perfsuite.worker.equivalence.trace.trace import (
     MicroBatch,
     Weights,
@@ -30,6 +29,8 @@ from perfsuite.worker.equivalence.trace.trace import (
 from perfsuite.worker.training.batches import call_model, map_tensors, num_samples
 from perfsuite.worker.training.build import build_trainer
 from perfsuite.worker.training.step import compute_loss, prepare_batch
+
+_BUILT_DIFFERENTLY = "the batches are built differently, so they do not make one"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -173,7 +174,7 @@ def slice_batch(micro_batch: MicroBatch, begin: int, end: int) -> MicroBatch:
 def _join(parts: Sequence[Any]) -> Any:
     first = parts[0]
     if any(type(part) is not type(first) for part in parts):
-        raise UnjoinableError("the batches are built differently, so they do not make one")
+        raise UnjoinableError(_BUILT_DIFFERENTLY)
     if isinstance(first, Tensor):
         if len({tuple(part.shape[1:]) for part in parts}) > 1 or first.dim() == 0:
             found = ", ".join(str(tuple(part.shape)) for part in parts)
@@ -181,18 +182,14 @@ def _join(parts: Sequence[Any]) -> Any:
         return torch.cat(list(parts))
     if isinstance(first, dict):
         if any(part.keys() != first.keys() for part in parts):
-            raise UnjoinableError(
-                "the batches are dicts of different keys, so they do not make one"
-            )
+            raise UnjoinableError(_BUILT_DIFFERENTLY)
         return {key: _join([part[key] for part in parts]) for key in first}
     if isinstance(first, list | tuple):
         is_record = hasattr(first, "_fields")
         if not is_record and all(isinstance(item, str) for item in first):
             return type(first)(text for part in parts for text in part)
         if any(len(part) != len(first) for part in parts):
-            raise UnjoinableError(
-                "the batches are lists of different lengths, so they do not make one"
-            )
+            raise UnjoinableError(_BUILT_DIFFERENTLY)
         columns = [_join(column) for column in zip(*parts, strict=True)]
         return type(first)(*columns) if is_record else type(first)(columns)
     return first

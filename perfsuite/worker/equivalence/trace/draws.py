@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import functools
 import itertools
+import random
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import numpy
 import torch
 from torch import Tensor, nn
 
@@ -45,10 +47,11 @@ class Draw:
 
 
 class DrawMode(StepMode):  # type: ignore[no-untyped-call]
-    """Sees each operator that moves a generator of torch while it runs on a device."""
+    """Sees each operator that moves a generator of torch while it runs on a device; counts all."""
 
     def __init__(self, device: torch.device) -> None:
         super().__init__()
+        self.num_operators = 0
         self._device = device
 
     @abstractmethod
@@ -61,6 +64,7 @@ class DrawMode(StepMode):  # type: ignore[no-untyped-call]
 
     def observe(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Return the operator's result, after `handle` was called if it drew anything."""
+        self.num_operators += 1
         if not _may_draw(func):
             return func(*args, **kwargs)
         before = self._read_generators(args, kwargs)
@@ -151,36 +155,22 @@ class DrawRecorder(DrawMode):  # type: ignore[no-untyped-call]
     ) -> None:
         super().__init__(device)
         self._stages = stages
-        self._hooks = [
+        for index, entry in enumerate(entries):
             entry.register_forward_pre_hook(functools.partial(self._enter, index))
-            for index, entry in enumerate(entries)
-        ]
 
     @contextmanager
-    def micro_batch(self) -> Iterator[tuple[list[list[Draw]], list[str]]]:
-        """Give the draws of each chunk, and the operators that drew anew in the backward pass."""
+    def micro_batch(self) -> Iterator[list[list[Draw]]]:
+        """Give the draws of each chunk."""
         self._chunks: list[list[Draw]] = [[]]
-        self._drawn_anew: list[str] = []
-        self._drawn: dict[bytes, Tensor | None] = {}
         self._num_calls = [0] * len(self._stages)
         self._stage, self._current, self._is_probe = 0, self._chunks[0], False
         with self:
-            yield self._chunks, self._drawn_anew
-
-    def close(self) -> None:
-        """Leave the modules as they were."""
-        for hook in self._hooks:
-            hook.remove()
+            yield self._chunks
 
     def handle(self, call: Call, state: bytes) -> None:
-        """Keep what was drawn, or compare it with what it repeats."""
-        values = call.copy_drawn()
-        if in_backward():
-            if state not in self._drawn or not _same(values, self._drawn[state]):
-                self._drawn_anew.append(str(call.func.overloadpacket))
-        elif not self._is_probe:
-            self._drawn[state] = values
-            self._current.append(call.describe(values, self._stage))
+        """Keep what was drawn; a recomputation is to draw the same, or its gradients are wrong."""
+        if not (self._is_probe or in_backward()):
+            self._current.append(call.describe(call.copy_drawn(), self._stage))
 
     def _enter(self, index: int, module: nn.Module, args: Any) -> None:
         # A pipeline learns the shapes of activations from a pass without gradients.
@@ -208,19 +198,18 @@ def join_ranks(ranks: Sequence[list[list[Draw]]]) -> tuple[list[list[Draw]], dic
     for parts in itertools.zip_longest(*ranks, fillvalue=()):
         joined: dict[int, list[Draw]] = {}
         for rank, part in enumerate(parts):
-            own: dict[int, list[Draw]] = {}
-            for draw in part:
-                own.setdefault(draw.stage, []).append(draw)
-            for stage, draws in own.items():
+            for stage, group in itertools.groupby(part, key=lambda draw: draw.stage):
+                draws = list(group)
                 earlier = joined.setdefault(stage, draws)
                 for mine, its in itertools.zip_longest(draws, earlier):
-                    if not (mine and its and _same(mine.values, its.values)):
+                    if not (mine and its and same_numbers(mine.values, its.values)):
                         differing.setdefault(rank, (mine or its).operator)
         chunks.append([draw for stage in sorted(joined) for draw in joined[stage]])
     return chunks, differing
 
 
-def _same(one: Tensor | None, other: Tensor | None) -> bool:
+def same_numbers(one: Tensor | None, other: Tensor | None) -> bool:
+    """Whether both are the same numbers, or unknown."""
     if one is None or other is None:
         return one is other
     return one.shape == other.shape and torch.equal(one, other)
@@ -230,3 +219,53 @@ def _same(one: Tensor | None, other: Tensor | None) -> bool:
 def _may_draw(func: Any) -> bool:
     is_overload = isinstance(func, torch._ops.OpOverload)
     return is_overload and torch.Tag.nondeterministic_seeded in func.tags
+
+
+@dataclass(frozen=True)
+class RandomState:
+    """The states of the global generators at one moment; `cuda` is None on a CPU."""
+
+    python: Any
+    numpy: Any
+    torch: Tensor
+    cuda: Tensor | None
+
+    def has_moved_from(self, other: RandomState) -> bool:
+        """Whether numbers were drawn between the other state and this one."""
+        return self.torch_has_moved_from(other) or self.outside_torch(other) is not None
+
+    def torch_has_moved_from(self, other: RandomState) -> bool:
+        """Whether torch drew numbers between the other state and this one."""
+        return not torch.equal(self.torch, other.torch) or (
+            self.cuda is not None
+            and other.cuda is not None
+            and not torch.equal(self.cuda, other.cuda)
+        )
+
+    def outside_torch(self, other: RandomState) -> str | None:
+        """The module besides torch that drew numbers between the other state and this one."""
+        if self.python != other.python:
+            return "random"
+        has_moved = self.numpy[2:] != other.numpy[2:] or not numpy.array_equal(
+            self.numpy[1], other.numpy[1]
+        )
+        return "numpy.random" if has_moved else None
+
+
+def read_random_state(device: torch.device) -> RandomState:
+    """Return the present state of all generators."""
+    return RandomState(
+        random.getstate(),
+        numpy.random.get_state(),
+        torch.get_rng_state(),
+        torch.cuda.get_rng_state(device) if device.type == "cuda" else None,
+    )
+
+
+def restore_random_state(state: RandomState, device: torch.device) -> None:
+    """Set all generators to a state that was read before."""
+    random.setstate(state.python)
+    numpy.random.set_state(state.numpy)
+    torch.set_rng_state(state.torch)
+    if state.cuda is not None and device.type == "cuda":
+        torch.cuda.set_rng_state(state.cuda, device)

@@ -1,11 +1,11 @@
-"""Record what a user's own step does: the gradients that its optimizers find, losses and weights.
+"""Take steps of a user's own, and record their gradients, losses and weights.
 
 Hooks of torch's optimizers see the gradients, so that the step itself stays as it is.
 """
 
+import itertools
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TypeVar
 
 import torch
@@ -13,7 +13,7 @@ from torch import nn
 from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 
 from perfsuite.errors import WorkloadError
-from perfsuite.worker.equivalence.tensors import Tensors
+from perfsuite.worker.equivalence.comparison import Tensors
 from perfsuite.worker.equivalence.trace import trace
 
 T = TypeVar("T")
@@ -36,9 +36,7 @@ def without_wrappers(tensors: Mapping[str, T]) -> dict[str, T]:
 
 def _without_wrappers(name: str) -> str:
     parts = [part for part in name.split(".") if part not in _WRAPPERS]
-    while parts[0] == _ROOT_WRAPPER:
-        del parts[0]
-    return ".".join(parts)
+    return ".".join(itertools.dropwhile(_ROOT_WRAPPER.__eq__, parts))
 
 
 # Called before an optimizer's update with all its parameters, and by name with those of the model
@@ -46,43 +44,38 @@ def _without_wrappers(name: str) -> str:
 BeforeUpdate = Callable[[Sequence[nn.Parameter], Mapping[str, nn.Parameter]], None]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Taken:
-    """What one step did.
+class OwnSteps:
+    """Takes steps of a user's own, which may name their model.
 
     Attributes:
-        loss: None where it told none.
-        gradients: As the first optimizer that updates a parameter finds its gradient.
-        num_updates: How often optimizers have updated each parameter.
+        parameters: The model's by name; none where no model is named.
+        updated_twice: The names of those that optimizers updated twice in the last step.
     """
-
-    loss: float | None
-    gradients: Tensors
-    num_updates: dict[str, int]
-
-
-class OwnSteps:
-    """Takes steps of a user's own, which may name their model."""
 
     def __init__(self, name: str, model: object, take: Callable[[], float | None]) -> None:
         if not (model is None or isinstance(model, nn.Module)):
             raise WorkloadError(f"{name}: Step.model is {model!r}; give an nn.Module, or None")
-        named = {} if model is None else dict(model.named_parameters())
-        self.parameters = without_wrappers(named)
         self.model = model
+        self.parameters = without_wrappers({} if model is None else dict(model.named_parameters()))
+        self.updated_twice: set[str] = set()
         self._take = take
         self._names = {id(parameter): name for name, parameter in self.parameters.items()}
 
-    def take(self, before_update: BeforeUpdate = lambda *_: None) -> Taken:
-        """Take one step, and return what it did."""
+    def take(self, before_update: BeforeUpdate = lambda *_: None) -> trace.RankStep:
+        """Take one step, and return what it did.
+
+        The gradients are those that the first optimizer finds which updates the parameter.
+        """
         gradients: Tensors = {}
-        updates: Counter[str] = Counter()
+        updated: set[str] = set()
+        self.updated_twice = set()
 
         def look(optimizer: Optimizer, *_: object) -> None:
             stepped = [one for group in optimizer.param_groups for one in group["params"]]
             known = {self._names[id(one)]: one for one in stepped if id(one) in self._names}
-            new = {name: one for name, one in known.items() if name not in updates}
-            updates.update(known.keys())
+            new = {name: one for name, one in known.items() if name not in updated}
+            self.updated_twice |= known.keys() - new.keys()
+            updated.update(new)
             for name, parameter in new.items():
                 if parameter.grad is not None:
                     gradients[name] = trace.copy_tensor(parameter.grad)
@@ -93,7 +86,7 @@ class OwnSteps:
             loss = self._take()
         finally:
             hook.remove()
-        return Taken(loss=loss, gradients=gradients, num_updates=dict(updates))
+        return trace.RankStep(loss=loss, gradients=gradients, after=self.weights())
 
     @torch.no_grad()
     def load(self, weights: trace.Weights) -> None:
@@ -125,32 +118,15 @@ def record_steps(
         for name, parameter in steps.parameters.items()
         if parameter.requires_grad and parameter.is_leaf
     ]
-    start = steps.weights()
-    recorded = []
+    start, recorded = steps.weights(), []
     for _ in range(num_steps):
         on_step()
-        taken = steps.take()
-        recorded.append(
-            trace.RankStep(
-                micro_batches=[],
-                loss=taken.loss,
-                scale=1.0,
-                gradients=taken.gradients,
-                before=None,
-                after=steps.weights(),
-            )
-        )
+        recorded.append(steps.take())
     for handle in handles:
         handle.remove()
     return trace.RankTrace(
         shard_index=rank,
         start=start,
-        indices=[],
-        batches=[],
         steps=recorded,
-        num_skipped=0,
-        sparse=frozenset(),
-        work=None,
-        bucket_layout=[],
         num_accumulated=max(accumulated.values(), default=num_steps) // num_steps or 1,
     )

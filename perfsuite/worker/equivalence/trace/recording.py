@@ -5,9 +5,8 @@ time. Tensors are copied during the run and compared between ranks only after it
 collective of the recording can wait for one that the run forgot.
 """
 
-import dataclasses
 from collections.abc import Callable, Iterator
-from functools import partial
+from contextlib import nullcontext
 from typing import Any, cast
 
 import torch
@@ -15,13 +14,11 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from perfsuite.records.stages import untimed
-from perfsuite.worker.equivalence.tensors import Tensors
+from perfsuite.worker.equivalence.comparison import Tensors
 from perfsuite.worker.equivalence.trace import trace
-from perfsuite.worker.equivalence.trace.draws import DrawRecorder
-from perfsuite.worker.equivalence.trace.random_state import read_random_state
-from perfsuite.worker.measure.counters import count_iteration
-from perfsuite.worker.measure.iterations import run_iterations
+from perfsuite.worker.equivalence.trace.draws import DrawRecorder, read_random_state
 from perfsuite.worker.training.batches import local_tensor, map_tensors
+from perfsuite.worker.training.loaders import EpochBatches
 from perfsuite.worker.training.parallel.strategy import Strategy
 from perfsuite.worker.training.step import train_step
 from perfsuite.worker.training.trainer import Trainer
@@ -29,48 +26,51 @@ from perfsuite.worker.training.trainer import Trainer
 # A dynamic scale starts at 2**16 and each skipped step halves it; 2**8 is within the range of
 # scales that Micikevicius et al. 2018, section 4, needed (8 to 32000).
 _MAX_SKIPPED_STEPS = 8
+# Two epochs of few samples may have the same order by chance: of 13 at least, once in 13! = 6e9. So
+# many of fewer are equal once in 2**30, for there are two orders at least.
+_FEW_SAMPLES = 12
+_EPOCHS_OF_FEW_SAMPLES = 31
 
 
 def record_run(
     trainer: Trainer,
     batches: Iterator[Any],
     *,
-    indices: list[list[int]],
     num_steps: int,
-    counts_work: bool,
     on_step: Callable[[], None],
 ) -> trace.RankTrace:
     """Train until `num_steps` optimizer steps were taken, and return what this rank saw of them.
 
     A collective where torch.distributed is initialised. DTensors still hold this rank's shard;
-    `sharing.share_trace` completes them.
+    `share_trace` completes them.
 
-    The trainer is freshly built, and `batches` do not end. Fewer steps are recorded if the scaler
-    skips too many. `counts_work` takes one further step to count what it runs. `on_step` is called
-    before each step, to show progress.
+    The trainer is freshly built and not used again; `batches` do not end. Fewer steps are recorded
+    if the scaler skips too many. `on_step` is called before each step, to show progress.
     """
-    strategy = trainer.strategy
     recorder = _Recorder(trainer)
     trainer.strategy = cast(Strategy, recorder)
     start = trace.read_weights(trainer.module)
     steps, num_skipped = recorder.take_steps(batches, num_steps, on_step)
-    recorder.close()
-    trainer.strategy = strategy  # the next step is not recorded
-    work = None
-    if counts_work:
-        counts = run_iterations(count_iteration(), partial(train_step, trainer, batches))
-        work = trace.Work(counts.ops, counts.flops)
     return trace.RankTrace(
-        indices=indices,
         batches=recorder.batches,
         sparse=_sparse_parameters(trainer.module),
-        shard_index=strategy.shard_index,
+        shard_index=trainer.strategy.shard_index,
         start=start,
         steps=steps,
         num_skipped=num_skipped,
-        work=work,
-        bucket_layout=getattr(strategy, "bucket_layout", []),
+        num_operators=None if recorder.draws is None else recorder.draws.num_operators,
+        bucket_layout=getattr(trainer.strategy, "bucket_layout", []),
     )
+
+
+def read_epochs(batches: EpochBatches) -> list[list[list[int]]]:
+    """Return the indices of each batch of the epochs that were loaded, or of a few more.
+
+    So many that a sampler which shuffles draws another order in one of them.
+    """
+    are_few = batches.steps_per_epoch * batches.step_size <= _FEW_SAMPLES
+    num_epochs = max(batches.epoch + 1, _EPOCHS_OF_FEW_SAMPLES if are_few else 2)
+    return [batches.indices(epoch) for epoch in range(num_epochs)]
 
 
 class _Recorder:
@@ -83,7 +83,7 @@ class _Recorder:
         self._buffers: Tensors = {}
         self._trainer = trainer
         self._inner = trainer.strategy
-        self._draws = _draw_recorder(trainer)
+        self.draws = _draw_recorder(trainer)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
@@ -123,20 +123,12 @@ class _Recorder:
     def run_micro_batch(self, *args: Any, **kwargs: Any) -> Tensor | None:
         """Keep the batch, and what is drawn for it."""
         state = read_random_state(self._trainer.device)
-        one = trace.MicroBatch(batch=self.batches[-1], random_state=state)
-        if self._draws is None:
+        with nullcontext() if self.draws is None else self.draws.micro_batch() as draws:
             loss = self._inner.run_micro_batch(*args, **kwargs)
-        else:
-            with self._draws.micro_batch() as (draws, anew):
-                loss = self._inner.run_micro_batch(*args, **kwargs)
-            one = dataclasses.replace(one, draws=draws, drawn_anew=tuple(anew))
-        self._micro_batches.append(one)
+        self._micro_batches.append(
+            trace.MicroBatch(batch=self.batches[-1], random_state=state, draws=draws)
+        )
         return loss
-
-    def close(self) -> None:
-        """Leave the model as it was."""
-        if self._draws is not None:
-            self._draws.close()
 
     def finish_gradients(self) -> None:
         """Keep the gradients after their reduction."""

@@ -6,6 +6,7 @@ Each rank leaves a `RankTrace` in a file; `join_traces` makes one `Trace`, all t
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import itertools
 import math
 from collections.abc import Sequence
@@ -15,14 +16,13 @@ from typing import Any
 
 import cloudpickle
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from perfsuite.worker.equivalence.comparison import Discrepancy
-from perfsuite.worker.equivalence.tensors import Tensors
-from perfsuite.worker.equivalence.trace.batch_difference import find_differences
-from perfsuite.worker.equivalence.trace.draws import Draw, join_ranks
-from perfsuite.worker.equivalence.trace.random_state import RandomState
+from perfsuite.worker.equivalence.comparison import Discrepancy, Quantity, Tensors, relative_error
+from perfsuite.worker.equivalence.trace.batch_difference import is_among
+from perfsuite.worker.equivalence.trace.draws import Draw, RandomState, join_ranks
 
 _ALL_RANKS = "on all ranks that share a batch"
 
@@ -35,14 +35,12 @@ class MicroBatch:
         random_state: That of all generators before its forward pass.
         draws: Those of torch in the forward passes of consecutive parts of the batch: the chunks
             of a pipeline, else one part; None where they were not recorded.
-        drawn_anew: The operators that drew in the backward pass what no forward pass had drawn.
         rows: (begin, end, size) where `batch` is a slice of that which the draws are for.
     """
 
     batch: Any
     random_state: RandomState
     draws: list[list[Draw]] | None = None
-    drawn_anew: tuple[str, ...] = ()
     rows: tuple[int, int, int] | None = None
 
 
@@ -91,24 +89,6 @@ def copy_tensor(tensor: Tensor) -> Tensor:
     return copied.clone() if isinstance(copied, DTensor) else copied.to("cpu", copy=True)
 
 
-@dataclass(frozen=True)
-class Work:
-    """The operators that one optimizer step runs, and the flops that they have formulas for."""
-
-    num_operators: int
-    flops: int
-
-    def __add__(self, other: Work) -> Work:
-        return Work(self.num_operators + other.num_operators, self.flops + other.flops)
-
-    def exceeds(self, other: Work) -> bool:
-        """Whether this step computes something that the other does not."""
-        return self.flops > other.flops or self.num_operators > other.num_operators
-
-    def __str__(self) -> str:
-        return f"{self.num_operators} operators with {self.flops} flops"
-
-
 @dataclass(frozen=True, kw_only=True)
 class RankStep:
     """One optimizer step on one rank.
@@ -123,42 +103,40 @@ class RankStep:
         unstepped: The buffers before the optimizer's step, if it changed any; otherwise empty.
     """
 
-    micro_batches: list[MicroBatch]
+    micro_batches: list[MicroBatch] = field(default_factory=list)
     loss: float | None
-    scale: float
+    scale: float = 1.0
     gradients: Tensors
-    before: Weights | None
+    before: Weights | None = None
     after: Weights
     unstepped: Tensors = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
 class RankTrace:
-    """What one rank saw and did. Tensors that an earlier rank has too are left out.
+    """What one rank saw and did. Tensors of which the first rank has the same bits are left out.
 
     Attributes:
         shard_index: The shard of the data that it loaded.
-        indices: The dataset's indices in each batch that its sampler draws for the first epoch.
+        indices: The dataset's indices in each batch that its sampler draws, for the first epochs.
         batches: All micro-batches that were loaded, also those of skipped steps.
         num_skipped: Steps that the scaler skipped before the last one that was taken.
         sparse: The parameters with sparse gradients, which are recorded as dense ones.
-        work: That of one further step; None where it cannot be counted.
+        num_operators: How many the passes ran; None where they were not seen.
         bucket_layout: The parameters in each of DDP's buckets, where a hook depends on it.
         num_accumulated: How often a step adds to a gradient, where that is not the recipe's to say.
-        differences: Its tensors that differ from those of an earlier rank.
     """
 
     shard_index: int
     start: Weights
-    indices: list[list[int]]
-    batches: list[Any]
     steps: list[RankStep]
-    num_skipped: int
-    sparse: frozenset[str]
-    work: Work | None
-    bucket_layout: list[list[str]]
+    indices: list[list[list[int]]] = field(default_factory=list)
+    batches: list[Any] = field(default_factory=list)
+    num_skipped: int = 0
+    sparse: frozenset[str] = frozenset()
+    num_operators: int | None = None
+    bucket_layout: list[list[str]] = field(default_factory=list)
     num_accumulated: int = 1
-    differences: list[Discrepancy] = field(default_factory=list)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -183,26 +161,35 @@ class Step:
     buffers: Tensors
 
     @property
+    def mean_loss(self) -> float | None:
+        """The mean over the shards; None where none is told."""
+        return sum(self.losses) / len(self.losses) if self.losses else None
+
+    @property
     def has_equal_shards(self) -> bool:
         """Whether two shards hold the same samples, so that their mean changes nothing."""
-        shards = [[micro_batch.batch for micro_batch in shard] for shard in self.shards]
         return any(
-            len(one) == len(other) and not find_differences(one, other, 1)
-            for one, other in itertools.combinations(shards, 2)
+            len(one) == len(other)
+            and all(is_among(a.batch, [b.batch]) for a, b in zip(one, other, strict=True))
+            for one, other in itertools.combinations(self.shards, 2)
         )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Trace:
-    """A whole run: a `RankTrace` over all ranks, with indices and batches by shard."""
+    """A whole run: a `RankTrace` over all ranks, with indices and batches by shard.
+
+    Attributes:
+        differences: Where a rank differs from the first one that has the same tensor.
+    """
 
     start: Weights
-    indices: list[list[list[int]]]
+    indices: list[list[list[list[int]]]]
     batches: list[list[Any]]
     steps: list[Step]
     num_skipped: int
     sparse: frozenset[str]
-    work: Work | None
+    num_operators: int | None
     bucket_layout: list[list[str]]
     num_accumulated: int
     differences: list[Discrepancy]
@@ -227,14 +214,17 @@ def join_traces(ranks: Sequence[RankTrace]) -> Trace:
         by_shard.setdefault(rank.shard_index, []).append(rank)
     sharing = [by_shard[index] for index in sorted(by_shard)]
     shards = [first for first, *_ in sharing]
-    differences = [difference for rank in ranks for difference in rank.differences]
+    differences: list[Discrepancy] = []
     steps = []
-    before = start = _join([rank.start for rank in ranks])
+    before = start = _join([rank.start for rank in ranks], 0, differences)
     for index in range(len(ranks[0].steps)):
         parts = [rank.steps[index] for rank in ranks]
+        number = index + 1
+        gradients = _merge([part.gradients for part in parts], "gradient", number, differences)
         skipped_to = [part.before for part in parts if part.before is not None]
-        before = _join(skipped_to) if skipped_to else before
-        after = _join([part.after for part in parts])
+        before = _join(skipped_to, index, differences) if skipped_to else before
+        after = _join([part.after for part in parts], number, differences)
+        unstepped = _merge([part.unstepped for part in parts], "buffer", number, differences)
         losses = [rank.steps[index].loss for rank in shards]
         if None in losses:  # in a pipeline only the rank of the last stage has one
             losses = [part.loss for part in parts]
@@ -247,14 +237,14 @@ def join_traces(ranks: Sequence[RankTrace]) -> Trace:
                 losses=[loss for loss in losses if loss is not None],
                 rank_losses=[part.loss for part in parts],
                 scale=parts[0].scale,
-                gradients=_merge([part.gradients for part in parts]),
+                gradients=gradients,
                 before=before,
                 after=after,
-                buffers=after.buffers | _merge([part.unstepped for part in parts]),
+                buffers=after.buffers | unstepped,
             )
         )
         before = after
-    works = [rank.work for rank in ranks if rank.work is not None]
+    operators = [rank.num_operators for rank in ranks if rank.num_operators is not None]
     return Trace(
         start=start,
         steps=steps,
@@ -262,7 +252,7 @@ def join_traces(ranks: Sequence[RankTrace]) -> Trace:
         batches=[rank.batches for rank in shards],
         num_skipped=ranks[0].num_skipped,
         sparse=frozenset().union(*(rank.sparse for rank in ranks)),
-        work=None if len(works) < len(ranks) else sum(works, start=Work(0, 0)),
+        num_operators=sum(operators) if len(operators) == len(ranks) else None,
         bucket_layout=ranks[0].bucket_layout,
         num_accumulated=max(rank.num_accumulated for rank in ranks),
         differences=differences,
@@ -282,19 +272,65 @@ def _join_micro_batches(
                 Discrepancy("random draw", index + 1, math.inf, 0.0, _ALL_RANKS, operator, rank)
                 for rank, operator in differing.items()
             ]
-            anew = tuple(itertools.chain.from_iterable(part.drawn_anew for part in parts))
-            joined.append(dataclasses.replace(parts[0], draws=chunks, drawn_anew=anew))
+            joined.append(dataclasses.replace(parts[0], draws=chunks))
         else:
             joined.append(parts[0])
     return joined
 
 
-def _join(parts: Sequence[Weights]) -> Weights:
+def _join(parts: Sequence[Weights], step: int, differences: list[Discrepancy]) -> Weights:
     return Weights(
-        parameters=_merge([part.parameters for part in parts]),
-        buffers=_merge([part.buffers for part in parts]),
+        parameters=_merge([part.parameters for part in parts], "parameter", step, differences),
+        buffers=_merge([part.buffers for part in parts], "buffer", step, differences),
     )
 
 
-def _merge(parts: Sequence[Tensors]) -> Tensors:
-    return {name: tensor for part in parts for name, tensor in part.items()}
+def _merge(
+    parts: Sequence[Tensors], what: Quantity, step: int, differences: list[Discrepancy]
+) -> Tensors:
+    """Each tensor as the first rank has it; those of later ranks were kept where they differ."""
+    merged: Tensors = {}
+    for rank, part in enumerate(parts):
+        for name, tensor in part.items():
+            first = merged.setdefault(name, tensor)
+            if first is not tensor and (error := relative_error(tensor, first)):
+                differences.append(Discrepancy(what, step, error, 0.0, "on all ranks", name, rank))
+    return merged
+
+
+def share_trace(trace: RankTrace) -> RankTrace:
+    """Return the trace with whole tensors, less those of which the first rank has the same bits.
+
+    A collective; without torch.distributed the trace itself.
+    """
+    if not dist.is_initialized():
+        return trace
+    start, steps = _share_all(trace.start), [_share_all(step) for step in trace.steps]
+    return dataclasses.replace(trace, start=start, steps=steps)
+
+
+def _share_all(value: Any) -> Any:
+    """The same weights or step, with each of its dicts of tensors shared."""
+    if isinstance(value, Weights | RankStep):
+        parts = {name: _share_all(part) for name, part in vars(value).items()}
+        return dataclasses.replace(value, **parts)
+    return _share(value) if isinstance(value, dict) else value
+
+
+def _share(tensors: Tensors) -> Tensors:
+    whole = {
+        name: tensor.full_tensor().cpu() if isinstance(tensor, DTensor) else tensor
+        for name, tensor in tensors.items()
+    }
+    digests = {name: _digest(tensor) for name, tensor in whole.items()}
+    by_rank: list[dict[str, str]] = [{} for _ in range(dist.get_world_size())]
+    dist.all_gather_object(by_rank, digests)
+    firsts: dict[str, str] = {}
+    for earlier in reversed(by_rank[: dist.get_rank()]):
+        firsts |= earlier
+    return {name: one for name, one in whole.items() if firsts.get(name) != digests[name]}
+
+
+def _digest(tensor: Tensor) -> str:
+    content = tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data
+    return f"{tuple(tensor.shape)} {hashlib.sha256(content).hexdigest()}"

@@ -35,14 +35,14 @@ def build(
     change: Callable[[nn.Module], None] = lambda model: None,
     casts: Callable[[], Any] = contextlib.nullcontext,
     has_model: bool = True,
-    layers: tuple[nn.Module, ...] = (),
+    layers: Callable[[], tuple[nn.Module, ...]] = tuple,
 ) -> OwnSteps:
     """Return a step whose gradients are the mean over so many parts of the samples.
 
     It tells the loss of one part, or their mean. `change` may spoil the gradients.
     """
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 4), *layers)
+    model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 4), *layers())
     update = optimizer(model.parameters())
     numbers = itertools.count()
 
@@ -212,18 +212,18 @@ def test_a_step_that_an_optimizer_leaves_out_is_told() -> None:
 
 
 def test_dropout_is_not_exercised_and_batchnorm_is_named() -> None:
-    row, _ = check(of(layers=(nn.Dropout(0.5),)))
+    row, _ = check(of(layers=lambda: (nn.Dropout(0.5),)))
     assert (row.status, row.reason) == (
         "not exercised",
         "the model has dropout (3), and ranks and reference draw different masks; build both with "
         "p=0",
     )
-    norm = {"layers": (nn.BatchNorm1d(4),)}
+    norm: dict[str, Any] = {"layers": lambda: (nn.BatchNorm1d(4),)}
     row, _ = check(of(**norm), **norm)
     assert row.status == "mismatch"
     assert row.reason.endswith(
-        "likeliest cause: BatchNorm: each rank is normalised by its own statistics, which is a "
-        "different computation; use SyncBatchNorm or GroupNorm"
+        "likeliest cause: BatchNorm: each rank, micro-batch or chunk is normalised by its own "
+        "statistics, which is a different computation; use SyncBatchNorm or GroupNorm"
     )
 
 

@@ -10,8 +10,8 @@ from torch.nn import functional
 
 from perfsuite import Recipe, Workload
 from perfsuite.records.stages import untimed
+from perfsuite.worker.equivalence.comparison import Tensors
 from perfsuite.worker.equivalence.references.averaging import average
-from perfsuite.worker.equivalence.tensors import Tensors
 from perfsuite.worker.training.build import build_trainer
 from perfsuite.worker.training.step import compute_loss, scale_loss
 

@@ -29,9 +29,8 @@ def record(function: Callable[..., Any], *inputs: Any) -> tuple[Any, list[Draw]]
     """What the function returns, and what it drew."""
     model = Function(function)
     recorder = DrawRecorder([model], [0], CPU)
-    with recorder.micro_batch() as (chunks, _):
+    with recorder.micro_batch() as chunks:
         result = model(*inputs)
-    recorder.close()
     return result, chunks[0]
 
 

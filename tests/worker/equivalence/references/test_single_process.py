@@ -9,6 +9,7 @@ from torch.nn import functional
 from torch.utils.data import TensorDataset
 
 from perfsuite import Recipe, Workload
+from perfsuite.worker.equivalence.comparison import Tensors
 from perfsuite.worker.equivalence.references.single_process import (
     Pass,
     Reference,
@@ -16,8 +17,7 @@ from perfsuite.worker.equivalence.references.single_process import (
     plain_recipe,
     slice_batch,
 )
-from perfsuite.worker.equivalence.tensors import Tensors
-from perfsuite.worker.equivalence.trace.random_state import read_random_state
+from perfsuite.worker.equivalence.trace.draws import read_random_state
 from perfsuite.worker.equivalence.trace.trace import MicroBatch, Weights
 from perfsuite.worker.training.batches import num_samples
 
@@ -329,12 +329,12 @@ def test_one_batch_draws_the_numbers_of_the_first() -> None:
         (
             {"x": torch.zeros(2)},
             {"y": torch.zeros(2)},
-            "the batches are dicts of different keys, so they do not make one",
+            "the batches are built differently, so they do not make one",
         ),
         (
             [torch.zeros(2)],
             [torch.zeros(2), torch.zeros(2)],
-            "the batches are lists of different lengths, so they do not make one",
+            "the batches are built differently, so they do not make one",
         ),
         (
             {"x": None},

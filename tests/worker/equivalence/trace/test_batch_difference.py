@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from perfsuite.worker.equivalence.trace.batch_difference import BatchDifference, find_differences
+from perfsuite.worker.equivalence.trace.batch_difference import find_differences, is_among
 
 
 class Pair(NamedTuple):
@@ -35,6 +35,7 @@ def test_equal_bits_are_equal_in_lists_and_tuples_alike() -> None:
 
     assert find_differences([batch()], [(inputs, target)], 2) == []
     assert find_differences([([], [])], [((), ())], 2) == []
+    assert is_among(batch(), [([], []), (inputs, target)])
 
 
 def test_more_may_be_expected_than_there_is() -> None:
@@ -105,11 +106,12 @@ def test_what_differs_is_named_and_its_samples_counted(
 
     found = find_differences([batch(), changed], [batch(), batch()], 2)
 
-    assert found == [BatchDifference(1, place, num_samples)]
+    assert found == [(1, place, num_samples)]
+    assert not is_among(changed, [batch()])
 
 
 def test_a_target_that_differs_is_named() -> None:
     changed = batch()
     changed[1][0] = 0
 
-    assert find_differences([changed], [batch()], 2) == [BatchDifference(0, "target", 1)]
+    assert find_differences([changed], [batch()], 2) == [(0, "target", 1)]

@@ -12,8 +12,12 @@ from torch.utils.checkpoint import checkpoint
 
 from perfsuite import Recipe, Workload
 from perfsuite.records.stages import untimed
-from perfsuite.worker.equivalence.trace.draws import Draw, DrawRecorder, join_ranks
-from perfsuite.worker.equivalence.trace.random_state import read_random_state
+from perfsuite.worker.equivalence.trace.draws import (
+    Draw,
+    DrawRecorder,
+    join_ranks,
+    read_random_state,
+)
 from perfsuite.worker.equivalence.trace.recording import record_run
 from perfsuite.worker.training.build import build_trainer
 from perfsuite.worker.training.step import train_step
@@ -83,9 +87,7 @@ def test_recording_changes_no_bit_and_leaves_the_generators_where_the_run_would(
     trace = record_run(
         recorded,
         batches_of(build()),
-        indices=[],
         num_steps=2,
-        counts_work=False,
         on_step=lambda: None,
     )
 
@@ -98,21 +100,18 @@ def test_recording_changes_no_bit_and_leaves_the_generators_where_the_run_would(
         assert torch.equal(trace.steps[-1].after.parameters[name], parameter), name
     micro_batches = [one for step in trace.steps for one in step.micro_batches]
     assert all(one.draws is not None and one.draws[0] for one in micro_batches)
-    assert not any(one.drawn_anew for one in micro_batches)
-    assert not any(module._forward_pre_hooks for module in recorded.module.modules())
 
 
-def record(model: nn.Module, *inputs: Tensor) -> tuple[list[list[Draw]], list[str]]:
+def record(model: nn.Module, *inputs: Tensor) -> list[list[Draw]]:
     recorder = DrawRecorder([model], [0], CPU)
-    with recorder.micro_batch() as (chunks, drawn_anew):
+    with recorder.micro_batch() as chunks:
         for one in inputs:
             model(one).sum().backward()
-    recorder.close()
-    return chunks, drawn_anew
+    return chunks
 
 
 def test_a_mask_is_kept_as_booleans_with_its_operator_and_probability() -> None:
-    (chunk,), _ = record(nn.Sequential(nn.Linear(3, 5), nn.Dropout(0.25)), torch.ones(2, 3))
+    (chunk,) = record(nn.Sequential(nn.Linear(3, 5), nn.Dropout(0.25)), torch.ones(2, 3))
 
     (draw,) = chunk
     assert (draw.operator, draw.arguments, draw.bound) == ("aten.bernoulli_", (0.75,), None)
@@ -124,7 +123,7 @@ def test_each_call_of_the_model_is_a_chunk_and_a_call_without_gradients_is_none(
     model = nn.Sequential(nn.Linear(3, 5), nn.Dropout(0.25))
     recorder = DrawRecorder([model], [3], CPU)
 
-    with recorder.micro_batch() as (chunks, _):
+    with recorder.micro_batch() as chunks:
         with torch.no_grad():
             model(torch.ones(1, 3))
         first = model(torch.ones(2, 3))
@@ -136,26 +135,17 @@ def test_each_call_of_the_model_is_a_chunk_and_a_call_without_gradients_is_none(
 
 
 class Recomputing(nn.Module):
-    def __init__(self, **options: Any) -> None:
+    def __init__(self) -> None:
         super().__init__()
         self.block = nn.Sequential(nn.Linear(3, 5), nn.Dropout(0.25), nn.Linear(5, 5))
-        self.options = options
 
     def forward(self, inputs: Tensor) -> Tensor:
-        outputs: Tensor = checkpoint(self.block, inputs, use_reentrant=False, **self.options)
+        outputs: Tensor = checkpoint(self.block, inputs, use_reentrant=False)
         return outputs
 
 
-def test_what_recomputation_draws_again_is_compared_and_not_kept() -> None:
-    chunks, drawn_anew = record(Recomputing(), torch.ones(9, 3))
-
-    assert ([len(chunk) for chunk in chunks], drawn_anew) == ([1], [])
-
-
-def test_recomputation_that_draws_other_numbers_is_seen() -> None:
-    chunks, drawn_anew = record(Recomputing(preserve_rng_state=False), torch.ones(9, 3))
-
-    assert ([len(chunk) for chunk in chunks], drawn_anew) == ([1], ["aten.bernoulli_"])
+def test_what_recomputation_draws_again_is_not_kept() -> None:
+    assert [len(chunk) for chunk in record(Recomputing(), torch.ones(9, 3))] == [1]
 
 
 def test_attention_without_dropout_draws_nothing() -> None:
@@ -165,7 +155,7 @@ def test_attention_without_dropout_draws_nothing() -> None:
 
     inputs = torch.ones(2, 2, 4, 8, requires_grad=True)
 
-    assert record(Attention(), inputs) == ([[]], [])
+    assert record(Attention(), inputs) == [[]]
 
 
 def drawn(value: float, stage: int = 0) -> Draw:

@@ -7,7 +7,7 @@ import numpy
 import pytest
 import torch
 
-from perfsuite.worker.equivalence.trace.random_state import (
+from perfsuite.worker.equivalence.trace.draws import (
     RandomState,
     read_random_state,
     restore_random_state,

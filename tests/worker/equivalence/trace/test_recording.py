@@ -12,8 +12,8 @@ from torch.utils.data import TensorDataset
 
 from perfsuite import Recipe, Workload
 from perfsuite.records.stages import untimed
-from perfsuite.worker.equivalence.tensors import Tensors
-from perfsuite.worker.equivalence.trace.random_state import restore_random_state
+from perfsuite.worker.equivalence.comparison import Tensors
+from perfsuite.worker.equivalence.trace.draws import restore_random_state
 from perfsuite.worker.equivalence.trace.recording import record_run
 from perfsuite.worker.equivalence.trace.trace import RankTrace
 from perfsuite.worker.training.build import build_trainer
@@ -32,13 +32,16 @@ def perceptron() -> nn.Module:
     return nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
 
 
-def trainer_for(recipe: Recipe, build_model: Callable[[], nn.Module] = perceptron) -> Trainer:
+def trainer_for(
+    recipe: Recipe, build_model: Callable[[], nn.Module] = perceptron, **fields: Any
+) -> Trainer:
     workload = Workload(
         name="recorded",
         build_model=build_model,
         build_dataset=lambda split: TensorDataset(torch.zeros(4, 6), torch.zeros(4)),
         loss=functional.cross_entropy,
         build_optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1),
+        **fields,
     )
     return build_trainer(workload, recipe, device=CPU, seed=5)
 
@@ -46,10 +49,9 @@ def trainer_for(recipe: Recipe, build_model: Callable[[], nn.Module] = perceptro
 def record(trainer: Trainer, batches: list[Batch], **options: Any) -> RankTrace:
     defaults: dict[str, Any] = {
         "num_steps": 3,
-        "counts_work": False,
         "on_step": lambda: None,
     }
-    return record_run(trainer, iter(batches), indices=[], **{**defaults, **options})
+    return record_run(trainer, iter(batches), **{**defaults, **options})
 
 
 def parameters_of(trainer: Trainer) -> Tensors:
@@ -79,8 +81,8 @@ def test_recording_changes_nothing_of_the_run() -> None:
         assert_same_bits(step.after.parameters, expected)
     assert [step.before for step in trace.steps] == [None] * 3
     assert [step.scale for step in trace.steps] == [1.0] * 3
-    assert (trace.shard_index, trace.num_skipped, trace.work) == (0, 0, None)
-    assert (trace.sparse, trace.bucket_layout, trace.differences) == (frozenset(), [], [])
+    assert (trace.shard_index, trace.num_skipped) == (0, 0)
+    assert (trace.sparse, trace.bucket_layout) == (frozenset(), [])
 
 
 def test_what_is_recorded_does_not_change_with_later_steps() -> None:
@@ -249,22 +251,17 @@ def test_a_forward_pass_can_be_drawn_again() -> None:
     assert losses == [step.loss for step in trace.steps]
 
 
-def test_work_is_counted_of_a_step_that_is_not_recorded() -> None:
+def test_operators_of_the_passes_are_counted_and_no_further_step_is_taken() -> None:
+    def count(recipe: Recipe) -> int:
+        return record(trainer_for(recipe, blocks=list), GOOD).num_operators or 0
+
     trainer = trainer_for(Recipe(grad_accumulation_steps=2))
-    strategy = trainer.strategy
     left: Iterator[Batch] = iter(GOOD)
 
-    trace = record_run(
-        trainer, left, indices=[], num_steps=2, counts_work=True, on_step=lambda: None
-    )
+    trace = record_run(trainer, left, num_steps=2, on_step=lambda: None)
 
-    assert trace.work is not None
-    # Forward 2 * 4 * (6 * 8 + 8 * 3); backward twice that less the inputs' gradient; two batches.
-    assert trace.work.flops == 2 * (3 * 2 * 4 * (6 * 8 + 8 * 3) - 2 * 4 * 6 * 8)
-    assert trace.work.num_operators > 20
-    assert (len(trace.steps), len(trace.batches)) == (2, 4)
-    assert len(list(left)) == len(GOOD) - 6
-    assert trainer.strategy is strategy
+    assert (len(trace.steps), len(trace.batches), len(list(left))) == (2, 4, len(GOOD) - 4)
+    assert 0 < count(Recipe()) < count(Recipe(checkpointing="every-block"))
 
 
 def test_progress_is_shown_before_each_step_including_skipped_ones() -> None:

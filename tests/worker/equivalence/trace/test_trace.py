@@ -9,13 +9,12 @@ import torch
 from torch import Tensor
 
 from perfsuite.worker.equivalence.comparison import Discrepancy
-from perfsuite.worker.equivalence.trace.random_state import read_random_state
+from perfsuite.worker.equivalence.trace.draws import read_random_state
 from perfsuite.worker.equivalence.trace.trace import (
     MicroBatch,
     RankStep,
     RankTrace,
     Weights,
-    Work,
     join_traces,
     load_traces,
     save_trace,
@@ -41,39 +40,26 @@ def rank_step(**fields: Any) -> RankStep:
     defaults: dict[str, Any] = {
         "micro_batches": [micro_batch(torch.zeros(2))],
         "loss": 1.0,
-        "scale": 1.0,
         "gradients": {},
-        "before": None,
         "after": weights(),
     }
     return RankStep(**{**defaults, **fields})
 
 
 def rank_trace(**fields: Any) -> RankTrace:
-    defaults: dict[str, Any] = {
-        "shard_index": 0,
-        "start": weights(),
-        "indices": [],
-        "batches": [],
-        "steps": [],
-        "sparse": frozenset(),
-        "num_skipped": 0,
-        "work": None,
-        "bucket_layout": [],
-    }
-    return RankTrace(**{**defaults, **fields})
+    return RankTrace(**{"shard_index": 0, "start": weights(), "steps": [], **fields})
 
 
 def test_the_ranks_of_a_pipeline_hold_disjoint_names_and_one_loss() -> None:
     first = rank_trace(
         start=weights(a=1.0),
         steps=[rank_step(loss=None, gradients={"a": torch.ones(1)}, after=weights(a=2.0))],
-        work=Work(num_operators=3, flops=10),
+        num_operators=3,
     )
     last = rank_trace(
         start=weights(b=5.0),
         steps=[rank_step(loss=0.5, gradients={"b": torch.zeros(1)}, after=weights(b=6.0))],
-        work=Work(num_operators=4, flops=20),
+        num_operators=4,
     )
 
     trace = join_traces([first, last])
@@ -85,7 +71,7 @@ def test_the_ranks_of_a_pipeline_hold_disjoint_names_and_one_loss() -> None:
     assert values(step.gradients) == {"a": 1.0, "b": 0.0}
     assert step.losses == [0.5]
     assert len(step.shards) == 1
-    assert trace.work == Work(num_operators=7, flops=30)
+    assert trace.num_operators == 7
 
 
 def test_the_ranks_of_ddp_have_a_shard_and_a_loss_each() -> None:
@@ -138,26 +124,37 @@ def test_a_step_after_skipped_ones_starts_where_they_left_off() -> None:
     ]
 
 
-def test_work_that_one_rank_cannot_count_is_unknown() -> None:
-    counted = rank_trace(work=Work(num_operators=3, flops=10))
+def test_operators_that_one_rank_cannot_see_are_unknown() -> None:
+    counted = rank_trace(num_operators=3)
 
-    assert join_traces([counted, rank_trace()]).work is None
+    assert join_traces([counted, rank_trace()]).num_operators is None
 
 
-def test_differences_and_buckets_are_kept_in_rank_order() -> None:
-    def difference(rank: int) -> Discrepancy:
-        return Discrepancy("parameter", 1, 0.5, 0.0, "on all ranks", name="a", rank=rank)
+def test_the_first_rank_decides_and_what_later_ones_kept_differs() -> None:
+    def difference(what: Any, step: int, rank: int, error: float) -> Discrepancy:
+        return Discrepancy(what, step, error, 0.0, "on all ranks", name="a", rank=rank)
 
+    gradients = [{"a": torch.tensor([value])} for value in (4.0, 5.0)]
     ranks = [
-        rank_trace(bucket_layout=[["b", "a"]]),
-        rank_trace(differences=[difference(1)]),
-        rank_trace(differences=[difference(2)]),
+        rank_trace(
+            start=weights(a=2.0), steps=[rank_step(gradients=gradients[0])], bucket_layout=[["a"]]
+        ),
+        rank_trace(steps=[rank_step()]),
+        rank_trace(
+            start=Weights(parameters={"a": torch.tensor([3.0])}, buffers={}),
+            steps=[rank_step(gradients=gradients[1])],
+        ),
     ]
 
     trace = join_traces(ranks)
 
-    assert trace.differences == [difference(1), difference(2)]
-    assert trace.bucket_layout == [["b", "a"]]
+    assert values(trace.start.parameters) == {"a": 2.0}
+    assert values(trace.steps[0].gradients) == {"a": 4.0}
+    assert trace.differences == [
+        difference("parameter", 0, 2, 0.5),
+        difference("gradient", 1, 2, 0.25),
+    ]
+    assert trace.bucket_layout == [["a"]]
 
 
 def test_batches_are_kept_by_shard_and_sparse_names_of_all_ranks() -> None:
@@ -178,23 +175,6 @@ def test_a_run_without_steps_has_none() -> None:
     trace = join_traces([rank_trace(start=weights(a=1.0), num_skipped=8)])
 
     assert (trace.steps, trace.num_skipped) == ([], 8)
-
-
-@pytest.mark.parametrize(
-    ("mine", "is_more"),
-    [((10, 5), False), ((11, 5), True), ((10, 6), True), ((9, 6), True), ((9, 5), False)],
-)
-def test_more_of_either_is_more_work(mine: tuple[int, int], is_more: bool) -> None:
-    num_operators, flops = mine
-
-    assert (
-        Work(num_operators=num_operators, flops=flops).exceeds(Work(num_operators=10, flops=5))
-        == is_more
-    )
-
-
-def test_work_is_shown_as_text() -> None:
-    assert str(Work(num_operators=3, flops=10)) == "3 operators with 10 flops"
 
 
 @pytest.mark.parametrize(
