@@ -39,8 +39,7 @@ from perfsuite.gate.judge.explain import explain
 from perfsuite.gate.judge.forecast import describe_cost, forecast_pair_s, why_too_much
 from perfsuite.gate.judge.judge import judge
 from perfsuite.gate.judge.kept_pairs import KeptPairs, read_kept_pairs
-from perfsuite.gate.judge.pairs_verdict import verdict_of
-from perfsuite.gate.judge.remarks import remarks_on
+from perfsuite.gate.judge.pairs_verdict import remarks_on, verdict_of
 from perfsuite.gate.judge.trial import CellPolicy, Judgement
 from perfsuite.gate.provenance.dependencies import ANY, changed_dependencies
 from perfsuite.gate.provenance.edits import code_times, name_new, why_edited

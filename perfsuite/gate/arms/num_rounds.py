@@ -24,7 +24,7 @@ _PART_OF_GAP = 1 / 3.5
 LEAST_PAIRS = 3
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class PairCost:
     """The result of one pair for one cell, and what it cost.
 
@@ -61,10 +61,8 @@ def agree_on_iterations(num_iterations: Sequence[int], iteration_s: Sequence[flo
 def first_num_rounds(round_s: float, launch_s: float) -> int:
     """Return how many rounds of one arm a first launch is given, in `launch_s` together.
 
-    >>> first_num_rounds(0.010, 1.0), first_num_rounds(0.5, 1.0), first_num_rounds(0.0001, 1.0)
-    (100, 20, 1000)
-    >>> first_num_rounds(1.0, 1.0), first_num_rounds(30.0, 1.0)
-    (10, 5)
+    >>> [first_num_rounds(round_s, 1.0) for round_s in (0.0001, 0.010, 0.5, 1.0, 30.0)]
+    [1000, 100, 20, 10, 5]
     """
     return _within(launch_s / round_s, _MOST_ROUNDS, round_s)
 
@@ -87,7 +85,12 @@ def plan_num_rounds(pairs: Sequence[PairCost], *, tolerance: float, limit: float
     round_variance = statistics.median([pair.error**2 * pair.num_rounds for pair in pairs])
     round_s = statistics.median([pair.round_s for pair in pairs])
     launch_s = statistics.median([pair.launch_s for pair in pairs])
-    launch_variance = _launch_variance(pairs)
+    # What the results of pairs vary by beyond the error that their rounds explain.
+    launch_variance = 0.0
+    if len(pairs) >= LEAST_PAIRS:
+        spread = statistics.variance([pair.log_ratio for pair in pairs])
+        explained = statistics.median([pair.error**2 for pair in pairs])
+        launch_variance = max(0.0, spread - explained)
     target = ((math.log1p(limit) - math.log1p(tolerance)) * _PART_OF_GAP) ** 2
     num_rounds = (
         round_variance / (target - launch_variance) if target > launch_variance else math.inf
@@ -99,14 +102,6 @@ def plan_num_rounds(pairs: Sequence[PairCost], *, tolerance: float, limit: float
         num_rounds = min(num_rounds, split)
     # A round of both arms has one of each.
     return _within(num_rounds, min(_MOST_ROUNDS, 2 * _MOST_S / round_s), round_s / 2)
-
-
-def _launch_variance(pairs: Sequence[PairCost]) -> float:
-    """What the results of pairs vary by beyond the error that their rounds explain."""
-    if len(pairs) < LEAST_PAIRS:
-        return 0.0
-    spread = statistics.variance([pair.log_ratio for pair in pairs])
-    return max(0.0, spread - statistics.median([pair.error**2 for pair in pairs]))
 
 
 def _within(num_rounds: float, most: float, round_s: float) -> int:

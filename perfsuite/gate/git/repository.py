@@ -84,13 +84,13 @@ def worktree_records(root: Path) -> Path | None:
     return None if common is None else (root / common).resolve() / "worktrees"
 
 
-def add_worktree(root: Path, base: Base, folder: Path, *, has_files: bool = True) -> None:
+def add_worktree(root: Path, base: Base, folder: Path) -> None:
     """Check the base out in `folder`, an empty one, as a worktree that is on no branch.
 
     Filters of the user's configuration run, as in any checkout, except git-lfs: its files stay
     pointers. Submodules stay empty. A sparse checkout is as sparse as the user's. A partial clone
-    fetches what it lacks, as for any command. Without files it only keeps git's own state. Raises a
-    WriteError that names the folder, the space there, and git's reason.
+    fetches what it lacks. Raises a WriteError that names the folder, the space there, and git's
+    reason.
     """
     made = run_git(
         *(root, *_WORKTREE_OPTIONS, "worktree", "add", "--quiet", "--detach", "--no-checkout"),
@@ -98,7 +98,7 @@ def add_worktree(root: Path, base: Base, folder: Path, *, has_files: bool = True
     )
     # Two steps, because a worktree that is added with its files runs the hook post-checkout, and
     # hooks that newer versions read from the configuration know no core.hooksPath.
-    if made.returncode == 0 and has_files:
+    if made.returncode == 0:
         made = run_git(
             folder, *_WORKTREE_OPTIONS, "reset", "--quiet", "--hard", "--no-recurse-submodules"
         )

@@ -96,14 +96,6 @@ def check_base_dir(base_dir: Path) -> None:
         raise SettingError(f"the base {str(base_dir)!r} is not a folder; name one")
 
 
-@contextmanager
-def empty_worktree(root: Path, base: Base) -> Iterator[Path]:
-    """Give a git worktree without files, for git's own state; raises WriteError."""
-    with _temporary_folder(repository.worktree_records(root), near=root) as folder:
-        repository.add_worktree(root, base, folder, has_files=False)
-        yield folder
-
-
 def import_roots(tree: Path, pythonpath: Sequence[str]) -> tuple[Path, ...]:
     """Return the folders that come first on the path of an arm's launches, in that order.
 

@@ -55,10 +55,7 @@ LAUNCH_TIMEOUT_S: Final = 300.0
 
 @dataclass(frozen=True, kw_only=True)
 class Budget:
-    """What a judgement may cost: pairs, and seconds, in which the last pair must end too.
-
-    A launch without any message for `timeout_s` is stuck: no round should take as long.
-    """
+    """What a judgement may cost; a launch without any message for `timeout_s` is stuck."""
 
     max_pairs: int
     max_s: float
@@ -67,17 +64,15 @@ class Budget:
 
 @dataclass(kw_only=True)
 class Trial:
-    """One cell on its way to a verdict.
+    """One cell on its way to a verdict; its `word` is None until then.
 
     Attributes:
         raw: Seconds an iteration of both launches of each pair, base first: the median of the base,
             and that times the location of head's rounds over the base's beside them. Seconds a
             sample where the policy says how many samples an iteration has.
-        pairs: What the rule sees of each pair in `raw`.
-        word: The verdict; None while there is none.
+        pairs: What the rule sees of each pair in `raw`; `decision` is what they prove so far.
         by: What decided: "pairs", "counts" or "numerics".
         reason: What a reader should know beside the numbers.
-        decision: What the pairs prove so far.
         rule: The arguments of the rule, accepted slowdown included; empty before the first pair.
         runs: Those of all pairs, by arm.
         num_counted: The first so many of these have counts; None where all have.
@@ -131,10 +126,8 @@ def draw_seed() -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class Judgement:
-    """The result of the pairs; `invalid` says why it does not count, None where it does."""
+    """The result of the pairs."""
 
     trials: tuple[Trial, ...]
-    seed: int
     num_pairs: int
     wall_s: float
-    invalid: str | None
