@@ -26,10 +26,8 @@ from perfsuite.gate.run_gate import HELD, GateResult, run_gate
 class Plant:
     """What is done to head in some sessions: one of three, or nothing.
 
-    Attributes:
-        ratio: Slowdown of every iteration, 0.05 = 5 %.
-        recipe: A field of every recipe that is changed: "precision=fp32".
-        fault: One of `ranks.messages.INJECTABLE_FAULTS`, in every iteration.
+    A slowdown of every iteration, 0.05 = 5 %; a field of every recipe that is changed,
+    "precision=fp32"; or one of `ranks.messages.INJECTABLE_FAULTS`.
     """
 
     ratio: float = 0.0
@@ -72,11 +70,7 @@ _WITHOUT_MEASUREMENT = ("ERROR", "NO-BASELINE", "INVALID", "NEW", "VANISHED")
 class PlantedResult:
     """The verdicts of the sessions of one plant, which is `NOTHING` for identical code.
 
-    Attributes:
-        num_red: Sessions with a FAIL of any cell.
-        verdicts: How often each word was given, over all cells and sessions.
-        mean_pairs: Pairs until a cell was decided, on average.
-        wall_s: Seconds of a session, on average.
+    Red are sessions with a FAIL of any cell; pairs are those of a cell, seconds those of a session.
     """
 
     plant: Plant
@@ -89,7 +83,7 @@ class PlantedResult:
 
 @dataclass(frozen=True, kw_only=True)
 class CalibrationResult:
-    """The result of a calibration, with the number of cells in each session."""
+    """The result of a calibration."""
 
     num_cells: int
     max_pairs: int
@@ -109,9 +103,8 @@ def calibrate(
 ) -> CalibrationResult:
     """Run sessions of identical code first, and judge planted slowdowns with the noise they show.
 
-    The base of the request is not used. There are `num_sessions` of each plant. The machine is
-    entered once the cells are known: it may wait for another session. Raises a WorkloadError where
-    the working tree is not HEAD's, there is no cell, or one cannot be measured.
+    There are `num_sessions` of each plant. The machine is entered once the cells are known. Raises
+    a WorkloadError where the working tree is not HEAD's, or a cell is missing or not measured.
     """
     num_cells = _count_cells(request, plants)
     seeds = random.Random(request.seed)

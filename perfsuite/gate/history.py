@@ -80,13 +80,13 @@ def timeline_of(
     A run counts where its ranks found the same environment as in the newest run.
     """
     names = names_of(cell, accepted)
-    found: list[tuple[Point, str | None]] = []
+    found: list[tuple[Point, object]] = []
     for made_at, run in runs:
         name = next((name for name in names if name in run.cells), None)
         if name is not None:
             is_accepted = run.stamp is not None and name in run.stamp.accepted
-            point = _point(made_at, run, run.cells[name].median_s, is_accepted)
-            found.append((point, run.cells[name].fingerprint))
+            stored = run.cells[name]
+            found.append((_point(made_at, run, stored.median_s, is_accepted), stored.fingerprint))
     return _timeline(cell, found)
 
 
@@ -125,10 +125,8 @@ def names_of(cell: str, accepted: Accepted) -> list[str]:
 class DatedChange:
     """A change of level between the runs `before` and `after`; ratios have 95 % bounds.
 
-    Attributes:
-        num_commits: Commits that the second has and the first has not; None outside of git.
-        accepted: Why it was accepted; None where it was not.
-        is_recovered: Whether it is a slowdown that was undone later.
+    `num_commits` is None outside of git; `accepted` says why it was accepted, None where it was
+    not; a slowdown is recovered that was undone later.
     """
 
     ratio: float
@@ -194,37 +192,30 @@ class StoredHistory:
         former = (names_of(name, self.accepted)[1:] for name in names)
         return sorted(names.difference(*former))
 
-    def follow(self, cell: str, *, smallest: float) -> CellHistory:
-        """Return what became of a cell, without changes below `smallest`, 0.01 = 1 %."""
-        return self._follow(timeline_of(cell, self.runs, self.accepted), smallest)
+    def follow(self, cell: str | None, *, smallest: float) -> CellHistory:
+        """Return what became of a cell, without changes below `smallest`, 0.01 = 1 %.
 
-    def follow_host(self, *, smallest: float) -> CellHistory:
-        """Return what became of the host itself, by its own probes."""
-        return self._follow(probe_timeline(self.runs), smallest)
-
-    def _follow(self, timeline: Timeline, smallest: float) -> CellHistory:
+        None is the host itself, by its own probes.
+        """
+        timeline = probe_timeline(self.runs)
+        if cell is not None:
+            timeline = timeline_of(cell, self.runs, self.accepted)
         trend = find_trend(timeline.weeks(), timeline.times_s(), smallest=smallest)
         if trend is None:
             return CellHistory(timeline=timeline, trend=None)
         reasons = find_reasons(timeline, trend, self.accepted)
-        changes = []
-        for number, (step, reason) in enumerate(zip(trend.steps, reasons.steps, strict=True)):
-            before, after = timeline.points[step.place - 1], timeline.points[step.place]
-            num_commits = None
-            if self.root is not None and before.commit is not None and after.commit is not None:
-                num_commits = count_commits(self.root, before.commit, after.commit)
-            is_recovered = step.ratio > 1 and trend.is_recovered(number + 1, smallest=smallest)
-            changes.append(
-                DatedChange(
-                    ratio=step.ratio,
-                    interval=(step.low, step.high),
-                    before=before,
-                    after=after,
-                    num_commits=num_commits,
-                    accepted=reason,
-                    is_recovered=is_recovered,
-                )
+        changes = [
+            DatedChange(
+                ratio=step.ratio,
+                interval=(step.low, step.high),
+                before=timeline.points[step.place - 1],
+                after=timeline.points[step.place],
+                num_commits=self._count_commits(*timeline.points[step.place - 1 : step.place + 1]),
+                accepted=reason,
+                is_recovered=step.ratio > 1 and trend.is_recovered(number, smallest=smallest),
             )
+            for number, (step, reason) in enumerate(zip(trend.steps, reasons.steps, strict=True), 1)
+        ]
         drift, weeks = None, timeline.weeks()
         if (found := trend.drift) is not None:
             drift = DatedDrift(
@@ -235,6 +226,11 @@ class StoredHistory:
                 accepted=reasons.drift,
             )
         return CellHistory(timeline=timeline, trend=trend, changes=tuple(changes), drift=drift)
+
+    def _count_commits(self, before: Point, after: Point) -> int | None:
+        if self.root is None or before.commit is None or after.commit is None:
+            return None
+        return count_commits(self.root, before.commit, after.commit)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -259,16 +255,13 @@ def find_reasons(timeline: Timeline, trend: Trend, accepted: Accepted) -> Reason
     ]
     # Where several fit, the closest gives the reason.
     entries.sort(key=lambda entry: (entry.expires, entry.ratio))
-    ends = [*(step.place for step in trend.steps), len(timeline.points)]
     steps: list[str | None] = []
-    for step, (start, end) in zip(trend.steps, pairwise(ends), strict=True):
-        day = timeline.points[start].made_at.date()
-        reason = _reason(entries, day, step.low) if step.ratio > 1 else None
-        is_in_force = any(day <= entry.expires for entry in entries)
-        if step.ratio > 1 and not is_in_force:
-            # A gate accepted the run by an exception that was removed since.
-            was_accepted = any(point.is_accepted for point in timeline.points[start:end])
-            reason = _UNLISTED if was_accepted else None
+    for step, (start, end) in zip(trend.steps, pairwise(trend.bounds[1:]), strict=True):
+        day, reason = timeline.points[start].made_at.date(), None
+        if step.ratio > 1 and any(day <= entry.expires for entry in entries):
+            reason = _reason(entries, day, step.low)
+        elif step.ratio > 1 and any(point.is_accepted for point in timeline.points[start:end]):
+            reason = _UNLISTED  # a gate accepted the run by an exception that was removed since
         steps.append(reason)
     drift = None
     if trend.drift is not None and trend.drift.slope > 0:

@@ -60,14 +60,14 @@ _BUSY_PATIENCE = 10
 
 
 class Server:
-    """The socket, and what was received on it."""
+    """The socket, and what was received on it from the `processes` of both arms."""
 
     def __init__(self, arms: Sequence[Arm], plan: PairPlan, choose: Choose, path: Path) -> None:
         self.launches = {arm.name: Launch(arm=arm) for arm in arms}
         self._plan = plan
         self._choose = choose
         self._scheduler = Scheduler(list(self.launches), first=plan.first)
-        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self._selector = selectors.DefaultSelector()
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._listener.bind(str(path))
@@ -93,10 +93,6 @@ class Server:
         self._selector.close()
         self._open.close()
 
-    def watch(self, arm: str, process: subprocess.Popen[bytes]) -> None:
-        """Notice when the arm's process ends."""
-        self._processes[arm] = process
-
     def serve(self) -> None:
         """Answer until both launches have finished, or one cannot go on."""
         patience = Patience(self._plan.timeout_s, self._spent_s)
@@ -115,7 +111,7 @@ class Server:
     def _spent_s(self) -> float:
         """Seconds that processors have worked for the launches, ended children included."""
         total_s = 0.0
-        for process in self._processes.values():
+        for process in self.processes.values():
             with contextlib.suppress(psutil.NoSuchProcess):
                 root = psutil.Process(process.pid)
                 for one in (root, *root.children(recursive=True)):
@@ -141,7 +137,7 @@ class Server:
         return bool(ready)
 
     def _notice_ends(self) -> None:
-        codes = {name: process.poll() for name, process in self._processes.items()}
+        codes = {name: process.poll() for name, process in self.processes.items()}
         if any(codes[name] is not None for name in codes.keys() - self._finished):
             while self._receive(0):  # its last messages may have come meanwhile
                 pass

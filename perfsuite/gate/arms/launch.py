@@ -95,12 +95,11 @@ def launch_pair(arms: Sequence[Arm], plan: PairPlan, names: Sequence[str]) -> di
 def run_pair(
     arms: Sequence[Arm], plan: PairPlan, *, choose: Choose, scratch: Path
 ) -> dict[str, Launch]:
-    """Run one launch of each arm, and return the launches by the arm's name.
+    """Run one launch of each arm, and return the launches by the arm's name; no process stays.
 
     The arm that runs the first round starts first: what a launch meets in memory and on the cores
     depends on what was started just before it. `choose` returns the cells to run in both, in order,
-    from what each arm has collected. The socket, logs and temporary files go to `scratch`. Whatever
-    happens, no process stays.
+    from what each arm has collected. The socket, logs and temporary files go to `scratch`.
     """
     for name, source in _COPIED.items():
         shutil.copyfile(source, scratch / f"{name}.py")
@@ -111,11 +110,16 @@ def run_pair(
     ):
         for arm in sorted(arms, key=lambda arm: arm.name != plan.first):
             process = _process(server.launches[arm.name], plan, scratch)
-            server.watch(arm.name, processes.enter_context(process))
+            server.processes[arm.name] = processes.enter_context(process)
         server.serve()
     for name, launch in server.launches.items():
         if launch.failure is not None:
-            launch.failure += _last_lines(scratch / f"{name}.log") + _say_if_full(scratch)
+            lines = (scratch / f"{name}.log").read_text(errors="replace").splitlines()
+            free_bytes = shutil.disk_usage(scratch).free
+            if free_bytes < _ROOM_BYTES:  # for a message
+                free = f"{format_bytes(free_bytes)} left"
+                lines.append(f"the disk of {scratch.parent} is full: {free}")
+            launch.failure += "".join(f"\n  | {line}" for line in lines[-_NUM_LOG_LINES:])
     return server.launches
 
 
@@ -128,9 +132,14 @@ def _process(launch: Launch, plan: PairPlan, scratch: Path) -> Iterator[subproce
     (scratch / _FILES).write_bytes(os.fsencode("\n".join(plan.files)))
     variables = {**arm.inherited, **arm.environment}
     roots = [str(root) for root in (scratch, *arm.import_roots)]
+    # An empty value is none: the variable may be the user's.
+    caches = {"PYTHONDONTWRITEBYTECODE": "" if arm.caches else "1"}
+    if arm.caches is not None:
+        folder = arm.caches / arm.name
+        caches |= {name: str(folder / below) for name, below in _CACHES.items()}
     environment = {
         **variables,
-        **_cache_variables(arm),
+        **caches,
         "PYTHONPATH": os.pathsep.join(filter(None, [*roots, variables.get("PYTHONPATH")])),
         "PYTHONHASHSEED": str(plan.hash_seed),
         "TMPDIR": str(temporary),
@@ -162,24 +171,3 @@ def _process(launch: Launch, plan: PairPlan, scratch: Path) -> Iterator[subproce
         with contextlib.suppress(subprocess.TimeoutExpired):  # it may be finishing
             process.wait(_GRACE_S)
         launch.leaves_daemon = background.end_all(process, f"{background.LOG}={log_of_files}")
-
-
-def _cache_variables(arm: Arm) -> dict[str, str]:
-    if arm.caches is None:
-        return {"PYTHONDONTWRITEBYTECODE": "1"}
-    # An empty value is none: the variable may be the user's.
-    folders = {name: str(arm.caches / arm.name / folder) for name, folder in _CACHES.items()}
-    return {**folders, "PYTHONDONTWRITEBYTECODE": ""}
-
-
-def _say_if_full(folder: Path) -> str:
-    """Why a launch may have failed without a message: there was no room for one."""
-    free_bytes = shutil.disk_usage(folder).free
-    if free_bytes >= _ROOM_BYTES:
-        return ""
-    return f"\n  | the disk of {folder.parent} is full: {format_bytes(free_bytes)} left"
-
-
-def _last_lines(log: Path) -> str:
-    lines = log.read_text(errors="replace").splitlines()[-_NUM_LOG_LINES:]
-    return "".join(f"\n  | {line}" for line in lines)

@@ -86,8 +86,7 @@ def choose_runs(
 ) -> Choice:
     """Return the runs that `sift_runs` finds, sorted, and why each other one is refused.
 
-    The newest `max_sessions` are enough; older runs are neither used nor refused. A run of one of
-    four shards is a quarter of a session.
+    The newest `max_sessions` are enough. A run of one of four shards is a quarter of a session.
     """
     usable: list[StoredRun] = []
     refused: list[Unusable] = []
@@ -97,8 +96,8 @@ def choose_runs(
             refused.append(run)
             continue
         usable.append(run)
-        shard = None if run.stamp is None else run.stamp.shard
-        num_sessions += Fraction(1, 1 if shard is None else shard.num_shards)
+        shard = run.stamp.shard if run.stamp else None
+        num_sessions += Fraction(1, shard.num_shards if shard else 1)
         if num_sessions >= max_sessions:
             break
     return Choice(
@@ -112,11 +111,10 @@ def sift_runs(
 ) -> Iterator[StoredRun | Unusable]:
     """Yield each stored run to compare with, or why it is refused: the newest first, read lazily.
 
-    Files that hold no run come before all others. `storage` is that of `--benchmark-storage`, and
-    `selector` the value of `--benchmark-compare`: True for every run, else a number, a glob or a
-    path, as pytest-benchmark understands them, or a file's URL. `fingerprint` is the environment of
-    this session; `rules` are those of `trunk_rules`, outside of git none. Raises a SettingError for
-    an invalid selector, a StorageError where the storage cannot be listed.
+    Files that hold no run come before all others. `selector` is the value of `--benchmark-compare`:
+    True for every run, else a number, a glob or a path, as pytest-benchmark understands them, or a
+    file's URL. Raises a SettingError for an invalid one, a StorageError where the storage cannot be
+    listed.
     """
     files = find_runs(storage, selector)
     if not files:

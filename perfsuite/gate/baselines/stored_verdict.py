@@ -1,8 +1,4 @@
-"""What stored runs say of a cell: of its counts exactly, of its time where that is clear.
-
-These two steps of the gate cost nothing but the session's own measurement. They fail no cell: what
-they do not let pass goes to pairs.
-"""
+"""What stored runs say of a cell, which fails none: its counts exactly, its time where clear."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -66,10 +62,7 @@ class History:
         policy: CellPolicy,
         say: Callable[[str], None],
     ) -> str | None:
-        """Return which counts grew against the base's own run, in words; None where none did.
-
-        A decrease calls for a new stored run, or the count may grow again. `say` shows a line.
-        """
+        """Return which counts grew against the base's own run, in words; None where none did."""
         own = self._find_own(name)
         if own is None or own.cells[name].num_samples != num_samples:
             return None
@@ -124,8 +117,7 @@ def read_history(
     """Return the stored runs of the base and this environment, as many as are needed.
 
     `storage` is None for a place that only pytest-benchmark reads; `selector` is the value of
-    `--benchmark-compare`; `base` is None where there is none in git. Raises a SettingError for an
-    invalid selector.
+    `--benchmark-compare`, a SettingError where it is invalid.
     """
     if base is None or storage is None:
         why = "the runs in Elasticsearch, which only pytest-benchmark reads"

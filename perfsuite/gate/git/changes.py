@@ -4,12 +4,12 @@ import filecmp
 import os
 import re
 import stat
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePath
 
 from perfsuite.gate.git.command import output
-from perfsuite.gate.git.repository import find_top, working_files
+from perfsuite.gate.git.repository import find_top, listed_files, working_files
 
 # Documentation touches no cell: texts and these folders at the top of a checkout, and a text with
 # one of these names anywhere. Another text in a package may be a page that the package shows.
@@ -63,7 +63,7 @@ def is_record(path: PurePath) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class Uncommitted:
-    """What git says of a tree beside HEAD: whether a cell could load any of it."""
+    """Whether a tree differs from HEAD, and in what a cell could load."""
 
     is_dirty: bool
     is_clean: bool
@@ -129,7 +129,7 @@ class Changes:
 
 
 def compare_trees(
-    top: Path, root: Path, files: Collection[Path], base_top: Path, base_files: Collection[Path]
+    top: Path, root: Path, files: Iterable[Path], base_top: Path, base_files: Iterable[Path]
 ) -> Changes:
     """Return how the files of head's tree differ from those of the base's, byte by byte.
 
@@ -153,8 +153,7 @@ def tree_files(top: Path, root: Path, outputs: Sequence[Path]) -> list[Path]:
 
     Tracked ones, and those that git neither tracks nor ignores and no session left.
     """
-    listed = output(top, "ls-files", "-z", "--others", "--exclude-standard", "--", ".")
-    unknown = {Path(os.fsdecode(name)) for name in listed.split(b"\0") if name}
+    unknown = listed_files(top, "--others", "--exclude-standard", "--", ".")
     is_sessions = _of_sessions(root, outputs)
     left = {
         path

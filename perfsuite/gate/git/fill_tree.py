@@ -26,23 +26,24 @@ def copy_same_files(head: Path, tree: Path) -> None:
         for file in files or ():
             copy_file(head, tree, path / file)
     for path in lfs_pointers(tree):
-        if (head / path).is_file() and _digest(head / path) in (tree / path).read_bytes():
-            copy_file(head, tree, path)
-
-
-def _digest(file: Path) -> bytes:
-    with file.open("rb") as opened:
-        return hashlib.file_digest(opened, "sha256").hexdigest().encode()
+        if (head / path).is_file():
+            with (head / path).open("rb") as opened:
+                digest = hashlib.file_digest(opened, "sha256").hexdigest()
+            if digest.encode() in (tree / path).read_bytes():
+                copy_file(head, tree, path)
 
 
 def lfs_pointers(tree: Path) -> list[Path]:
     """Return the git-lfs files of a tree that are not there, only the pointers to them."""
-    return [path for path in repository.lfs_files(tree) if is_lfs_pointer(tree / path)]
+    files = repository.listed_files(tree, "--", ":(attr:filter=lfs)")
+    return [path for path in files if (tree / path).is_file() and _is_pointer(tree / path)]
 
 
 def missing_files(tree: Path) -> list[Path]:
-    """Return the submodules and git-lfs files of its commit that a worktree lacks."""
-    return [*empty_submodules(tree), *lfs_pointers(tree)]
+    """Return the submodules and git-lfs files of its commit that a tree lacks; none outside git."""
+    return (
+        [] if repository.find_top(tree) is None else [*empty_submodules(tree), *lfs_pointers(tree)]
+    )
 
 
 def empty_submodules(tree: Path) -> list[Path]:
@@ -50,10 +51,7 @@ def empty_submodules(tree: Path) -> list[Path]:
     return [path for path in repository.submodules(tree) if not any((tree / path).glob("*"))]
 
 
-def is_lfs_pointer(file: Path) -> bool:
-    """Whether a file only says which one git-lfs keeps for it."""
-    if not file.is_file():
-        return False
+def _is_pointer(file: Path) -> bool:
     with file.open("rb") as opened:
         return opened.read(len(_LFS_POINTER)) == _LFS_POINTER
 

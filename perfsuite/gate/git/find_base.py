@@ -43,16 +43,17 @@ def find_base(
     """Return the commit that head is to be compared with.
 
     `revision` where it is given; a SettingError where it names no commit. Else the merge base of
-    HEAD with the upstream's branch: `target`, which a continuous integration names, else
-    origin/HEAD, a local main or master, origin/main, origin/master, the first that exists. Where
-    that is HEAD itself, or no such branch exists: HEAD if the tree is dirty, else HEAD's first
-    parent. See `read_uncommitted` for `outputs` and `folders`.
+    HEAD with the upstream's branch: `target`, which a continuous integration names, else the first
+    of `_UPSTREAMS`. Where that is HEAD itself, or no such branch exists: HEAD if the tree is dirty,
+    else HEAD's first parent. See `uncommitted_files` for `outputs` and `folders`.
     """
     refusal = why_not_a_checkout(root)
     if refusal is not None:
         return NoBase(reason=refusal)
     if revision is not None:
-        return _named_base(root, revision)
+        named = commit_named(root, "the base", revision)
+        before = "" if named.startswith(revision) else f"{revision}, "
+        return Base(revision=named, described=before + short_commit(named))
     head = find_commit(root, "HEAD")
     if head is None:
         return NoBase(reason=f"the repository of {root} has no commit yet; commit, then try again")
@@ -90,10 +91,7 @@ def target_branch(environ: Mapping[str, str]) -> str | None:
 
 
 def find_trunk(root: Path) -> str | None:
-    """Return the newest commit of HEAD that the upstream's default branch has, None without one.
-
-    HEAD where there is no such branch.
-    """
+    """Return the newest commit of HEAD that the upstream's default branch has, if there is any."""
     return answer(root, "merge-base", "HEAD", _find_upstream(root, None) or "HEAD")
 
 
@@ -158,10 +156,7 @@ def _count(root: Path, new: str, *old: str) -> int:
 
 
 def commit_named(root: Path, what: str, revision: str) -> str:
-    """Return the full name of a commit; a SettingError where a revision that is `what` names none.
-
-    For people `what` is "the base" or an option.
-    """
+    """Return the full name of a commit; a SettingError where `what`, as people say, names none."""
     found = find_commit(root, revision)
     if found is None:
         hint = f"use a branch, a tag or a commit that 'git log -1 {revision}' shows"
@@ -169,13 +164,6 @@ def commit_named(root: Path, what: str, revision: str) -> str:
             hint = "this clone is shallow: fetch it first, or all with 'git fetch --unshallow'"
         raise SettingError(f"{what} {revision!r} is no commit of the repository {root}; {hint}")
     return found
-
-
-def _named_base(root: Path, revision: str) -> Base:
-    found = commit_named(root, "the base", revision)
-    if found.startswith(revision):
-        return Base(revision=found, described=short_commit(found))
-    return Base(revision=found, described=f"{revision}, {short_commit(found)}")
 
 
 def _base_of_default_branch(

@@ -76,17 +76,20 @@ class Head:
 
 @dataclass(frozen=True, kw_only=True)
 class Overlay:
-    """The files of head that are laid over the base's tree, relative to the top.
+    """The files and whole folders of head that are laid over the base's tree, relative to the top.
 
-    Attributes:
-        folders: As wholes.
-        files: One by one.
-        searched: Folders where a test file is removed if only the base has it.
+    In the folders that are searched a test file is removed if only the base has it.
     """
 
     folders: set[Path] = field(default_factory=set)
     files: set[Path] = field(default_factory=set)
     searched: set[Path] = field(default_factory=set)
+
+    @property
+    def conftests(self) -> set[Path]:
+        """The places of a conftest.py above them."""
+        above = {parent for path in self.folders | self.files for parent in path.parents}
+        return {parent / _CONFTEST for parent in above}
 
 
 def plan_overlay(head: Head, paths: Sequence[Path]) -> Overlay:
@@ -100,20 +103,26 @@ def plan_overlay(head: Head, paths: Sequence[Path]) -> Overlay:
         lexical = path.parent.resolve() / path.name
         if lexical.is_symlink() and lexical.is_relative_to(head.top):
             overlay.files.add(lexical.relative_to(head.top))
-        place = _place_in(head, path)
-        if (head.top / place).is_dir():
-            _add_folder(overlay, head, place, path)
+        place = path.resolve()
+        if not place.exists():
+            raise SettingError(f"{path} does not exist; name files or folders with benchmarks")
+        if not place.is_relative_to(head.top):
+            raise SettingError(
+                f"{path} is outside of {head.top}, so the base's tree has no place for it; "
+                "name files or folders inside"
+            )
+        if place.is_dir():
+            _add_folder(overlay, head, place.relative_to(head.top), path)
         else:
-            overlay.files.add(place)
-            _add_test_file(overlay, head, place)
+            overlay.files.add(place.relative_to(head.top))
+            _add_test_file(overlay, head, place.relative_to(head.top))
     return overlay
 
 
 def lay_over(tree: Path, head: Head, overlay: Overlay) -> None:
     """Put head's benchmark files into the base's tree, in the place of its own.
 
-    `tree` is the counterpart of `head.top`, without symbolic links in its own path. Raises an
-    OSError where a file cannot be copied.
+    `tree` is the counterpart of `head.top`, without symbolic links in its own path.
     """
     for folder in overlay.searched:
         for file in source_files(tree / folder):
@@ -123,8 +132,7 @@ def lay_over(tree: Path, head: Head, overlay: Overlay) -> None:
         _remove(tree, folder)
         for file in _files_of(head, folder):
             copy_file(head.top, tree, file)
-    above = {parent for path in overlay.folders | overlay.files for parent in path.parents}
-    for conftest in {parent / _CONFTEST for parent in above}:
+    for conftest in overlay.conftests:
         _remove(tree, conftest)
         if (head.top / conftest).is_file():
             copy_file(head.top, tree, conftest)
@@ -135,20 +143,17 @@ def lay_over(tree: Path, head: Head, overlay: Overlay) -> None:
 def benchmark_files(head: Head, overlay: Overlay) -> set[Path]:
     """Return every file of head that is laid over, relative to the top."""
     files = overlay.files.union(*(_files_of(head, folder) for folder in overlay.folders))
-    above = {parent for path in overlay.folders | overlay.files for parent in path.parents}
-    conftests = {parent / _CONFTEST for parent in above}
-    return {path for path in files | conftests if (head.top / path).is_file()}
+    return {path for path in files | overlay.conftests if (head.top / path).is_file()}
 
 
 def lay_configuration(tree: Path, head: Path, inifile: Path | None) -> Path:
     """Put head's pytest configuration into the base's root; return the file for `pytest -c`.
 
-    `inifile` is what pytest read in head's root (`config.inipath`); one from elsewhere is returned
-    as it is. The base keeps its own pyproject.toml, tox.ini and setup.cfg, which also describe its
-    package: a copy of head's is laid beside it under another name. Head's cannot be read in its
-    place, because its paths, such as `pythonpath`, count from its folder and would lead the base's
-    arm to head's code. A file that is pytest's alone replaces the base's. Where head has none, an
-    empty one keeps pytest from reading the base's. Raises a WriteError with the tree and reason.
+    `inifile` is what pytest read in head's root; one from elsewhere is returned as it is. Head's
+    cannot be read in its place, because its paths, such as `pythonpath`, count from its folder. A
+    file that is pytest's alone replaces the base's; of pyproject.toml, tox.ini and setup.cfg, which
+    also describe the base's package, a copy is laid beside it. Where head has none, an empty one
+    keeps pytest from reading the base's.
     """
     place = Path(f"{_CONFIGURATION_COPY}.ini")
     if inifile is not None:
@@ -166,20 +171,14 @@ def lay_configuration(tree: Path, head: Path, inifile: Path | None) -> Path:
 
 
 def is_mixed(file: Path, python_files: Sequence[str]) -> bool:
-    """Whether a file of tests is named as code is.
-
-    No word of its path says what it is for, nor does a pattern of pytest's `python_files`.
-    """
+    """Whether a file of tests is named as code is, by its path and pytest's `python_files`."""
     words = {word for part in file.parts for word in re.split(r"[^a-z0-9]", part.lower())}
     telling = [pattern for pattern in python_files if pattern != "*.py"]
     return _BENCHMARK_WORDS.isdisjoint(words) and not _is_named(file, telling)
 
 
 def source_files(folder: Path, *, leave_out: Path | None = None) -> Iterator[Path]:
-    """Yield every file and link of a source tree, relative to it, but not those of `leave_out`.
-
-    No .git, virtual environment or cache.
-    """
+    """Yield every file and link of a source tree but `leave_out`, environments and caches."""
     for at, folders, files in os.walk(folder):
         here = Path(at)
         links = [name for name in folders if (here / name).is_symlink()]
@@ -195,10 +194,7 @@ def source_files(folder: Path, *, leave_out: Path | None = None) -> Iterator[Pat
 
 
 def tree_files(folder: Path) -> list[Path]:
-    """Return the files of a source tree that git tracks or would add; outside of git, all.
-
-    Relative to it; no .git, virtual environment or cache.
-    """
+    """Return the files of a source tree that git tracks or would add; outside of git, all."""
     if repository.find_top(folder) is None:
         return list(source_files(folder))
 
@@ -257,18 +253,6 @@ def as_write_error(tree: Path) -> Iterator[None]:
         ) from error
 
 
-def _place_in(head: Head, path: Path) -> Path:
-    place = path.resolve()
-    if not place.exists():
-        raise SettingError(f"{path} does not exist; name files or folders with benchmarks")
-    if not place.is_relative_to(head.top):
-        raise SettingError(
-            f"{path} is outside of {head.top}, so the base's tree has no place for it; "
-            "name files or folders inside"
-        )
-    return place.relative_to(head.top)
-
-
 def _add_folder(overlay: Overlay, head: Head, place: Path, named: Path) -> None:
     files = _files_of(head, place)
     if not files:
@@ -293,7 +277,7 @@ def _add_test_file(overlay: Overlay, head: Head, file: Path) -> None:
 
 
 def _benchmark_folder(head: Head, folder: Path) -> Path | None:
-    """Return the outermost benchmark folder that `folder` is or is in: rule 1."""
+    """The outermost benchmark folder that `folder` is or is in: rule 1."""
     for candidate in reversed([folder, *folder.parents]):
         words = re.split(r"[^a-z0-9]", candidate.name.lower())
         if _BENCHMARK_WORDS.intersection(words) and not _holds_code(head, candidate):
@@ -302,32 +286,27 @@ def _benchmark_folder(head: Head, folder: Path) -> Path | None:
 
 
 def _holds_code(head: Head, folder: Path) -> bool:
-    here = head.top / folder
-    return (
+    here, is_usual = head.top / folder, folder.name.lower() in _USUAL
+    if (
         head.root.is_relative_to(here)
         or any((here / name).is_file() for name in ("pyproject.toml", "setup.py"))
         or here.parent.name == "src"
         or here.name == _project_package(head.root)
-        or (
-            _is_in_package(here, is_usual=folder.name.lower() in _USUAL)
-            and any(not is_test_file(head, folder / path.name) for path in _modules(here))
-        )
-        or any(
-            folder.name.lower() not in _USUAL or not _is_for_tests(head, importer)
-            for importer in importers(head.top, _all_files(head.top), folder)
-        )
-    )
-
-
-def _is_in_package(folder: Path, *, is_usual: bool) -> bool:
-    """Whether modules of a folder are a package's; by itself only an unusual one is a package."""
-    packages = [folder.parent] if is_usual else [folder.parent, folder]
-    return any((one / "__init__.py").is_file() for one in packages)
-
-
-def _is_for_tests(head: Head, path: Path) -> bool:
-    folders = {folder.name.lower() for folder in path.parents}
-    return is_test_file(head, path) or not _USUAL.isdisjoint(folders)
+    ):
+        return True
+    # By itself only a folder with an unusual name is a package.
+    packages = [here.parent] if is_usual else [here.parent, here]
+    modules = (folder / path.name for path in here.glob("*.py") if path.name != "__init__.py")
+    if any((one / "__init__.py").is_file() for one in packages) and any(
+        not is_test_file(head, path) for path in modules
+    ):
+        return True
+    for importer in importers(head.top, _all_files(head.top), folder):
+        folders = {parent.name.lower() for parent in importer.parents}
+        is_for_tests = is_test_file(head, importer) or not _USUAL.isdisjoint(folders)
+        if not (is_usual and is_for_tests):
+            return True
+    return False
 
 
 @functools.cache
@@ -335,12 +314,8 @@ def _all_files(top: Path) -> frozenset[Path]:
     return frozenset(tree_files(top))
 
 
-def _modules(folder: Path) -> Iterator[Path]:
-    return (path for path in folder.glob("*.py") if path.name != "__init__.py")
-
-
 def _project_package(root: Path) -> str | None:
-    """Return the import name that a project of this name has by custom."""
+    """The import name that the root's project has by custom."""
     try:
         text = (root / "pyproject.toml").read_text(encoding="utf-8")
         project = tomllib.loads(text).get("project", {})
@@ -360,7 +335,6 @@ def _is_named(path: Path, patterns: Sequence[str]) -> bool:
 
 
 def _files_of(head: Head, folder: Path) -> list[Path]:
-    """Return head's files in `folder`, relative to the top."""
     return [folder / path for path in tree_files(head.top / folder)]
 
 

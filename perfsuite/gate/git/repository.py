@@ -113,8 +113,7 @@ def add_worktree(root: Path, base: Base, folder: Path) -> None:
 def read_log(root: Path, revision: str) -> dict[str, datetime]:
     """Return when each commit up to a revision was made, parents before their children.
 
-    A commit without a time counts as made with the one before it in this order, and at the
-    beginning with the one after it.
+    A commit without a time has that of the one before it, or at the beginning of the one after.
     """
     options = ("--topo-order", "--reverse", "--no-show-signature", "--format=%H %ct")
     lines = output(root, "log", *options, revision).decode().splitlines()
@@ -148,10 +147,9 @@ def working_files(folder: Path) -> list[Path]:
 
     Symbolic links count as files. Files of submodules and other nested checkouts are included.
     """
-    listed = output(folder, "ls-files", "-z", "--cached", "--others", "--exclude-standard")
+    listed = listed_files(folder, "--cached", "--others", "--exclude-standard")
     files: list[Path] = []
-    for name in dict.fromkeys(filter(None, listed.split(b"\0"))):
-        path = Path(os.fsdecode(name))
+    for path in dict.fromkeys(listed):
         if (folder / path).is_file() or (folder / path).is_symlink():
             files.append(path)
         elif (folder / path / ".git").exists():
@@ -159,10 +157,15 @@ def working_files(folder: Path) -> list[Path]:
     return files
 
 
+def listed_files(folder: Path, *arguments: str) -> list[Path]:
+    """Return what `git ls-files` lists with these arguments, relative to the folder."""
+    listed = output(folder, "ls-files", "-z", *arguments)
+    return [Path(os.fsdecode(name)) for name in listed.split(b"\0") if name]
+
+
 def tracked_files(top: Path, paths: Iterable[Path]) -> set[Path]:
     """Return those of the paths, relative to the top, that git tracks."""
-    listed = output(top, "ls-files", "-z", "--cached", "--", *(f":(literal){one}" for one in paths))
-    return {Path(os.fsdecode(name)) for name in listed.split(b"\0") if name}
+    return {*listed_files(top, "--cached", "--", *(f":(literal){path}" for path in paths))}
 
 
 def is_ignored(top: Path, path: Path) -> bool:
@@ -185,14 +188,7 @@ def files_of_commit(checkout: Path, commit: str) -> list[Path] | None:
         return None
     if run_git(checkout, "diff", "--quiet", "--no-ext-diff", "HEAD").returncode != 0:
         return None
-    listed = output(checkout, "ls-files", "-z", "--cached", "--recurse-submodules")
-    return [Path(os.fsdecode(name)) for name in listed.split(b"\0") if name]
-
-
-def lfs_files(tree: Path) -> list[Path]:
-    """Return the tracked files that git-lfs stores, relative to `tree`."""
-    names = output(tree, "ls-files", "-z", "--", ":(attr:filter=lfs)").split(b"\0")
-    return [Path(os.fsdecode(name)) for name in names if name]
+    return listed_files(checkout, "--cached", "--recurse-submodules")
 
 
 def why_not_a_checkout(root: Path) -> str | None:

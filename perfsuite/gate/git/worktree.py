@@ -43,8 +43,7 @@ _TREE_NAME = re.compile(rf"perfsuite-(\d+)-(?:base-{_HOST}|pair)-\w+")
 def base_tree(root: Path, base: Base) -> Iterator[Path]:
     """Give the base's counterpart of `root`, in a git worktree that is gone after the context.
 
-    Raises a SettingError where `root` is not in a git checkout, and a WriteError with the folder
-    and the reason where the tree cannot be made: nothing stays.
+    Raises a SettingError where `root` is in no git checkout, a WriteError where none can be made.
     """
     top = repository.find_top(root)
     if top is None:
@@ -62,8 +61,7 @@ def base_tree(root: Path, base: Base) -> Iterator[Path]:
 def directory_tree(root: Path, base_dir: Path) -> Iterator[Path]:
     """Give a copy of the base's root `base_dir` that is gone after the context, as `base_tree`.
 
-    Files that git ignores are copied too, since an extension that was built in place is ignored;
-    .git, virtual environments and caches are not.
+    Files that git ignores are copied too, since an extension that was built in place is ignored.
     """
     check_base_dir(base_dir)
     source = base_dir.resolve()
@@ -77,8 +75,7 @@ def directory_tree(root: Path, base_dir: Path) -> Iterator[Path]:
 def lay_benchmarks(tree: Path, head: Head, paths: Sequence[Path]) -> list[Path]:
     """Lay head's benchmark files over `tree`, the counterpart of its root, by `overlay`'s rules.
 
-    Return the Python files in the tree that are others then. Raises a SettingError as
-    `plan_overlay`, and a WriteError where a file cannot be copied.
+    Return the Python files in the tree that are others then.
     """
     laid, folder = plan_overlay(head, paths), head.top_of(tree)
     before = python_digests(tree)
@@ -123,13 +120,11 @@ def what_is_missing(tree: Path) -> tuple[str, ...]:
     top = repository.find_top(tree)
     if top is None:
         return ()
-    missing = [
-        f"the submodule {path} is empty in the base's tree" for path in empty_submodules(top)
-    ]
-    if pointers := lfs_pointers(top):
-        missing.append(
-            f"git-lfs files are pointers in the base's tree: {len(pointers)}, {pointers[0]} for one"
-        )
+    empty, pointers = empty_submodules(top), lfs_pointers(top)
+    missing = [f"the submodule {path} is empty in the base's tree" for path in empty]
+    if pointers:
+        told = f"git-lfs files are pointers in the base's tree: {len(pointers)}, {pointers[0]}"
+        missing.append(f"{told} for one")
     return tuple(missing)
 
 
@@ -163,35 +158,28 @@ def _temporary_folder(records: Path | None, *, near: Path) -> Iterator[Path]:
     Beside the checkout `near`, so that both arms read one file system; not in it, where tools that
     look for a file in the folders above would find head's.
     """
-    folder = _make_folder(near.resolve().parent, near) or _make_folder(None, near)
-    assert folder is not None
+    beside, prefix = near.resolve().parent, f"perfsuite-{os.getpid()}-base-{_HOST}-"
+    name = None
+    with contextlib.suppress(OSError):
+        if beside.stat().st_dev == near.stat().st_dev:
+            name = tempfile.mkdtemp(prefix=prefix, dir=beside)
+    try:
+        folder = Path(name or tempfile.mkdtemp(prefix=prefix)).resolve()
+    except OSError as error:
+        raise WriteError(
+            f"cannot make a temporary folder for the base's tree: {error.strerror or error}"
+        ) from error
     try:
         yield folder
     finally:
         _remove_tree(folder, records)
 
 
-def _make_folder(place: Path | None, near: Path) -> Path | None:
-    """Make a folder in a place, the temporary folder for None, or return None for a wrong place."""
-    try:
-        if place is not None and place.stat().st_dev != near.stat().st_dev:
-            return None
-        name = tempfile.mkdtemp(prefix=f"perfsuite-{os.getpid()}-base-{_HOST}-", dir=place)
-    except OSError as error:
-        if place is not None:
-            return None
-        raise WriteError(
-            f"cannot make a temporary folder for the base's tree: {error.strerror or error}"
-        ) from error
-    return Path(name).resolve()
-
-
 def _remove_tree(folder: Path, records: Path | None) -> None:
     """Remove a tree, and git's record of it, as far as there is any.
 
-    Not through git: `git worktree remove` needs a whole worktree, a record that is not locked by
-    its making, and one more process on a machine that may be out of them. `git worktree prune`
-    would remove other stale records too, which are the user's.
+    Not through git: `git worktree remove` needs a whole worktree, an unlocked record and one more
+    process; `git worktree prune` would remove other stale records too, which are the user's.
     """
     with uninterrupted():
         # A folder without the right to write keeps what is in it.

@@ -43,7 +43,7 @@ class Loading:
         roots: Folders that come first on its path.
         site: Where the base's build installs.
         prefix: Of its interpreter.
-        files: With links followed, but not those of its checkout; programs included.
+        files: With links followed but for those of its checkout; programs included.
     """
 
     name: str
@@ -88,7 +88,11 @@ def find_asymmetry(base: Launch, head: Launch) -> str | None:
         or _find_shared(ours, theirs)
         or _find_built(ours, theirs)
         or _find_silent(base, theirs)
-        or _find_dependency(base, head, ours.top, theirs.top)
+        or (
+            find_changed_dependency(ours.top, theirs.top, base.loaded.files)
+            if base.arm.python == head.arm.python
+            else None
+        )
     )
 
 
@@ -109,13 +113,8 @@ def _loading(launch: Launch) -> Loading:
 
 
 _is_left_out = functools.cache(is_left_out)
+_missing_files = functools.cache(missing_files)
 _real_path = functools.cache(os.path.realpath)
-
-
-def _find_dependency(base: Launch, head: Launch, base_top: Path, head_top: Path) -> str | None:
-    if base.arm.python != head.arm.python:
-        return None
-    return find_changed_dependency(base_top, head_top, base.loaded.files)
 
 
 def _find_silent(base: Launch, head: Loading) -> str | None:
@@ -216,12 +215,7 @@ def _tracked(top: Path, paths: list[Path]) -> set[Path]:
 
 def _is_lacked(top: Path, path: Path) -> Path | None:
     """The submodule or git-lfs file that a path is in, and that the base's tree lacks."""
-    return next((one for one in _lacks(top) if path.is_relative_to(one)), None)
-
-
-@functools.cache
-def _lacks(top: Path) -> tuple[Path, ...]:
-    return () if find_top(top) is None else tuple(missing_files(top))
+    return next((one for one in _missing_files(top) if path.is_relative_to(one)), None)
 
 
 def _find_shared(base: Loading, head: Loading) -> str | None:
@@ -249,22 +243,18 @@ def _find_shared(base: Loading, head: Loading) -> str | None:
 
 def _find_built(base: Loading, head: Loading) -> str | None:
     """Why one arm may have built what both loaded, in a folder that both arms have."""
+    began_s = psutil.Process().create_time()
     for name in sorted(base.files & head.files):
         file = Path(name)
         if any(file.is_relative_to(folder) for folder in (base.top, head.top)):
             continue
-        if name.endswith(_CODE) and file.is_file() and file.stat().st_mtime > _began_s():
+        if name.endswith(_CODE) and file.is_file() and file.stat().st_mtime > began_s:
             return (
                 f"both arms loaded {file}, which was written during this session; gate again if "
                 "that was an edit or an installation; else have the code build it in the tree, in "
                 "a folder named after its source, or in TMPDIR, of which each arm has its own"
             )
     return None
-
-
-@functools.cache
-def _began_s() -> float:
-    return float(psutil.Process().create_time())
 
 
 def _find_source(base: Loading, head: Loading, file: Path) -> Path | None:
@@ -282,8 +272,8 @@ def _find_source(base: Loading, head: Loading, file: Path) -> Path | None:
 def _is_of_another(file: Path, tree: Path, source: Path) -> bool:
     """Whether a project that is none of the tree's has installed what is named as `source` is.
 
-    The projects of the tree are known by their records; where none has a name, equal contents
-    decide. A file without a record, as in a folder on PYTHONPATH, is the tree's.
+    Where no project of the tree has a name, equal contents decide. A file without a record, as in a
+    folder on PYTHONPATH, is the tree's.
     """
     if not is_recorded(str(file)) or computes_name(tree):
         return False

@@ -16,9 +16,9 @@ SHARE = "name it in pytest's perf_share where both may use head's"
 
 
 def name_untracked(reason: str, head: Path, base: Path, roots: Sequence[Path]) -> str | None:
-    """Return what head has, git does not track, and the base failed for; None where nothing.
+    """Return what head has, git does not track, and the base failed for, by its `reason`.
 
-    `reason` is why the base failed, `head` and `base` are the roots, `roots` head's import roots.
+    `head` and `base` are pytest's roots, `roots` head's import roots.
     """
     for path in _candidates(reason, head, base, roots):
         top = find_top(head)
@@ -32,7 +32,6 @@ def name_untracked(reason: str, head: Path, base: Path, roots: Sequence[Path]) -
 
 
 def _candidates(reason: str, head: Path, base: Path, roots: Sequence[Path]) -> Iterator[Path]:
-    """Yield where head may have what the base misses."""
     modules = [match[1] for match in _NO_MODULE.finditer(reason)]
     modules += [f"{match[2]}.{match[1]}" for match in _NO_NAME.finditer(reason)]
     for module in modules:

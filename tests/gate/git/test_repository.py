@@ -16,7 +16,6 @@ from perfsuite.gate.git.repository import (
     add_worktree,
     find_top,
     is_in_history,
-    lfs_files,
     submodules,
     working_files,
     worktree_records,
@@ -102,13 +101,6 @@ def test_a_submodule_that_was_not_fetched_has_no_files(repository: Path) -> None
     assert working_files(repository) == [Path("code.py")]
     assert working_files(repository / "part") == []
     assert [*submodules(repository)] == [Path("part")]
-
-
-def test_files_of_git_lfs_are_found_by_their_attribute(repository: Path) -> None:
-    commit(repository, ".gitattributes", "*.bin filter=lfs\n")
-    commit(repository, "weights.bin")
-
-    assert lfs_files(repository) == [Path("weights.bin")]
 
 
 # --- worktrees ---

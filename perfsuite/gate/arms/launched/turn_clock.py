@@ -14,44 +14,20 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 # Processor seconds a second that the launch may use beside the timed thread, 1.05 with it: with
 # more, two cores are in use, and a single core would make the cell slower.
 _MOST_BESIDE = 0.05
 
 
-class Process(Protocol):
-    """Another process of the launch."""
-
-    @property
-    def cpu_s(self) -> float:
-        """Its processor time."""
-
-
-class Background(Protocol):
-    """What works beside the main thread of a launch."""
-
-    def processes(self) -> Mapping[int, Process]:
-        """Return all other processes of the launch, by their ids."""
-
-    def threads(self) -> list[int]:
-        """Return the other threads of this process."""
-
-    def thread_seconds(self) -> Mapping[int, float]:
-        """Return the processor seconds of each of them that is Python's."""
-
-    def stop(self) -> None:
-        """Stop the other processes of the launch."""
-
-    def resume(self) -> None:
-        """Resume them."""
-
-
 class TurnClock:
     """A clock that is read in pairs: the first read waits for the arm's turn, the second ends it.
 
     The name keeps pytest-benchmark from storing one that holds an address.
+
+    Where pytest-benchmark keeps the collector from running in rounds, the clock `collects_garbage`
+    at the end of each, in its time.
 
     Attributes:
         turns_s: Duration of all turns so far.
@@ -67,11 +43,6 @@ class TurnClock:
         end_turn: Callable[[], object],
         collects_garbage: bool,
     ) -> None:
-        """Take turns with the other arm on `core`.
-
-        Where pytest-benchmark keeps the collector from running in rounds, the clock
-        `collects_garbage` at the end of each, in its time.
-        """
         self.__name__ = self.__qualname__ = "turn_clock"
         self.turns_s = 0.0
         self.background_s = 0.0
@@ -132,14 +103,14 @@ class SharedCore:
 
     Attributes:
         number: Of the core; None pins nothing.
-        background: What works beside the main thread of the launch.
+        background: A `Background` of `perfsuite_background`: what works beside the main thread.
         is_calibrating: Whether more turns will show what the cell uses.
         is_late: Whether a cell that was pinned turned out to use more than a thread: what it
             started until then was pinned too.
     """
 
     number: int | None
-    background: Background
+    background: Any
     is_calibrating: bool = False
     is_late: bool = False
     _is_pinned: bool = False
