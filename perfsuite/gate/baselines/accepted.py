@@ -11,7 +11,7 @@ import math
 import re
 import tomllib
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
@@ -152,7 +152,7 @@ class Accepted:
     spent: tuple[Entry, ...] = ()
 
     def removal(self, cell: str) -> Removal | None:
-        """Return what says that the base's cell is gone on purpose."""
+        """What says that the base's cell is gone on purpose."""
         return next(iter(self._of(cell, Removal)), None)
 
     def rename_of(self, cell: str) -> Rename | None:
@@ -183,10 +183,9 @@ class Accepted:
 
 
 def read_accepted(path: Path, today: datetime.date) -> Accepted:
-    """Return all exceptions of a file; none where there is no file.
+    """Return all exceptions of a file, which need not exist; each holds on the day it expires, too.
 
-    An entry holds up to and on the day that it expires. Raises a SettingError that names the file,
-    the line and the field where the file is not such a list.
+    Raises a SettingError with file, line and field where it is not such a list.
     """
     return _accept(_parse(path, _read(path)), today)
 
@@ -201,19 +200,16 @@ def read_brought(path: Path, base: bytes, today: datetime.date) -> Accepted:
         listed = Counter(_parse(path, base))
     except SettingError:
         listed = Counter(entries)
-    brought: list[Entry] = []
-    spent: list[Entry] = []
-    for entry in entries:
-        (spent if listed[entry] else brought).append(entry)
-        listed[entry] -= bool(listed[entry])
-    found = _accept(brought, today)
-    return Accepted(entries=found.entries, expired=found.expired, spent=tuple(spent))
+    return _accept(Counter(entries) - listed, today, Counter(entries) & listed)
 
 
-def _accept(entries: Sequence[Entry], today: datetime.date) -> Accepted:
+def _accept(
+    entries: Iterable[Entry], today: datetime.date, spent: Iterable[Entry] = ()
+) -> Accepted:
     return Accepted(
         entries=tuple(entry for entry in entries if entry.expires >= today),
         expired=tuple(entry for entry in entries if entry.expires < today),
+        spent=tuple(spent),
     )
 
 
@@ -248,14 +244,9 @@ def append_entry(path: Path, entry: Entry) -> None:
     data = _read(path)
     entries = _parse(path, data)
     plain = msgspec.to_builtins(entry, builtin_types=(datetime.date,))
-    last = ("reason", "expires")
-    order = (
-        "cell",
-        "kind",
-        *(name for name in plain if name not in ("cell", "kind", *last)),
-        *last,
-    )
+    order = dict.fromkeys(("cell", "kind", *plain))
     fields = {name: plain[name] for name in order if plain[name] is not None}
+    fields |= {name: fields.pop(name) for name in ("reason", "expires")}
     document = _parse_formatted(path, data)
     inline = document.get("accepted")
     if isinstance(inline, Array):

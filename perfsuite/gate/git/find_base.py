@@ -47,8 +47,7 @@ def find_base(
     of `_UPSTREAMS`. Where that is HEAD itself, or no such branch exists: HEAD if the tree is dirty,
     else HEAD's first parent. See `uncommitted_files` for `outputs` and `folders`.
     """
-    refusal = why_not_a_checkout(root)
-    if refusal is not None:
+    if (refusal := why_not_a_checkout(root)) is not None:
         return NoBase(reason=refusal)
     if revision is not None:
         named = commit_named(root, "the base", revision)
@@ -70,18 +69,17 @@ def find_base(
         return _base_of_default_branch(root, head, uncommitted, why)
     branch = answer(root, "rev-parse", "--abbrev-ref", upstream) or upstream
     merge_base = answer(root, "merge-base", head, upstream)
+    if merge_base is None and is_shallow(root):
+        return NoBase(
+            reason=f"this clone is shallow and ends before the merge base with {branch}; "
+            "run 'git fetch --deepen=100' or 'git fetch --unshallow'"
+        )
     if merge_base is None:
-        reason = f"HEAD and {branch} have no commit in common; {_NAME_ONE}"
-        if is_shallow(root):
-            reason = (
-                f"this clone is shallow and ends before the merge base with {branch}; "
-                "run 'git fetch --deepen=100' or 'git fetch --unshallow'"
-            )
-        return NoBase(reason=reason)
+        return NoBase(reason=f"HEAD and {branch} have no commit in common; {_NAME_ONE}")
     if merge_base == head:
         return _base_of_default_branch(root, head, uncommitted, "")
     described = f"the merge base with {branch}, {short_commit(merge_base)}"
-    warning = None if target is not None else _find_nearer(root, merge_base, upstream)
+    warning = _find_nearer(root, merge_base, upstream) if target is None else None
     return Base(revision=merge_base, described=described, warning=warning)
 
 

@@ -48,6 +48,10 @@ _MOST_CLOCKS_APART = 0.01
 # there is work uses less, and less than so many seconds.
 _MOST_BACKGROUND = 0.01
 _LEAST_BACKGROUND_S = 0.001
+_LEFT_OUT = (
+    "so its times leave a part of the work out; end such threads before the benchmark, or have a "
+    "process do their work: it is stopped meanwhile"
+)
 
 
 def add_pair(trial: Trial, launches: Mapping[str, Launch], first: str, launch_s: float) -> None:
@@ -73,9 +77,7 @@ def add_pair(trial: Trial, launches: Mapping[str, Launch], first: str, launch_s:
             trial.word = "INCONCLUSIVE"
             trial.reason = (
                 f"threads of the {arm} arm worked for {run.background_s:.3g} s while the other arm "
-                f"had its turn, beside {run.turns_s:.3g} s of its own turns, so its times leave a "
-                "part of the work out; end such threads before the benchmark, or have a process do "
-                "their work: it is stopped meanwhile"
+                f"had its turn, beside {run.turns_s:.3g} s of its own turns, {_LEFT_OUT}"
             )
             return
     # Where counts are not compared, what the arms train is meant to differ.
@@ -97,8 +99,8 @@ def add_pair(trial: Trial, launches: Mapping[str, Launch], first: str, launch_s:
         )
     )
     num_rounds = min(len(base.rounds_s), len(head.rounds_s))
-    if head.alternated_s > 0 and math.isfinite(error):
-        round_s = head.alternated_s / num_rounds
+    round_s = head.alternated_s / num_rounds
+    if round_s > 0 and math.isfinite(error):
         trial.costs.append(PairCost(log_ratio, error, num_rounds, round_s, launch_s))
 
 
