@@ -1,8 +1,7 @@
 """The first commit with which a cell became slower: each step of git's bisection judged in pairs.
 
 Each commit is judged against the good one, both with the benchmark files and the pytest
-configuration of the working tree: a benchmark may be younger than what it measures. Exceptions in
-`baselines/accepted.toml` do not count: what was accepted is found all the same.
+configuration of the working tree: a benchmark may be younger than what it measures.
 """
 
 import math
@@ -40,13 +39,10 @@ _MOST_LISTED: Final = 3
 
 @dataclass(frozen=True, kw_only=True)
 class BisectRequest:
-    """What to search for: one test, and revisions that are not slower yet, and slower.
+    """What to search for: a test, and revisions at which it is not slower yet, and slower.
 
-    Attributes:
-        folder: In the checkout, where pytest would be called.
-        bounds: Tolerance and limit of every step; None uses those of the gate for the bad end, and
-            for the others a quarter and three quarters of its slowdown.
-        budget: Of one step.
+    `bounds` are tolerance and limit of every step; None uses those of the gate for the bad end, and
+    for the others a quarter and three quarters of its slowdown. The budget is that of one step.
     """
 
     folder: Path
@@ -77,10 +73,8 @@ class BisectStep:
 class BisectResult:
     """The result of a search; `refusal` says why there was nothing to search.
 
-    Attributes:
-        bounds: Tolerance and limit of the steps.
-        ends: The bad commit and the good one, judged beforehand, as far as that went.
-        possible: Each commit that the first bad one may be, and its subject, where it is not known.
+    Before the steps between them the bad end and the good one were judged, as far as that went.
+    Where the first bad commit is not known, `possible` are all that it may be, with subjects.
     """
 
     cell: str
@@ -186,10 +180,7 @@ class _Search:
     def _judge(
         self, commit: str, bounds: tuple[float, float], *, is_good: bool = False
     ) -> BisectStep:
-        """Judge a commit against the good one, by a tolerance and a limit.
-
-        The good one itself shows what the machine can tell apart, so it is judged though identical.
-        """
+        """Judge a commit; also the good one itself, which shows what the machine can tell apart."""
         request, cell = self.request, self.cell
         with _tree_of(self.suite, cell, commit) as (tree, inifile):
             result = run_gate(
@@ -227,7 +218,7 @@ def _possible(root: Path, bad: str, goods: Sequence[str]) -> list[str]:
 
 
 def _most_steps(num_commits: int) -> int:
-    """How many of the commits that may be the first bad one must be judged at most.
+    """The most steps that a search of so many commits takes.
 
     >>> [_most_steps(number) for number in (1, 2, 8, 9)]
     [0, 1, 3, 4]

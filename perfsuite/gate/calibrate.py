@@ -1,6 +1,5 @@
 """Calibration: sessions of identical code, and of planted slowdowns, through the whole gate.
 
-It finds the error rates on the machine at hand, and the noise that the rule then knows beforehand.
 The base of each session is a fresh checkout of HEAD, as a change's base is one of another commit.
 """
 
@@ -46,11 +45,6 @@ class Plant:
         return {} if self == NOTHING else {"PERFSUITE_ARM_PLANTED": text}
 
     def __str__(self) -> str:
-        """As people read it.
-
-        >>> print(Plant(ratio=0.05), "and", Plant(recipe="num_workers=0"))
-        5 % and num_workers=0
-        """
         return self.recipe or self.fault or f"{100 * self.ratio:g} %"
 
 

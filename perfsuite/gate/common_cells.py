@@ -1,7 +1,4 @@
-"""Which cells of two suites are compared, how each is judged, and what the others are called.
-
-What reviewed exceptions allow is looked up here, and which of them a verdict rests on.
-"""
+"""Which cells of two suites are compared, how each is judged, and by which reviewed exceptions."""
 
 import dataclasses
 import datetime
@@ -120,10 +117,7 @@ def read_exceptions(side: BaseSide) -> Accepted:
 
 
 def read_noise(side: BaseSide, differs: dict[str, str]) -> Mapping[str, Prior]:
-    """Return what the calibration at the base says, and tell in `differs` where it is broken.
-
-    One that the change brings judges later changes.
-    """
+    """Return what the calibration at the base says; tell in `differs` where it is broken."""
     request = side.request
     if request.fingerprint is None or not (data := side.read(CALIBRATION_FILE)):
         return request.priors
@@ -142,10 +136,7 @@ def not_compared(word: VerdictWord, names: Iterable[str], reason: str) -> list[C
 def _stricter(
     cell: str, head: CellPolicy, base: CellPolicy, accepted: Accepted
 ) -> tuple[CellPolicy, list[Loosening], list[str]]:
-    """The stricter of two policies; a change may loosen what judges it by a reviewed exception.
-
-    Also the exceptions that let head's be looser, and what it loosens that none accepts.
-    """
+    """The stricter policy, the exceptions that let head's be looser, and what none accepts."""
     policy = dataclasses.replace(head, slacks=(*head.slacks, *base.slacks))
     loosened: dict[Loosening, None] = {}
     refused: list[str] = []
@@ -244,9 +235,8 @@ def _find_common(
 ) -> tuple[list[str], list[CellVerdict]]:
     """Return the cells to judge, by head's names, and the verdicts of the others.
 
-    `ours` are head's cells, whether or not they will run; `theirs` are those of the base's own
-    benchmark files. A cell that a reviewed exception renames is judged under its new name: both
-    arms run head's benchmark files, so both have it.
+    A cell that a reviewed exception renames is judged under its new name: both arms run head's
+    benchmark files, so both have it.
     """
     old_names = {name: accepted.name_in_base(name) for name in ours}
     common = [name for name in ours if old_names[name] in theirs]

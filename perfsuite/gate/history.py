@@ -1,7 +1,4 @@
-"""The history of each cell over the stored runs: dated changes and drift, and who accepted them.
-
-The runs of a cell are in the order of their commits, as far as they can be compared.
-"""
+"""The history of each cell over the stored runs: dated changes and drift, and who accepted them."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -25,12 +22,10 @@ _UNLISTED: Final = "by an exception that is no longer listed"
 
 @dataclass(frozen=True, kw_only=True)
 class Point:
-    """One stored run of a cell, or of the host.
+    """One stored run of a cell, or of the host, with the median of its rounds.
 
-    Attributes:
-        made_at: When its commit was made; outside of git, when the run was saved.
-        time_s: Median of its rounds, per iteration.
-        is_accepted: Whether only a reviewed exception let the cell through there.
+    It was made with its commit; outside of git, when it was saved. `is_accepted`: only a reviewed
+    exception let the cell through there.
     """
 
     path: AnyPath
@@ -75,10 +70,7 @@ def order_runs(
 def timeline_of(
     cell: str, runs: Sequence[tuple[datetime, StoredRun]], accepted: Accepted
 ) -> Timeline:
-    """Return the runs of a cell under the name of today and its former names.
-
-    A run counts where its ranks found the same environment as in the newest run.
-    """
+    """Return the runs of a cell, by all its names, in the environment of the newest one."""
     names = names_of(cell, accepted)
     found: list[tuple[Point, object]] = []
     for made_at, run in runs:
@@ -125,8 +117,7 @@ def names_of(cell: str, accepted: Accepted) -> list[str]:
 class DatedChange:
     """A change of level between the runs `before` and `after`; ratios have 95 % bounds.
 
-    `num_commits` is None outside of git; `accepted` says why it was accepted, None where it was
-    not; a slowdown is recovered that was undone later.
+    `num_commits` is None outside of git. A slowdown is recovered that was undone later.
     """
 
     ratio: float
@@ -156,10 +147,7 @@ class DatedDrift:
 
 @dataclass(frozen=True, kw_only=True)
 class CellHistory:
-    """The changes of one cell, the oldest first, and its drift beside them.
-
-    `trend` is both without commits and dates; None where too few runs hold the cell.
-    """
+    """The changes of one cell, the oldest first, and its drift; too few runs have no trend."""
 
     timeline: Timeline
     trend: Trend | None
@@ -176,10 +164,7 @@ class CellHistory:
 
 @dataclass(frozen=True, kw_only=True)
 class StoredHistory:
-    """All stored runs of one environment, and why each other run was refused.
-
-    Runs are in the order of their commits, with when each was made. `root` is None outside git.
-    """
+    """The stored runs of one environment, by their commits; `root` is None outside git."""
 
     root: Path | None
     runs: Sequence[tuple[datetime, StoredRun]]
@@ -193,10 +178,7 @@ class StoredHistory:
         return sorted(names.difference(*former))
 
     def follow(self, cell: str | None, *, smallest: float) -> CellHistory:
-        """Return what became of a cell, without changes below `smallest`, 0.01 = 1 %.
-
-        None is the host itself, by its own probes.
-        """
+        """Return what became of a cell, of the host for None, but for changes below `smallest`."""
         timeline = probe_timeline(self.runs)
         if cell is not None:
             timeline = timeline_of(cell, self.runs, self.accepted)

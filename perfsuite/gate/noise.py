@@ -1,7 +1,4 @@
-"""What earlier A/A sessions on this machine say of its noise: read, written, and pooled.
-
-A file that people may commit and others may edit, so it is read strictly.
-"""
+"""What earlier A/A sessions on this machine say of its noise; such a file is read strictly."""
 
 import math
 import statistics
@@ -33,16 +30,14 @@ LogRatio = Annotated[float, msgspec.Meta(ge=0, le=_MOST_SPREAD)]
 
 
 class CellNoise(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """The noise of one cell's pairs.
+    """The noise of one cell's A/A pairs: standard deviations and effects of log(head / base).
 
     Attributes:
-        sd: Standard deviation of log(head / base) over A/A pairs of identical code.
         round_sd: The part of it that the rounds of the pairs explain; None where that is not known.
-        order_effect: How much slower head was where it ran first than where the base did, as a
-            logarithm; None where only one order occurred. It and the bias have standard errors.
+        order_effect: How much slower head was where it ran first than where the base did.
         session_sd: By how much the means of sessions differ beyond what their pairs explain; None
             of a single session. No standard error of a session's own pairs has it in it.
-        bias: By how much head was slower than a fresh checkout of itself, as a logarithm.
+        bias: By how much head was slower than a fresh checkout of itself.
     """
 
     sd: LogRatio
@@ -77,10 +72,7 @@ class Calibration(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
 @dataclass(frozen=True, kw_only=True)
 class SessionPairs:
-    """The A/A pairs of one cell in one session: log(head / base), and the arm that ran first.
-
-    `errors` are the standard errors by rounds, as far as they are known.
-    """
+    """The A/A pairs of one cell in one session, with the standard errors that are known."""
 
     log_ratios: Sequence[float]
     firsts: Sequence[str] = ()
@@ -90,8 +82,7 @@ class SessionPairs:
 def pool_noise(sessions: Sequence[SessionPairs]) -> CellNoise | None:
     """Return the noise of a cell's A/A pairs, None of fewer than two in any session.
 
-    The spread is that within sessions: the root of the mean of squared differences from each
-    session's own mean, by degrees of freedom.
+    The spread is that within sessions, about each one's own mean.
 
     >>> pool_noise([SessionPairs(log_ratios=[0.01, -0.01]), SessionPairs(log_ratios=[0.0, 0.02])])
     ... # doctest: +ELLIPSIS
@@ -148,10 +139,7 @@ def write_calibration(path: Path, calibration: Calibration) -> None:
 
 
 def parse_priors(data: bytes, fingerprint: str) -> dict[str, Prior]:
-    """Return what the rule may know beforehand, by cell: nothing of another machine.
-
-    Raises a ValueError where it is not a calibration.
-    """
+    """Return what a calibration of this machine tells the rule, by cell; a ValueError for none."""
     calibration = msgspec.json.decode(data, type=Calibration)
     if calibration.fingerprint != fingerprint:
         return {}
@@ -161,7 +149,7 @@ def parse_priors(data: bytes, fingerprint: str) -> dict[str, Prior]:
 
 
 def read_priors(path: Path, fingerprint: str) -> dict[str, Prior]:
-    """Return the same of a file, which need not exist; raises a WorkloadError where it is none."""
+    """Return the same of a file, which need not exist; a WorkloadError where it is wrong."""
     try:
         return parse_priors(read_untrusted(path, max_bytes=_MAX_FILE_BYTES), fingerprint)
     except FileNotFoundError:

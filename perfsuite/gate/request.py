@@ -61,18 +61,13 @@ class GateRequest:
         target: The branch that a continuous integration says the change goes to.
         base_dir: A folder instead of a revision.
         found: The base, where it is known already.
-        base_build: A command of the shell.
-        tolerance, limit: For cells whose markers set no other.
-        fixed: Of these and the numerics change, what holds for both sides, configured or not.
+        fixed: Of the bounds and the numerics change, what holds for both sides, configured or not.
         floor_s: None is 50 us for cells of perfsuite, 0 for any others.
-        priors: What this machine's history says of the noise of a pair, by cell.
-        fingerprint: Of this machine, whose calibration at the base gives them where it is given.
-        stored: Where it is written how long cells took; None where it is not.
+        fingerprint: Of this machine, whose calibration at the base gives the priors.
+        stored: Where it is written how long cells took.
         outputs: Files that the session itself writes: they do not make a tree dirty.
         head_environment: Variables of head's launches alone: what a calibration plants.
-        explains: Whether what moved in a cell is looked for.
-        heeds_exceptions: Whether what head lists as accepted may let a cell through.
-        pairs_file: Where a re-run of the same trees finds what this session leaves open, or None.
+        pairs_file: Where a re-run of the same trees finds what this session leaves open.
     """
 
     command: Command
@@ -127,10 +122,9 @@ def session_caches() -> Iterator[Path]:
 
 
 def base_of(request: GateRequest, folders: Sequence[Path]) -> Base | NoBase | None:
-    """Return the commit to compare with, None for a folder.
+    """Return the commit to compare with, None for a folder; a SettingError where it is not known.
 
-    `folders` are searched for modules that git does not know, beside the request's own. Raises a
-    SettingError where the base is not known.
+    `folders` are searched for modules that git does not know, beside the request's own.
     """
     if request.base_dir is not None:
         check_base_dir(request.base_dir)
@@ -231,10 +225,7 @@ class BaseSide:
     def compare(
         self, tree: Path, collected: Launch, say: Callable[[str], None]
     ) -> Comparison | None:
-        """Return how to find the cells that no change touches; None where all are to be judged.
-
-        `tree` is the base's own, without head's benchmarks; `collected` is head's of everything.
-        """
+        """Return how to find the cells that no change touches; None where all are to be judged."""
         request, root, top = self.request, self.suite.root.resolve(), self.head.top
         differs = request.base_python or request.base_environment or request.base_build
         if request.judges_identical or differs:

@@ -1,8 +1,4 @@
-"""One gate session: from paths and a base to the verdict of every cell.
-
-Finds the base, makes its tree, has both sides collect their cells, has the judge compare what both
-have, and says why the others are not compared.
-"""
+"""One gate session: from paths and a base to the verdict of every cell, or why it has none."""
 
 from __future__ import annotations
 
@@ -59,13 +55,9 @@ HELD: AbstractContextManager[object] = contextlib.nullcontext()
 
 @dataclass(frozen=True, kw_only=True)
 class GateResult:
-    """The result of a gate session, with all cells of either side.
+    """The result of a gate session, with all cells of either side, and what differs for people.
 
-    Attributes:
-        refusal: Why nothing was compared at all, None where something was.
-        differs: What differs between the arms, for people.
-        judgement: None where no pair was run.
-        policies: How each cell that both sides have is judged.
+    `refusal` says why nothing was compared at all; without a pair there is no judgement.
     """
 
     cells: tuple[CellVerdict, ...] = ()
@@ -85,9 +77,9 @@ def run_gate(
 ) -> GateResult:
     """Return the verdict of every cell.
 
-    The machine is entered before anything is timed, and after the request was found to be one that
-    can be answered: it may wait for another session. Raises a SettingError where the base is not
-    known or a path is not there, a WriteError where a tree cannot be made.
+    The machine is entered once the request was found to be one that can be answered, and before
+    anything is timed. Raises a SettingError where the base is not known or a path is not there, a
+    WriteError where a tree cannot be made.
     """
     sweep_stale_trees(request.folder)
     differs = {"head": describe_head(request.folder)}
@@ -166,8 +158,7 @@ def _describe_base(request: GateRequest, base: Base | None) -> dict[str, str]:
 class _Session:
     """Head's suite against a base; what it finds it adds to `differs`.
 
-    `collected` is a launch of head that ran no cell, which took `collected_s`; `used` are the
-    reviewed exceptions that the verdict of a cell rests on.
+    `collected` is a launch of head that ran no cell; `used` are the exceptions behind verdicts.
     """
 
     side: BaseSide

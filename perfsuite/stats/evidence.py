@@ -60,11 +60,9 @@ _DIFFERS_TAIL = 0.005
 
 @dataclass(frozen=True, kw_only=True)
 class Prior:
-    """A cell's noise in earlier A/A pairs on this machine; both finite, above 0, else a ValueError.
+    """A cell's noise in earlier A/A pairs: the standard deviation of one, and how many it is worth.
 
-    Attributes:
-        sd: Standard deviation of one pair's log ratio, such as 0.004.
-        degrees_of_freedom: How many pairs it is worth.
+    Both are finite and above 0, else a ValueError.
     """
 
     sd: float
@@ -81,10 +79,8 @@ class Prior:
 class Pair:
     """What one pair says of a cell; raises a ValueError for a number that is not finite.
 
-    Attributes:
-        log_ratio: log(head / base) of the typical round.
-        mean_log_ratio: log(head / base) of all rounds together, stalls included.
-        error: Standard error of `log_ratio` by the rounds of the pair; None where it is not known.
+    Its logarithms of head / base are those of the typical round, and of all rounds together. The
+    standard error is that of the first by the rounds of the pair, where it is known.
     """
 
     log_ratio: float

@@ -69,8 +69,8 @@ class Interval:
 def geometric_interval(samples: Sequence[float], *, tail: float = 0.025) -> Interval:
     """Return the geometric mean of positive samples, times or ratios, with Student's t interval.
 
-    Speeds vary by factors, so the interval is that of the logarithms; `tail` is the probability
-    beyond each bound. One sample does not show its spread: its interval is everything.
+    It is that of the logarithms; `tail` is the probability beyond each bound. The interval of one
+    sample is everything.
 
     >>> interval = geometric_interval([1.0, 2.0, 4.0])  # logs 0, 1, 2 of base 2; t(2) = 4.303
     >>> round(math.log2(interval.high) - 1, 3)  # 4.303 / sqrt(3)
@@ -87,10 +87,9 @@ def geometric_interval(samples: Sequence[float], *, tail: float = 0.025) -> Inte
 def ratio_interval(
     samples: Sequence[float], others: Sequence[float], *, tail: float = 0.025
 ) -> Interval:
-    """Return the ratio of two geometric means of positive samples, with Welch's interval.
+    """Return the ratio of two geometric means of positive samples, with Welch's interval (1947).
 
-    Both are independent, and the spreads of their logarithms may differ (Welch 1947); `tail` is the
-    probability beyond each bound. With a single sample the interval is everything.
+    `tail` is the probability beyond each bound. With a single sample the interval is everything.
 
     >>> interval = ratio_interval([1.0, 4.0], [1.0, 1.0])  # logs 0, 2 of base 2; t(1) = 12.706
     >>> round(math.log2(interval.high) - 1, 3)  # 12.706 * sqrt(2 / 2)

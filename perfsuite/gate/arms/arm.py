@@ -19,8 +19,7 @@ class Arm:
         top: Of its checkout, as far as that is compared; None is the tree.
         folder: Where its launches run; None is the tree.
         import_roots: Folders that come first on their module path.
-        inherited: Variables that the user's own session was given.
-        environment: Variables that this arm alone has.
+        inherited: Variables that the user's own session was given; others the arm alone has.
         watched: Files and folders that its launches say whether they open.
         caches: Where its launches keep compiled code for one another; None keeps none.
     """
@@ -84,10 +83,9 @@ class Suite:
         cells: What the markers of each cell set, unparsed.
         root: pytest's rootdir; `inifile` is its file, `pythonpath` and `python_files` ini values.
         broken: Why files and folders cannot be collected, by their names from the root.
-        shared: What git ignores and both arms may use, as head's configuration says.
         hidden: Tests that request the benchmark fixture only while they run.
-        paths: What pytest collects from, as it names them from the root.
-        named: Those of them that the user named.
+        shared: What git ignores and both arms may use, as head's configuration says.
+        paths: What pytest collects from, from the root; `named` are those that the user named.
         variables: Those of the environment that its code has set, None where it has removed one.
         settings: What its configuration says of limit, tolerance and numerics change, unparsed.
     """
@@ -151,9 +149,7 @@ class PairPlan:
     """How one pair is run.
 
     Attributes:
-        number: Of the pair, from 1.
         first: The arm that runs the first round of each cell.
-        hash_seed: Of both interpreters.
         core: The processor that cells of one thread share.
         timeout_s: Without any message for so long, an arm is stuck.
         profiles: Whether to profile each cell once more after its rounds.

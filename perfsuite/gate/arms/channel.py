@@ -3,10 +3,7 @@
 Each line is a JSON object with a "kind"; "?" marks those that wait for an answer:
 
     hello {arm}                      first on each connection; a rank opens one of its own
-    collected {cells, broken, hidden, paths, named, variables, takes_turns, root, inifile,
-               pythonpath, python_files, shared} ?
-                                     the cells of the arm and what their markers say, and the rest
-                                     of its `Suite`
+    collected {cells, ...} ?         the fields of `Suite`, and takes_turns
                                      -> {"run": [names in order], "unpinned": [names]}
     enter {cell} ?                   is before a cell -> {} when it may be set up
     shape {iterations, iteration_s, first_s} ?  how long its rounds would be, and how many seconds
@@ -14,9 +11,7 @@ Each line is a JSON object with a "kind"; "?" marks those that wait for an answe
                                      -> {iterations, rounds} for both arms
     turn ?                           requests a turn -> {} when the other arm is blocked
     done                             the turn is over
-    left {cell, outcome, reason, rounds, record, profile} ?  -> {} when both arms have left it;
-                                     of a cell that took turns itself, also {turns_s, background_s,
-                                     outgrew_core}, which `CellRun` explains
+    left {cell, outcome, ...} ?      the fields of `CellRun` -> {} when both arms have left it
     finished                         the session is over
 """
 

@@ -23,11 +23,9 @@ _PATH_ENDS = r"(?![^/:,;=\s])"
 
 @dataclass(frozen=True, kw_only=True)
 class Command:
-    """One call of pytest.
+    """One call of pytest, as it was typed less what is for the calling session alone.
 
-    Attributes:
-        arguments: As they were typed, less what is for the calling session alone.
-        environment: Before any code under test could change it.
+    Its environment is from before any code under test could change it.
     """
 
     folder: Path
@@ -132,10 +130,8 @@ def less_ours(arguments: Iterable[str]) -> tuple[str, ...]:
 def interpreter_options(call: Sequence[str]) -> tuple[str, ...]:
     """Return the options of the interpreter in a call of it, as a launch can be given them.
 
-    >>> interpreter_options(["python", "-X", "dev", "-bWerror", "-m", "pytest", "-x"])
-    ('-X', 'dev', '-b', '-W', 'error')
-    >>> interpreter_options(["python", "-IOm", "pytest"])
-    ('-s', '-P', '-O')
+    >>> interpreter_options(["python", "-X", "dev", "-bWerror", "-IOm", "pytest", "-x"])
+    ('-X', 'dev', '-b', '-W', 'error', '-s', '-P', '-O')
     >>> interpreter_options(["python", "bin/pytest", "-x"])
     ()
     """

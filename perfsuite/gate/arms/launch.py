@@ -1,7 +1,4 @@
-"""Pairs of launches: one fresh pytest of each arm, alive together, taking turns round by round.
-
-Starts and ends the processes; `channel` has the messages between.
-"""
+"""Pairs of launches: one fresh pytest of each arm, alive together, taking turns round by round."""
 
 import contextlib
 import dataclasses

@@ -26,13 +26,9 @@ LEAST_PAIRS = 3
 
 @dataclass(frozen=True)
 class PairCost:
-    """The result of one pair for one cell, and what it cost.
+    """The result of one pair for one cell, and what it cost: seconds of a round of both, and else.
 
-    Attributes:
-        error: Standard error of the log ratio, by its rounds.
-        num_rounds: Of each arm.
-        round_s: Seconds of one round of both arms.
-        launch_s: Seconds of all that is no round.
+    The error is the standard error of the log ratio, by its rounds; each arm had so many.
     """
 
     log_ratio: float
@@ -43,10 +39,9 @@ class PairCost:
 
 
 def agree_on_iterations(num_iterations: Sequence[int], iteration_s: Sequence[float]) -> int:
-    """Return the iterations of a round, the same in all arms.
+    """Return the iterations of a round, the same in all arms, from what each would run by itself.
 
-    As many as the fastest arm needs, unless the slowest would take far too long over them. Both
-    arguments are of the arms in one order: what each would run by itself, and seconds of one.
+    As many as the fastest arm needs, unless the slowest would take far too long over them.
 
     >>> agree_on_iterations([10, 20], [0.001, 0.0005])
     20
@@ -70,17 +65,15 @@ def first_num_rounds(round_s: float, launch_s: float) -> int:
 def plan_num_rounds(pairs: Sequence[PairCost], *, tolerance: float, limit: float) -> int:
     """Return how many rounds the next launch is given.
 
-    As many as make four pairs enough, if rounds can do that at all: they cannot lower the noise of
-    launches. Never more than the split of time between launches and rounds with the least variance
-    for its cost, sd of a round / sd of a launch * sqrt(cost of a launch / cost of a round)
-    (Kalibera and Jones 2013, "Rigorous Benchmarking in Reasonable Time", section 8). Until three
-    pairs show what launches vary by, rounds take no longer than what is paid beside them.
+    As many as make four pairs enough, if rounds can do that at all. Never more than the split of
+    time between launches and rounds with the least variance for its cost, sd of a round / sd of a
+    launch * sqrt(cost of a launch / cost of a round) (Kalibera and Jones 2013, "Rigorous
+    Benchmarking in Reasonable Time", section 8). Until three pairs show what launches vary by,
+    rounds take no longer than what is paid beside them.
 
     >>> pair = PairCost(log_ratio=0.0, error=0.02, num_rounds=50, round_s=0.02, launch_s=5.0)
     >>> plan_num_rounds([pair] * 3, tolerance=0.02, limit=0.05)  # (0.141 / 0.00828)^2 = 292: 3 s
     292
-    >>> plan_num_rounds([pair], tolerance=0.02, limit=0.05)  # 5 s
-    250
     """
     round_variance = statistics.median([pair.error**2 * pair.num_rounds for pair in pairs])
     round_s = statistics.median([pair.round_s for pair in pairs])

@@ -1,7 +1,4 @@
-"""Whose turn it is: two arms share cores, and one runs while the other is blocked.
-
-A pure state machine over the names of arms.
-"""
+"""Whose turn it is: two arms share cores, and one runs while the other is blocked."""
 
 from collections.abc import Sequence
 

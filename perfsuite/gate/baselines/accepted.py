@@ -1,7 +1,6 @@
 """Reviewed exceptions: the entries of `baselines/accepted.toml`.
 
-Each names a cell, what is accepted of it, why, and until when. A gate heeds those that the change
-itself brings; the merge of the change spends them.
+A gate heeds those that the change itself brings; the merge of the change spends them.
 """
 
 from __future__ import annotations
@@ -235,8 +234,7 @@ def in_words(entry: Entry) -> str:
 def append_entry(path: Path, entry: Entry) -> None:
     """Add an exception to a file; comments and formatting stay as people wrote them.
 
-    Raises a SettingError where the file is not a list of exceptions or the entry cannot be written
-    as text, a WriteError where the file cannot be written.
+    Raises a SettingError for another file or an entry that is no text, and a WriteError.
     """
     import tomlkit  # here, because sessions only read
     from tomlkit.items import Array
@@ -266,10 +264,7 @@ def append_entry(path: Path, entry: Entry) -> None:
 
 
 def prune(path: Path, today: datetime.date) -> tuple[Entry, ...]:
-    """Remove the expired exceptions of a file with the comments right above; return them.
-
-    Raises as `append_entry`.
-    """
+    """Remove the expired exceptions of a file with the comments right above; return them."""
     from tomlkit.items import AoT, Array
 
     data = _read(path)

@@ -32,8 +32,8 @@ def read_durations(
 ) -> Durations:
     """Return how long tests took the last time that they were measured, on any machine.
 
-    `source` is a folder of stored runs, or one of them; None where they are stored elsewhere. Runs
-    of the commit `but_of` do not count. Raises StorageError where the folder cannot be listed.
+    `source` is a folder of stored runs, a StorageError where it cannot be listed, or one of them.
+    Runs of the commit `but_of` do not count.
     """
     seconds: dict[str, float | None] = dict.fromkeys(names)
     unknown, num_runs, refused = set(seconds), 0, []

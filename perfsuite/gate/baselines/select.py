@@ -37,11 +37,9 @@ class Choice:
 
 
 class TrunkRules(TypedDict, total=False):
-    """Which runs belong to a history.
+    """Which runs belong to a history: their commit is in it, and no change brings them itself.
 
-    Attributes:
-        is_in_history: Whether a commit is in it; absent outside of git, where all runs count.
-        is_proposed: Whether a run comes with the commits that are judged.
+    Outside of git there are no rules, and all runs count.
     """
 
     is_in_history: Callable[[str], bool]
@@ -51,9 +49,8 @@ class TrunkRules(TypedDict, total=False):
 def trunk_rules(
     folder: Path, storage: AnyPath, history: Container[str] | None = None
 ) -> TrunkRules:
-    """Return the rules for a change that begins in `folder`.
+    """Return the rules for a change in `folder`: runs must be of the upstream's branch, as HEAD has it.
 
-    In a git checkout runs must be of the upstream's default branch, as far as HEAD has it.
     `history` are the commits of that branch; without them git looks at each commit.
     """
     root = find_top(folder)
@@ -111,10 +108,9 @@ def sift_runs(
 ) -> Iterator[StoredRun | Unusable]:
     """Yield each stored run to compare with, or why it is refused: the newest first, read lazily.
 
-    Files that hold no run come before all others. `selector` is the value of `--benchmark-compare`:
-    True for every run, else a number, a glob or a path, as pytest-benchmark understands them, or a
-    file's URL. Raises a SettingError for an invalid one, a StorageError where the storage cannot be
-    listed.
+    Files that hold no run come first. `selector` is the value of `--benchmark-compare`: True for
+    every run, else a number, a glob or a path, as pytest-benchmark has them, or a URL. Raises a
+    SettingError for an invalid one, a StorageError where the storage cannot be listed.
     """
     files = find_runs(storage, selector)
     if not files:
@@ -257,10 +253,7 @@ def _why_refused(
 
 
 def save_run(folder: AnyPath, name: str, data: bytes) -> AnyPath:
-    """Save a run under the next free number, even beside other savers, and return where.
-
-    Raises a WriteError where it cannot be saved; nothing half-written stays.
-    """
+    """Save a run under the next free number and return where; raises a WriteError."""
     try:
         if isinstance(folder, RemotePath):
             return _save_remotely(folder, name, data)
@@ -308,10 +301,7 @@ def remove_run(path: AnyPath) -> None:
 
 
 def find_proposed(root: Path, storage: AnyPath, trunk: str | None) -> Callable[[AnyPath], bool]:
-    """Return whether a stored run comes with the commits since `trunk`, as a function.
-
-    Behind a URL nothing comes with a commit, and without a trunk nothing is proposed.
-    """
+    """Return whether a stored run comes with the commits since `trunk`, as a function."""
     if trunk is None or not isinstance(storage, Path):
         return lambda path: False
     changed = changed_files(root, trunk, storage.resolve())

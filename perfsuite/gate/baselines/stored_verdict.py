@@ -25,7 +25,6 @@ class History:
 
     Attributes:
         runs: Usable ones of this environment, that of the newest commit last.
-        refused: Why each other stored run is not among them.
         probe: Measures the host when the first cell is screened.
         behind: How many commits each commit of the runs lies behind the base.
         is_of_base: Whether a commit has the base's code.

@@ -117,10 +117,8 @@ def is_code_changed(root: Path, old: str, new: str) -> bool:
 class Changes:
     """How head's tree differs from the base's; paths from the top.
 
-    Attributes:
-        documents: Documentation and records.
-        modules: Python modules that head added or modified.
-        others: All else: what only the base has, data, configuration, compiled code, its sources.
+    Python modules are those that head added or modified. Others are all else: what only the base
+    has, data, configuration, compiled code, its sources.
     """
 
     documents: tuple[Path, ...]
@@ -131,10 +129,7 @@ class Changes:
 def compare_trees(
     top: Path, root: Path, files: Iterable[Path], base_top: Path, base_files: Iterable[Path]
 ) -> Changes:
-    """Return how the files of head's tree differ from those of the base's, byte by byte.
-
-    `root` is pytest's. The files are those that count as the tree's, relative to its top.
-    """
+    """Return how head's tree differs from the base's, byte by byte, in those files."""
     changed: dict[str, list[Path]] = {"documents": [], "modules": [], "others": []}
     for path in sorted({*files, *base_files}):
         if _are_equal(top / path, base_top / path):
@@ -149,10 +144,7 @@ def compare_trees(
 
 
 def tree_files(top: Path, root: Path, outputs: Sequence[Path]) -> list[Path]:
-    """Return the files of a checkout that a cell could load, relative to its top.
-
-    Tracked ones, and those that git neither tracks nor ignores and no session left.
-    """
+    """Return the files of a checkout that a cell could load, from its top: no session left them."""
     unknown = listed_files(top, "--others", "--exclude-standard", "--", ".")
     is_sessions = _of_sessions(root, outputs)
     left = {

@@ -1,7 +1,4 @@
-"""What a worktree of the base lacks: submodules, git-lfs files, and files that head shares with it.
-
-Nothing is fetched: head's files serve where both commits have the same.
-"""
+"""What a worktree of the base lacks: submodules, git-lfs files, and what head shares with it."""
 
 import hashlib
 from collections.abc import Sequence
@@ -16,10 +13,7 @@ _COMPILED = (".so", ".pyd", ".dylib", ".dll", ".a", ".o")
 
 
 def copy_same_files(head: Path, tree: Path) -> None:
-    """Copy submodules and git-lfs files of the checkout `head` that the base's tree has too.
-
-    Those that head has at another commit, has changed or has not are left as they are.
-    """
+    """Copy submodules and git-lfs files that `head` has, unchanged, as the base's commit."""
     ours = repository.submodules(head)
     for path, commit in repository.submodules(tree).items():
         files = repository.files_of_commit(head / path, commit) if path in ours else None
@@ -76,10 +70,7 @@ def check_shared(root: Path, shared: Sequence[str]) -> None:
 
 
 def share_files(root: Path, tree: Path, shared: Sequence[str]) -> tuple[str, ...]:
-    """Link what head shares into `tree`, the counterpart of `root`; return what was linked.
-
-    What head does not have, and what the base has itself, is not.
-    """
+    """Link what head has and the base lacks into `tree`; return what was linked."""
     linked = []
     for name in shared:
         if (root / name).exists() and not (tree / name).exists():

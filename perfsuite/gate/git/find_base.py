@@ -1,7 +1,4 @@
-"""Which commit a change is compared with, and what its history is.
-
-Questions to git alone: nothing is fetched, and nothing is written.
-"""
+"""Which commit a change is compared with: questions to git alone, nothing is fetched or written."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -124,7 +121,7 @@ def _find_upstream(root: Path, target: str | None) -> str | None:
 
 
 def _find_nearer(root: Path, base: str, upstream: str) -> str | None:
-    """Return a warning where HEAD left another remote branch long after it left the upstream's.
+    """A warning where HEAD left another remote branch long after it left the upstream's.
 
     Branches that hold HEAD, or have its branch's name, are the change itself.
     """

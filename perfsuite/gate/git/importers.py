@@ -7,10 +7,9 @@ from pathlib import Path
 
 
 def importers(top: Path, files: frozenset[Path], folder: Path) -> Iterator[Path]:
-    """Yield those of the files that import the folder or a module in it, and are not in it.
+    """Yield the files, relative to `top`, that import the folder or a module in it from elsewhere.
 
-    All are relative to `top`. An import counts under each end of the folder's path, because only
-    the suite knows which folders are on its path.
+    An import counts under each end of the folder's path: only the suite knows what is on its path.
     """
     for file in sorted(files):
         if file.suffix != ".py" or file.is_relative_to(folder):

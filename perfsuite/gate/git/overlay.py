@@ -56,12 +56,9 @@ _LEFT_OUT_NAMES = frozenset({".git", "__pycache__", SITE_FOLDER})
 
 @dataclass(frozen=True, kw_only=True)
 class Head:
-    """Head's tree.
+    """Head's tree: its top without symbolic links, and pytest's root, which is in it.
 
-    Attributes:
-        top: The folder that the base's tree is the counterpart of; without symbolic links.
-        root: pytest's root: `top` or a folder in it.
-        python_files: Patterns of the names of test files, pytest's ini value.
+    The base's tree is the counterpart of the top. `python_files` is pytest's ini value.
     """
 
     top: Path
@@ -95,8 +92,7 @@ class Overlay:
 def plan_overlay(head: Head, paths: Sequence[Path]) -> Overlay:
     """Return the files of head that are laid over, by the rules above, for the paths of the user.
 
-    Raises a SettingError where a path does not exist, is outside head's tree, or holds no file that
-    git tracks or would add.
+    Raises a SettingError for a path that is not there, is outside, or holds nothing for git.
     """
     overlay = Overlay()
     for path in paths:
@@ -120,10 +116,7 @@ def plan_overlay(head: Head, paths: Sequence[Path]) -> Overlay:
 
 
 def lay_over(tree: Path, head: Head, overlay: Overlay) -> None:
-    """Put head's benchmark files into the base's tree, in the place of its own.
-
-    `tree` is the counterpart of `head.top`, without symbolic links in its own path.
-    """
+    """Put head's benchmark files into `tree`, the counterpart of its top, in the place of others."""
     for folder in overlay.searched:
         for file in source_files(tree / folder):
             if is_test_file(head, folder / file):

@@ -1,7 +1,4 @@
-"""Questions to git: what a checkout holds, and what its commits are.
-
-Only `add_worktree` writes, and only in the folder it is given and in git's record of it.
-"""
+"""Questions to git: what a checkout holds, and what its commits are. Only `add_worktree` writes."""
 
 from __future__ import annotations
 
@@ -36,12 +33,9 @@ USE_FOLDER = "use --base-dir=DIR (pytest: --perf-base-dir)"
 
 @dataclass(frozen=True, kw_only=True)
 class Base:
-    """The commit that head is compared with, by its full name.
+    """The commit that head is compared with: how it was found, and why another may be meant.
 
-    Attributes:
-        described: How it was found, for people: "the merge base with origin/main, 1a2b3c4".
-        warning: Why another commit may be meant.
-        instead: The base where no cell loads what head has and this commit has not.
+    `instead` is the base where no cell loads what head has and this commit has not.
     """
 
     revision: str
@@ -76,10 +70,7 @@ def find_top(folder: Path) -> Path | None:
 
 
 def worktree_records(root: Path) -> Path | None:
-    """Return the folder of git's records of linked worktrees, which need not exist.
-
-    It is `worktrees` in gitrepository-layout(5), with one folder each. None outside git.
-    """
+    """Return where git records linked worktrees (gitrepository-layout(5)); None outside git."""
     common = answer(root, "rev-parse", "--git-common-dir") if find_top(root) else None
     return None if common is None else (root / common).resolve() / "worktrees"
 
@@ -87,10 +78,8 @@ def worktree_records(root: Path) -> Path | None:
 def add_worktree(root: Path, base: Base, folder: Path) -> None:
     """Check the base out in `folder`, an empty one, as a worktree that is on no branch.
 
-    Filters of the user's configuration run, as in any checkout, except git-lfs: its files stay
-    pointers. Submodules stay empty. A sparse checkout is as sparse as the user's. A partial clone
-    fetches what it lacks. Raises a WriteError that names the folder, the space there, and git's
-    reason.
+    Filters of the user run, but git-lfs does not: its files stay pointers. Submodules stay empty. A
+    sparse checkout is as sparse as the user's. A partial clone fetches what it lacks.
     """
     made = run_git(
         *(root, *_WORKTREE_OPTIONS, "worktree", "add", "--quiet", "--detach", "--no-checkout"),
@@ -143,10 +132,7 @@ def subject_of(root: Path, commit: str) -> str:
 
 
 def working_files(folder: Path) -> list[Path]:
-    """Return the files below `folder`, relative to it: tracked, or untracked and not ignored.
-
-    Symbolic links count as files. Files of submodules and other nested checkouts are included.
-    """
+    """Return the files below `folder` that git has or would add, links and nested checkouts too."""
     listed = listed_files(folder, "--cached", "--others", "--exclude-standard")
     files: list[Path] = []
     for path in dict.fromkeys(listed):

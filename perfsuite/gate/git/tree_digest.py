@@ -13,7 +13,7 @@ from perfsuite.gate.git.repository import find_top
 def digest_tree(root: Path, *, outputs: Sequence[Path] = ()) -> str | None:
     """Return the digest of what a cell could load from a checkout; None without a commit.
 
-    The same before and after a commit of it. `outputs` are files that this session writes.
+    It is the same before and after a commit of it.
     """
     top = find_top(root)
     if top is None or find_commit(root, "HEAD") is None:

@@ -1,7 +1,6 @@
 """The base's source tree: made in a temporary folder, and always removed.
 
-Its name carries this process's id, so a later session removes the tree of a killed one. The user's
-own tree, index, stash, branches and configuration are not touched.
+Its name carries this process's id, so a later session removes the tree of a killed one.
 """
 
 import contextlib
@@ -59,10 +58,7 @@ def base_tree(root: Path, base: Base) -> Iterator[Path]:
 
 @contextmanager
 def directory_tree(root: Path, base_dir: Path) -> Iterator[Path]:
-    """Give a copy of the base's root `base_dir` that is gone after the context, as `base_tree`.
-
-    Files that git ignores are copied too, since an extension that was built in place is ignored.
-    """
+    """Give a copy of the base's root `base_dir` likewise, ignored files too: builds are ignored."""
     check_base_dir(base_dir)
     source = base_dir.resolve()
     with _temporary_folder(None, near=repository.find_top(root) or root.resolve()) as folder:
@@ -73,10 +69,7 @@ def directory_tree(root: Path, base_dir: Path) -> Iterator[Path]:
 
 
 def lay_benchmarks(tree: Path, head: Head, paths: Sequence[Path]) -> list[Path]:
-    """Lay head's benchmark files over `tree`, the counterpart of its root, by `overlay`'s rules.
-
-    Return the Python files in the tree that are others then.
-    """
+    """Lay head's benchmark files over `tree`; return the Python files in it that are others then."""
     laid, folder = plan_overlay(head, paths), head.top_of(tree)
     before = python_digests(tree)
     with as_write_error(folder):
@@ -94,10 +87,7 @@ def check_base_dir(base_dir: Path) -> None:
 
 
 def import_roots(tree: Path, pythonpath: Sequence[str]) -> tuple[Path, ...]:
-    """Return the folders that come first on the path of an arm's launches, in that order.
-
-    `pythonpath` is head's pytest ini value, relative to the root; missing folders are left out.
-    """
+    """Return the folders that come first on the path of an arm's launches; missing ones do not."""
     folders = [tree / entry for entry in (*pythonpath, "src")]
     return tuple(dict.fromkeys([*(folder for folder in folders if folder.is_dir()), tree]))
 
@@ -155,8 +145,7 @@ def why_elsewhere(tree: Path, root: Path) -> str | None:
 def _temporary_folder(records: Path | None, *, near: Path) -> Iterator[Path]:
     """Give an empty folder, for a worktree where git's records are given.
 
-    Beside the checkout `near`, so that both arms read one file system; not in it, where tools that
-    look for a file in the folders above would find head's.
+    Beside the checkout `near`: on one file system, and not in it, where tools would find its files.
     """
     beside, prefix = near.resolve().parent, f"perfsuite-{os.getpid()}-base-{_HOST}-"
     name = None

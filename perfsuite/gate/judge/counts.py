@@ -1,7 +1,6 @@
-"""The gates that need no statistics: counts and peak memory against the base's.
+"""The gates that need no statistics: counts and peak memory against those of the base.
 
-The base is a stored run, or the base's launches of all pairs. An increase beyond the slack of its
-counter fails, and must stand in every launch; a decrease never does.
+An increase beyond the slack of its counter fails, and must stand in every launch.
 """
 
 import math
@@ -161,9 +160,8 @@ def compare_counts(
 ) -> CountComparison:
     """Return which counts of a cell changed since a stored run, and which cannot be compared.
 
-    A `base` of another environment says nothing. `slacks` stand in place of the usual ones, by
-    name: None switches a count off, and of several the strictest holds. `accepted_ratio` returns
-    how many times the base's a reviewed exception lets a count be.
+    `slacks` stand in place of the usual ones: None switches a count off, of several the strictest
+    holds. `accepted_ratio` returns how many times the base's an exception lets a count be.
     """
     if None not in (base.fingerprint, head.fingerprint) and base.fingerprint != head.fingerprint:
         reason = (
@@ -240,11 +238,7 @@ def compare_run_counts(
     slacks: Sequence[Mapping[str, Slack | None]],
     accepted_ratio: Callable[[str], float],
 ) -> CountComparison:
-    """Return which counts of a cell differ between all launches of the arms.
-
-    They ran beside each other, so a change of the environment is a change like others. A plain
-    benchmark has no counts.
-    """
+    """Return which counts of a cell differ between all launches, whatever their environments."""
     try:
         before, after = (
             [msgspec.convert(run.record, _CountedRecord) for run in runs if run.record is not None]

@@ -63,11 +63,7 @@ def describe_cost(num_cells: int, pair_s: float | None, budget: Budget) -> str:
 def why_too_much(
     num_cells: int, pair_s: float, budget: Budget, *, is_forecast: bool = False
 ) -> str | None:
-    """Return why no pairs can decide in the budget, and what could; None where they can.
-
-    >>> why_too_much(100, 1200.0, Budget(max_pairs=16, max_s=1800.0)) is None
-    False
-    """
+    """Return why no pairs can decide in the budget, and what could; None where they can."""
     needed_s = FIRST_LOOK * pair_s / (_DOUBT if is_forecast else 1.0)
     if needed_s <= budget.max_s:
         return None

@@ -1,8 +1,4 @@
-"""The judge: pairs of launches until every cell is decided, or the budget is spent.
-
-The rule itself is `stats.sequential`. Everything that a verdict rests on is kept: seeds, order, and
-the raw value of each launch.
-"""
+"""The judge: pairs of launches until every cell is decided, or the budget is spent."""
 
 import math
 import os
@@ -103,9 +99,7 @@ def judge(
 class _Pair:
     """One pair of launches over cells in that order.
 
-    Attributes:
-        unfit: Why the machine was not fit for it; None where it was.
-        invalid: Why it did not compare two trees; None where it did.
+    It says nothing where the machine was unfit for it, or it did not compare two trees.
     """
 
     plan: PairPlan

@@ -1,8 +1,7 @@
 """What earlier sessions found of the same two trees: each FAIL, and the pairs of each INCONCLUSIVE.
 
 Without it every re-run of a red session would be another draw: a slowdown that passes in one of
-seven sessions passes in half of five re-runs. A FAIL is kept, and the rule goes on from pairs that
-it found inconclusive. The file is untrusted: it may come from a CI's cache.
+seven sessions passes in half of five re-runs. The file is untrusted, as from a CI's cache.
 """
 
 import dataclasses

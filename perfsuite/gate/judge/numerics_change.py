@@ -1,7 +1,6 @@
 """What changed in the mathematics: the first losses and weights of head against the base's.
 
-The two launches of a pair have one seed and one hash seed, so the same training gives the same
-numbers, bit for bit, or within rounding where its sums have another order.
+The launches of a pair have one seed and one hash seed: the same training gives the same bits.
 """
 
 import itertools
@@ -103,7 +102,7 @@ def _beyond_rounding(differences: Sequence[_Difference | None]) -> _Difference |
 
 
 def _compare(before: _Trained, after: _Trained, limit: float) -> _Difference | None:
-    """Return the first number that is not rounded alike, else the first whose bits differ.
+    """The first number that is not rounded alike, else the first whose bits differ.
 
     Beyond the steps after the first such difference, rounding has grown with the training.
     """

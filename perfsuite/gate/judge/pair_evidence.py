@@ -152,11 +152,10 @@ def _why_untimed(base: CellRun, head: CellRun) -> tuple[VerdictWord, str] | None
 def is_postponed(
     trial: Trial, launches: Mapping[str, Launch], names: Sequence[str], *, was_apart: bool
 ) -> bool:
-    """Whether the cell had no fair trial in a pair.
+    """Whether the cell had no fair trial in a pair, so that the next has it again, in another way.
 
-    It shared memory, a core that it outgrew or what one arm alone can have, as a lock or a daemon,
-    or a launch had ended before. The next pair has it again: alone in memory, on all cores, launch
-    after launch, and without the cell in which the launch ended.
+    That is alone in memory, on all cores, launch after launch where one arm alone can have what it
+    needs, or without the cell in which the launch ended.
     """
     runs = [launch.cells[trial.name] for launch in launches.values() if trial.name in launch.cells]
     if not trial.is_unpinned and any(run.outgrew_core for run in runs):
@@ -218,10 +217,9 @@ def _is_ended_by_other(launch: Launch) -> bool:
 def locate_log_ratio(base_s: Sequence[float], head_s: Sequence[float]) -> tuple[float, float]:
     """Return log(head / base) and its standard error: a trimmed mean over rounds beside each other.
 
-    What the machine did meanwhile happened to both rounds of a pair, and is not in their ratio. On
-    two shared cores, over 14 launches of a loop of 240 LeNet steps in turns of one, its standard
-    deviation was 0.69 %, that of the median of the same ratios 1.38 %, and that of the ratio of the
-    two means 1.04 %. Of an unequal number of rounds the first are taken.
+    What the machine did meanwhile happened to both rounds of a pair. Over 14 launches of a loop of
+    240 LeNet steps on two shared cores its standard deviation was 0.69 %, that of the median of the
+    ratios 1.38 %, that of the ratio of means 1.04 %. Of more rounds in one arm the first are taken.
 
     >>> round(math.exp(locate_log_ratio([1.0, 2.0, 4.0], [1.5, 3.0, 6.0])[0]), 9)
     1.5
@@ -257,11 +255,7 @@ class _Trained(msgspec.Struct, frozen=True):
 
 
 def _why_incomparable(base: CellRun, head: CellRun) -> str | None:
-    """Why the times of two launches are of different things; None where no reason is known.
-
-    A step over a quarter of the samples is faster, and needs less of everything, while training
-    may have become slower.
-    """
+    """Why the times of two launches are of different things, as of steps of another size."""
     before, after = _read(base), _read(head)
     if before is None or after is None:
         return None

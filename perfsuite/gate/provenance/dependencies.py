@@ -22,10 +22,7 @@ ANY = "*"
 
 
 def changed_dependencies(base: Path, head: Path) -> dict[str, frozenset[str]]:
-    """Return the files that declare dependencies otherwise, and to each the distributions' names.
-
-    Not those that head alone names: the base does without them. ANY stands for unknown ones.
-    """
+    """Return the files that declare the base's dependencies otherwise, with the names, or ANY."""
     before, after = _declared(base), _declared(head)
     changed = {}
     for file in sorted(before.keys() | after.keys()):

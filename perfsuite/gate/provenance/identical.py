@@ -1,7 +1,6 @@
 """Which cells run the same code in both trees, so that no pair can find a difference.
 
-Head's files are compared with the base's byte by byte. What a cell loads is what a launch of head
-has logged (`arms.launched.load_log`); where that cannot be known, the cell is not identical.
+What a cell loads is what a launch of head has logged; where that is unknown, it is not identical.
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -21,10 +20,9 @@ Run = Callable[[Sequence[str]], Launch]
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """The trees of a session, and how to launch head's, whose checkout is at `top`.
+    """The trees of a session, with head's checkout at `top`, and how to launch cells of head alone.
 
-    `collected` is head's launch that collected everything and ran nothing; `run` runs cells of head
-    alone, in a launch with their files alone.
+    `collected` is head's launch that collected everything and ran nothing.
     """
 
     top: Path

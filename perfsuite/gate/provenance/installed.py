@@ -126,10 +126,7 @@ def installed_by_projects(tree: Path, files: Iterable[str]) -> dict[str, str]:
 
 
 def is_any_installed(tree: Path, python: str, files: Iterable[str]) -> str | None:
-    """Return the name of a project of the tree that an interpreter has, if any is.
-
-    It is looked for in its own folder of packages and where `files` were loaded from.
-    """
+    """Return a project of the tree that an interpreter has by itself, or where `files` are."""
     own = Path(python).parent.parent.glob("lib*/python*/*-packages")
     folders = _site_folders([*files, *(f"{folder}/" for folder in own)])
     names = (one.metadata["Name"] for one in _project_distributions(tree, folders))

@@ -36,14 +36,12 @@ _OF_LAUNCHES = re.compile(r"perfsuite-\d+-")
 
 @dataclass(frozen=True, kw_only=True)
 class Loading:
-    """What one arm loaded and started.
+    """What one arm loaded and started, programs included, with links outside its checkout followed.
 
     Attributes:
-        top: Of its checkout.
         roots: Folders that come first on its path.
         site: Where the base's build installs.
         prefix: Of its interpreter.
-        files: With links followed but for those of its checkout; programs included.
     """
 
     name: str
@@ -177,10 +175,7 @@ def _find_installed_instead(base: Loading, head: Loading) -> str | None:
 
 
 def _find_missing(base: Loading, head: Loading) -> str | None:
-    """Why the base's tree lacks what head loads from its own, if that is no part of head's change.
-
-    Nothing else would say so where the code can do without, such as a module in Python.
-    """
+    """Why the base's tree lacks what head loads from its own, if that is no part of head's change."""
     for path in (*head.own_files, *base.own_files):
         if (lacked := _is_lacked(base.top, path)) is not None:
             return (

@@ -1,8 +1,7 @@
 """The arm's end of the gate: a pytest plugin that takes turns with the other arm and sends times.
 
-It is copied into the launches of both arms, whose interpreters and perfsuite may differ. So it
-imports only the standard library, pytest and the files that are copied with it, and nothing else
-of ours. The other end of its socket is `perfsuite.gate.arms.channel`, which documents the messages.
+It is copied into the launches of both arms, whose interpreters and perfsuite may differ. The other
+end of its socket is `perfsuite.gate.arms.channel`, which documents the messages.
 """
 
 from __future__ import annotations
@@ -338,10 +337,7 @@ def _agree_on_rounds(fixture: Any, channel: Channel, core: Any, sets_rounds: boo
 
 
 def _know_precision(clock: Any, given: Any) -> None:
-    """Give pytest-benchmark the precision of the clock that ours wraps.
-
-    It would measure it by single reads, where ours is read in pairs, and has no public setter.
-    """
+    """Give pytest-benchmark, which has no setter, the precision of the clock that ours wraps."""
     from pytest_benchmark.fixture import BenchmarkFixture
     from pytest_benchmark.timers import compute_timer_precision
 

@@ -1,8 +1,7 @@
 """Lets a launch read the bytecode that installed packages already have.
 
-What is under test is compiled into a folder of the arm's own (PYTHONPYCACHEPREFIX), which is empty
-at first. To compile the standard library and all packages again takes seconds in each arm, and both
-arms import the same.
+What is under test is compiled into a folder of the arm's own (PYTHONPYCACHEPREFIX). To compile all
+packages again takes seconds in each arm, and both arms import the same.
 """
 
 from __future__ import annotations

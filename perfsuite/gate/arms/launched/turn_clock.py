@@ -1,7 +1,4 @@
-"""The clock of a plain benchmark in an arm: it takes turns, and times all that its arm caused.
-
-Copied into the launches of both arms: imports the standard library alone.
-"""
+"""The clock of a plain benchmark in an arm: it takes turns, and times all that its arm caused."""
 
 from __future__ import annotations
 
