@@ -263,10 +263,12 @@ def read_history(
     folder: Path, storage: AnyPath, fingerprint: str, accepted: Accepted, *, num_runs: int
 ) -> StoredHistory:
     """Return the newest stored runs of an environment, `num_runs` at most, by `trunk_rules`."""
-    root = find_top(folder)
-    trunk = None if root is None else find_trunk(root)
-    log = {} if root is None or trunk is None else read_log(root, trunk)
-    choice = choose_runs(storage, True, fingerprint, **trunk_rules(folder, storage, log))
+    root, rules = find_top(folder), trunk_rules(folder, storage)
+    log: dict[str, datetime] = {}
+    if root is not None and (trunk := find_trunk(root)) is not None:
+        log = read_log(root, trunk)
+        rules["is_in_history"] = log.__contains__
+    choice = choose_runs(storage, True, fingerprint, **rules)
     return StoredHistory(
         root=root,
         runs=order_runs(choice.usable, log)[-num_runs:],

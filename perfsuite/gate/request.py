@@ -1,19 +1,18 @@
 """From a request to the two arms of a gate session: their trees, their paths, their cells."""
 
-import contextlib
 import dataclasses
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from perfsuite.errors import SettingError, WriteError
+from perfsuite.errors import SettingError
 from perfsuite.gate.arms.arm import Arm, Launch, PairPlan, Suite
 from perfsuite.gate.arms.build import build_base
 from perfsuite.gate.arms.command import Command
-from perfsuite.gate.arms.launch import launch_pair, scratch_folder
+from perfsuite.gate.arms.launch import launch_pair
 from perfsuite.gate.git.changes import compare_trees, tree_files
 from perfsuite.gate.git.command import file_at
 from perfsuite.gate.git.fill_tree import missing_files, share_files
@@ -106,19 +105,6 @@ class GateRequest:
     def folder(self) -> Path:
         """Where the user called pytest."""
         return self.command.folder
-
-
-@contextmanager
-def session_caches() -> Iterator[Path]:
-    """Give the folder of what a session's launches compile; a WriteError where none can be made."""
-    with contextlib.ExitStack() as stack:
-        try:
-            folder = stack.enter_context(scratch_folder())
-        except OSError as error:
-            raise WriteError(
-                f"cannot make a temporary folder for the session: {error.strerror or error}"
-            ) from error
-        yield folder
 
 
 def base_of(request: GateRequest, folders: Sequence[Path]) -> Base | NoBase | None:

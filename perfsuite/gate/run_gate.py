@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 
 from perfsuite.gate.arms.arm import Arm, Launch, PairPlan
-from perfsuite.gate.arms.launch import launch_pair
+from perfsuite.gate.arms.launch import launch_pair, scratch_folder
 from perfsuite.gate.baselines.accepted import Accepted, Entry, in_words
 from perfsuite.gate.baselines.durations import read_durations
 from perfsuite.gate.common_cells import (
@@ -42,7 +42,7 @@ from perfsuite.gate.provenance.edits import code_times, name_new, why_edited
 from perfsuite.gate.provenance.identical import Comparison
 from perfsuite.gate.provenance.own_files import MIXED, find_mixed, give_back, read_own_files
 from perfsuite.gate.provenance.untracked import name_untracked
-from perfsuite.gate.request import BaseSide, GateRequest, base_of, collect, head_arm, session_caches
+from perfsuite.gate.request import BaseSide, GateRequest, base_of, collect, head_arm
 from perfsuite.records.verdict import CellVerdict, Explanation
 from perfsuite.system.signals import ends_on_signals
 from perfsuite.units import counted, listed
@@ -83,7 +83,7 @@ def run_gate(
     """
     sweep_stale_trees(request.folder)
     differs = {"head": describe_head(request.folder)}
-    with session_caches() as caches:
+    with scratch_folder() as caches:
         session = _begin(request, caches, differs, say, machine)
         if isinstance(session, str):
             return GateResult(refusal=session, differs=differs, seed=request.seed)

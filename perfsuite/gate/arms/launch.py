@@ -13,7 +13,7 @@ from pathlib import Path
 from perfsuite.errors import WriteError
 from perfsuite.gate.arms.arm import Arm, Choose, Launch, PairPlan, Suite
 from perfsuite.gate.arms.channel import Server
-from perfsuite.gate.arms.launched import bytecode, collected, load_log, turn_clock
+from perfsuite.gate.arms.launched import collected, load_log, turn_clock
 from perfsuite.system import background
 from perfsuite.units import format_bytes
 
@@ -22,7 +22,6 @@ _PLUGIN_NAME = "perfsuite_arm"
 _COPIED = {
     _PLUGIN_NAME: Path(load_log.__file__).with_name("arm_plugin.py"),
     "perfsuite_background": Path(background.__file__),
-    "perfsuite_bytecode": Path(bytecode.__file__),
     "perfsuite_collected": Path(collected.__file__),
     "perfsuite_turn_clock": Path(turn_clock.__file__),
     "sitecustomize": Path(load_log.__file__),
@@ -49,12 +48,18 @@ _CACHES = {
 @contextmanager
 def scratch_folder() -> Iterator[Path]:
     """Give a temporary folder that is gone afterwards, or swept once this process is dead."""
-    # The path of a Unix socket, of the ranks' too, has 108 characters at most (unix(7)).
-    with tempfile.TemporaryDirectory(
-        prefix=f"perfsuite-{os.getpid()}-pair-",
-        dir=None if len(tempfile.gettempdir()) <= _LONGEST_TEMPORARY_PATH else "/tmp",
-        ignore_cleanup_errors=True,
-    ) as folder:
+    try:
+        # The path of a Unix socket, of the ranks' too, has 108 characters at most (unix(7)).
+        made = tempfile.TemporaryDirectory(
+            prefix=f"perfsuite-{os.getpid()}-pair-",
+            dir=None if len(tempfile.gettempdir()) <= _LONGEST_TEMPORARY_PATH else "/tmp",
+            ignore_cleanup_errors=True,
+        )
+    except OSError as error:
+        raise WriteError(
+            f"cannot make a temporary folder for the session: {error.strerror or error}"
+        ) from error
+    with made as folder:
         yield Path(folder)
 
 

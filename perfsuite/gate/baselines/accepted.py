@@ -6,12 +6,14 @@ A gate heeds those that the change itself brings; the merge of the change spends
 from __future__ import annotations
 
 import datetime
+import itertools
 import math
 import re
 import tomllib
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
 
@@ -25,7 +27,6 @@ from perfsuite.units import format_ratio, parse_ratio, parse_seconds
 
 if TYPE_CHECKING:
     from tomlkit import TOMLDocument
-    from tomlkit.items import AoT
 
 # Five thousand exceptions of 200 characters each: more than people review.
 _MAX_FILE_BYTES = 2**20
@@ -37,7 +38,8 @@ _ALLOWED = (
 )
 # In place of a cell's name: every cell.
 EVERY_CELL: Final = "*"
-_HEADER = re.compile(rb"^[ \t]*\[\[[ \t]*accepted[ \t]*\]\]", re.MULTILINE)
+# With the comments right above.
+_HEADER = re.compile(rb"^(?:[ \t]*#.*\n)*[ \t]*\[\[[ \t]*accepted[ \t]*\]\]", re.MULTILINE)
 
 
 class _Entry(
@@ -265,24 +267,23 @@ def append_entry(path: Path, entry: Entry) -> None:
 
 def prune(path: Path, today: datetime.date) -> tuple[Entry, ...]:
     """Remove the expired exceptions of a file with the comments right above; return them."""
-    from tomlkit.items import AoT, Array
-
     data = _read(path)
     entries = _parse(path, data)
     expired = tuple(entry for entry in entries if entry.expires < today)
-    if expired:
+    if not expired:
+        return ()
+    is_kept = [entry not in expired for entry in entries]
+    starts = [header.start() for header in _HEADER.finditer(data)]
+    if len(starts) == len(entries):
+        tables = (data[start:end] for start, end in pairwise([*starts, len(data)]))
+        edited = data[: starts[0]] + b"".join(itertools.compress(tables, is_kept))
+    else:
         document = _parse_formatted(path, data)
-        listed = document["accepted"]
-        if isinstance(listed, AoT):
-            _attach_comments(document, listed)
-        assert isinstance(listed, AoT | Array)
         for index in reversed(range(len(entries))):
-            if entries[index] in expired:
-                del listed[index]
-        if not listed:
-            del document["accepted"]
-        kept = tuple(entry for entry in entries if entry not in expired)
-        _write(path, document.as_string().encode(), kept)
+            if not is_kept[index]:
+                document["accepted"].pop(index)  # type: ignore[union-attr]  # an inline list
+        edited = document.as_string().encode()
+    _write(path, edited, tuple(itertools.compress(entries, is_kept)))
     return expired
 
 
@@ -304,21 +305,6 @@ def _write(path: Path, data: bytes, entries: tuple[Entry, ...]) -> None:
 
 def _not_editable(path: Path) -> SettingError:
     return SettingError(f"{path} cannot be edited without a change of its meaning; edit it by hand")
-
-
-def _attach_comments(document: TOMLDocument, tables: AoT) -> None:
-    """Make the comment right above a table part of it; tomlkit has it in the table before."""
-    from tomlkit.items import Comment, Null
-
-    place = next(at for at, (_, item) in enumerate(document.body) if item is tables)
-    bodies = [(document.body, place), *((one.value.body, len(one.value.body)) for one in tables)]
-    for table, (body, end) in zip(tables, bodies, strict=False):
-        start = end
-        while start and isinstance(body[start - 1][1], Comment):
-            start -= 1
-        comment = "".join(item.as_string() for _, item in body[start:end])
-        table.trivia.indent = comment + table.trivia.indent
-        body[start:end] = [(None, Null())] * (end - start)
 
 
 def _read(path: Path) -> bytes:
@@ -350,7 +336,7 @@ def _convert(path: Path, data: bytes, index: int, table: Any) -> Entry:
         headers = list(_HEADER.finditer(data))
         place = f"entry {index + 1}"
         if index < len(headers):  # an inline list has no headers
-            line_number = 1 + data.count(b"\n", 0, headers[index].start())
+            line_number = 1 + data.count(b"\n", 0, headers[index].end())
             place += f" (line {line_number})"
         raise SettingError(printable(f"{path}: {place}: {error}; {_ALLOWED}")) from error
     return entry

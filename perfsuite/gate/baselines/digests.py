@@ -24,7 +24,7 @@ class CellDigests:
         self._digest_of_file = cache(self._digest_files)
 
     def of(self, cell: str, record: Mapping[str, Any]) -> str | None:
-        """Return the digest of a cell, of a plain one with an empty record; None for unknown files."""
+        """Return the digest of a cell, given its record; None where its files are not known."""
         try:
             files = self._digest_of_file(cell.partition("::")[0])
         except (PerfsuiteError, OSError):  # the session says why, where it needs the files

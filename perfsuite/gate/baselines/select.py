@@ -3,7 +3,7 @@
 import math
 import os
 import uuid
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
 from fractions import Fraction
@@ -15,7 +15,7 @@ from pytest_benchmark.utils import get_machine_id
 
 from perfsuite.errors import SettingError, StorageError, WriteError
 from perfsuite.gate.git.find_base import find_trunk
-from perfsuite.gate.git.repository import Base, changed_files, find_top, is_in_history
+from perfsuite.gate.git.repository import changed_files, find_top, is_in_history
 from perfsuite.records import run_file
 from perfsuite.records.run_file import RunHead, StoredRun, Unusable
 from perfsuite.system.files import sync_folder, written_beside
@@ -46,31 +46,17 @@ class TrunkRules(TypedDict, total=False):
     is_proposed: Callable[[AnyPath], bool]
 
 
-def trunk_rules(
-    folder: Path, storage: AnyPath, history: Container[str] | None = None
-) -> TrunkRules:
-    """Return the rules for a change in `folder`: runs must be of the upstream's branch, as HEAD has it.
-
-    `history` are the commits of that branch; without them git looks at each commit.
-    """
+def trunk_rules(folder: Path, storage: AnyPath) -> TrunkRules:
+    """Return the rules for a change in `folder`: the upstream's branch, as far as HEAD has it."""
     root = find_top(folder)
     if root is None:
         return {}
     trunk = find_trunk(root)
 
     def is_of_trunk(commit: str) -> bool:
-        if history is not None:
-            return commit in history
         return trunk is not None and is_in_history(root, commit, trunk)
 
     return TrunkRules(is_in_history=is_of_trunk, is_proposed=find_proposed(root, storage, trunk))
-
-
-def base_rules(root: Path, storage: AnyPath, base: Base, lineage: Container[str]) -> TrunkRules:
-    """Return the rules for a change that is compared with a base, which has this lineage."""
-    return TrunkRules(
-        is_in_history=lineage.__contains__, is_proposed=find_proposed(root, storage, base.revision)
-    )
 
 
 def choose_runs(
@@ -256,27 +242,20 @@ def save_run(folder: AnyPath, name: str, data: bytes) -> AnyPath:
     """Save a run under the next free number and return where; raises a WriteError."""
     try:
         if isinstance(folder, RemotePath):
-            return _save_remotely(folder, name, data)
-        return _save_locally(folder, name, data)
+            remote = _take_number(folder, name, lambda path: path.create(data))
+            if remote.refuses(data):
+                return remote
+            # The server lets others write over it, so it is saved again under a name that is drawn
+            # once. The file under the first name may be another session's by now: it stays.
+            drawn = f"{name}-{uuid.uuid4().hex}"
+            return _take_number(folder, drawn, lambda path: path.create(data))
+        with written_beside(folder / f"NNNN_{name}.json", data) as beside:
+            # Unlike a rename a link fails where the name is taken.
+            path = _take_number(folder, name, lambda path: os.link(beside, path))
+            sync_folder(folder)
+            return path
     except OSError as error:
         raise WriteError(f"cannot save {folder}/NNNN_{name}.json: {error.strerror}") from error
-
-
-def _save_locally(folder: Path, name: str, data: bytes) -> Path:
-    with written_beside(folder / f"NNNN_{name}.json", data) as beside:
-        # Unlike a rename a link fails where the name is taken.
-        path = _take_number(folder, name, lambda path: os.link(beside, path))
-        sync_folder(folder)
-        return path
-
-
-def _save_remotely(folder: RemotePath, name: str, data: bytes) -> RemotePath:
-    path = _take_number(folder, name, lambda path: path.create(data))
-    if path.refuses(data):
-        return path
-    # The server lets others write over it, so it is saved again under a name that is drawn once.
-    # The file under the first name may be another session's by now: it stays.
-    return _take_number(folder, f"{name}-{uuid.uuid4().hex}", lambda path: path.create(data))
 
 
 def _take_number(folder: _Folder, name: str, create: Callable[[_Folder], None]) -> _Folder:

@@ -8,7 +8,7 @@ from typing import Literal
 
 from perfsuite.errors import StorageError
 from perfsuite.gate.baselines.screen import MIN_SESSIONS, NUM_SEARCHED, Candidate, Screener
-from perfsuite.gate.baselines.select import base_rules, choose_runs
+from perfsuite.gate.baselines.select import choose_runs, find_proposed
 from perfsuite.gate.git.changes import is_code_changed
 from perfsuite.gate.git.find_base import read_lineage
 from perfsuite.gate.git.repository import Base
@@ -126,8 +126,14 @@ def read_history(
     revision, behind = base.revision, read_lineage(root, base.revision)
     runs: Sequence[StoredRun] = ()
     try:
-        rules = base_rules(root, storage, base, behind)
-        chosen = choose_runs(storage, selector, fingerprint, **rules, max_sessions=NUM_SEARCHED)
+        chosen = choose_runs(
+            storage,
+            selector,
+            fingerprint,
+            is_in_history=behind.__contains__,
+            is_proposed=find_proposed(root, storage, revision),
+            max_sessions=NUM_SEARCHED,
+        )
         refused = tuple(map(str, chosen.refused))
         runs = sorted(chosen.usable, key=lambda run: -behind[run.commit or ""])  # then by time
     except StorageError as error:

@@ -62,7 +62,7 @@ def check_shared(root: Path, shared: Sequence[str]) -> None:
                 f"perf_share names {name!r}, and {compiled[0]} is compiled code, which each arm "
                 "needs of its own; build it with --perf-base-build CMD"
             )
-        if repository.find_top(root) and repository.tracked_files(root, [Path(name)]):
+        if repository.tracked_files(root, [Path(name)]):
             raise SettingError(
                 f"perf_share names {name!r}, which git tracks: the base has its own; name what git "
                 "ignores"

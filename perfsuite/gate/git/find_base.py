@@ -7,7 +7,13 @@ from typing import Final
 from perfsuite.errors import SettingError
 from perfsuite.gate.git.changes import Uncommitted, read_uncommitted
 from perfsuite.gate.git.command import answer, find_commit, output
-from perfsuite.gate.git.repository import Base, NoBase, is_shallow, why_not_a_checkout
+from perfsuite.gate.git.repository import (
+    Base,
+    NoBase,
+    count_commits,
+    is_shallow,
+    why_not_a_checkout,
+)
 from perfsuite.system.untrusted import printable
 from perfsuite.units import short_commit
 
@@ -96,11 +102,6 @@ def read_lineage(root: Path, revision: str) -> dict[str, int]:
     return {commit: place for place, commit in enumerate(lines.split())}
 
 
-def is_dirty(root: Path, *, outputs: Sequence[Path] = ()) -> bool:
-    """Whether the tree differs from HEAD in what a cell could load."""
-    return read_uncommitted(root, outputs=outputs).is_dirty
-
-
 def describe_head(root: Path) -> str:
     """Return what the tree is, for people: "feature at 1a2b3c4 with uncommitted changes"."""
     if why_not_a_checkout(root) is not None:
@@ -109,7 +110,7 @@ def describe_head(root: Path) -> str:
     if head is None:
         return "a repository without a commit"
     branch = answer(root, "symbolic-ref", "--quiet", "--short", "HEAD") or "a detached HEAD"
-    changes = " with uncommitted changes" if is_dirty(root) else ""
+    changes = " with uncommitted changes" if read_uncommitted(root).is_dirty else ""
     return f"{branch} at {short_commit(head)}{changes}"
 
 
@@ -125,13 +126,13 @@ def _find_nearer(root: Path, base: str, upstream: str) -> str | None:
 
     Branches that hold HEAD, or have its branch's name, are the change itself.
     """
-    num_commits = _count(root, "HEAD", base)
+    num_commits = count_commits(root, base, "HEAD")
     if num_commits <= _FAR_BEHIND:
         return None
     listed = ("for-each-ref", "--format=%(refname)", f"--contains={base}", "--no-contains=HEAD")
     own = answer(root, "symbolic-ref", "--quiet", "--short", "HEAD")
     behind = {
-        name: num_commits - _count(root, "HEAD", base, name)
+        name: num_commits - count_commits(root, base, "HEAD", name)
         for name in output(root, *listed, "refs/remotes").decode(errors="replace").split()
         if name != upstream and name.split("/", 3)[-1] != own
     }
@@ -143,11 +144,6 @@ def _find_nearer(root: Path, base: str, upstream: str) -> str | None:
         f"the base is {behind[farthest]} commits older than the merge base with {name}; if this "
         f"change goes there, say so: --base {name} (pytest: --perf-base)"
     )
-
-
-def _count(root: Path, new: str, *old: str) -> int:
-    """Return how many commits `new` has that none of `old` has."""
-    return int(output(root, "rev-list", "--count", new, *(f"^{name}" for name in old)))
 
 
 def commit_named(root: Path, what: str, revision: str) -> str:

@@ -120,9 +120,9 @@ def _moment_of(seconds: str) -> datetime | None:
         return None
 
 
-def count_commits(root: Path, old: str, new: str) -> int:
-    """Return how many commits `new` has that `old` has not."""
-    return int(output(root, "rev-list", "--count", f"{old}..{new}"))
+def count_commits(root: Path, old: str, new: str, other: str | None = None) -> int:
+    """Return how many commits `new` has that `old` has not, nor `other`."""
+    return int(output(root, "rev-list", "--count", f"{old}..{new}", *([f"^{other}"] * bool(other))))
 
 
 def subject_of(root: Path, commit: str) -> str:
@@ -150,7 +150,9 @@ def listed_files(folder: Path, *arguments: str) -> list[Path]:
 
 
 def tracked_files(top: Path, paths: Iterable[Path]) -> set[Path]:
-    """Return those of the paths, relative to the top, that git tracks."""
+    """Return those of the paths, relative to the top, that git tracks: none outside of it."""
+    if find_top(top) is None:
+        return set()
     return {*listed_files(top, "--cached", "--", *(f":(literal){path}" for path in paths))}
 
 

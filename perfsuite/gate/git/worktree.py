@@ -69,7 +69,7 @@ def directory_tree(root: Path, base_dir: Path) -> Iterator[Path]:
 
 
 def lay_benchmarks(tree: Path, head: Head, paths: Sequence[Path]) -> list[Path]:
-    """Lay head's benchmark files over `tree`; return the Python files in it that are others then."""
+    """Lay head's benchmark files over `tree`; return its Python files that are others then."""
     laid, folder = plan_overlay(head, paths), head.top_of(tree)
     before = python_digests(tree)
     with as_write_error(folder):

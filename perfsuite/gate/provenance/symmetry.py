@@ -13,7 +13,7 @@ from perfsuite.gate.arms.arm import Launch
 from perfsuite.gate.git import repository
 from perfsuite.gate.git.fill_tree import missing_files
 from perfsuite.gate.git.overlay import SITE_FOLDER, are_alike, is_left_out
-from perfsuite.gate.git.repository import find_top
+from perfsuite.gate.git.repository import tracked_files
 from perfsuite.gate.provenance.dependencies import find_changed_dependency
 from perfsuite.gate.provenance.installed import (
     SITE,
@@ -144,7 +144,7 @@ def _find_foreign(arm: Loading, other: Loading) -> str | None:
             continue
         place = path.relative_to(other.top)
         is_data = not file.endswith(_CODE) and ".so." not in file and file not in arm.programs
-        if is_data and place not in _tracked(other.top, [place]):
+        if is_data and place not in tracked_files(other.top, [place]):
             continue
         if not are_alike(path, arm.top / place):
             advice = "have the code find it beside itself"
@@ -175,7 +175,7 @@ def _find_installed_instead(base: Loading, head: Loading) -> str | None:
 
 
 def _find_missing(base: Loading, head: Loading) -> str | None:
-    """Why the base's tree lacks what head loads from its own, if that is no part of head's change."""
+    """Why the base's tree lacks what head loads from its own, if the change did not add it."""
     for path in (*head.own_files, *base.own_files):
         if (lacked := _is_lacked(base.top, path)) is not None:
             return (
@@ -186,7 +186,7 @@ def _find_missing(base: Loading, head: Loading) -> str | None:
     missing = [path for path in head.own_files if not _has(base, head, path)]
     if not missing:
         return None
-    tracked = _tracked(head.top, missing)
+    tracked = tracked_files(head.top, missing)
     for path in missing:
         is_built = _is_compiled(head.top / path)
         if path not in tracked and (is_built or repository.is_ignored(head.top, path)):
@@ -202,10 +202,6 @@ def _has(base: Loading, head: Loading, path: Path) -> bool:
     file = head.top / path
     names = [file.relative_to(root) for root in head.roots if file.is_relative_to(root)]
     return any(one.exists() for one in (base.top / path, *(base.site / name for name in names)))
-
-
-def _tracked(top: Path, paths: list[Path]) -> set[Path]:
-    return set() if find_top(top) is None else repository.tracked_files(top, paths)
 
 
 def _is_lacked(top: Path, path: Path) -> Path | None:

@@ -146,6 +146,8 @@ class ArmPlugin:
     def pytest_collection_modifyitems(self, config: pytest.Config, items: list[Any]) -> Any:
         """Send the cells that no other plugin deselected, and keep those that the gate chooses."""
         result = yield
+        plugin = config.pluginmanager.get_plugin("perfsuite")
+        typed = [*shlex.split(os.environ.get("PYTEST_ADDOPTS", "")), *config.invocation_params.args]
         cells = [item for item in items if "benchmark" in getattr(item, "fixturenames", ())]
         answer = self._channel.request(
             kind="collected",
@@ -157,9 +159,13 @@ class ArmPlugin:
                 if item not in cells and self._collected.hides_benchmark(item)
             ],
             paths=self._collected.from_root(config, config.args),
-            named=self._collected.from_root(config, self._named_paths(config)),
+            # Without those of an ini file.
+            named=self._collected.from_root(
+                config, self._parser.parse_known_args(typed).file_or_dir
+            ),
             variables=self._changed_variables(),
-            takes_turns=_takes_turns(config),
+            # True also where this arm has no perfsuite.
+            takes_turns=getattr(plugin, "TAKES_TURNS", _PROTOCOL) == _PROTOCOL,
             root=str(config.rootpath),
             inifile=None if config.inipath is None else str(config.inipath),
             pythonpath=[str(path) for path in config.getini("pythonpath")],
@@ -173,11 +179,6 @@ class ArmPlugin:
         config.hook.pytest_deselected(items=[item for item in items if item not in kept])
         items[:] = kept
         return result
-
-    def _named_paths(self, config: pytest.Config) -> list[str]:
-        """The paths on the command line and in PYTEST_ADDOPTS, without those of an ini file."""
-        typed = [*shlex.split(os.environ.get("PYTEST_ADDOPTS", "")), *config.invocation_params.args]
-        return list(self._parser.parse_known_args(typed).file_or_dir)
 
     def _changed_variables(self) -> dict[str, str | None]:
         """The variables that changed since this process began, without those that pytest sets."""
@@ -252,10 +253,7 @@ class ArmPlugin:
         """Set no timer, since pytest-timeout would count how long a cell waits for its turns."""
         return True
 
-    @pytest.hookimpl(tryfirst=True, optionalhook=True)
-    def pytest_timeout_cancel_timer(self) -> bool:
-        """Cancel no timer, as none was set."""
-        return True
+    pytest_timeout_cancel_timer = pytest_timeout_set_timer
 
     def pytest_runtest_logfinish(self) -> None:
         """Send the outcome of a cell, and wait until the other arm has left it too."""
@@ -304,12 +302,6 @@ def _profile(stats: Any) -> list[tuple[str, float, float]]:
         for (file, _, name), (_, calls, own_s, _, _) in profiled.stats.items()
     ]
     return sorted(functions, key=lambda function: -function[2])[:_NUM_FUNCTIONS]
-
-
-def _takes_turns(config: pytest.Config) -> bool:
-    """Whether the ranks of this arm's perfsuite can take turns; true where it has none."""
-    plugin = config.pluginmanager.get_plugin("perfsuite")
-    return plugin is None or getattr(plugin, "TAKES_TURNS", None) == _PROTOCOL
 
 
 def _agree_on_rounds(fixture: Any, channel: Channel, core: Any, sets_rounds: bool) -> None:
