@@ -11,7 +11,7 @@ Each line is a JSON object with a "kind"; "?" marks those that wait for an answe
                                      -> {iterations, rounds} for both arms
     turn ?                           requests a turn -> {} when the other arm is blocked
     done                             the turn is over
-    left {cell, outcome, ...} ?      the fields of `CellRun` -> {} when both arms have left it
+    left {cell, outcome, ...} ?      what `CellRun` has of it -> {} when both arms have left it
     finished                         the session is over
 """
 
@@ -193,8 +193,8 @@ class Server:
 
     def _read_loaded(self, arm: str) -> Loaded:
         """Read what an arm has loaded by now; it waits meanwhile, so its processes live."""
-        loaded = self.launches[arm].loaded = self._logs[arm].read()
-        return loaded
+        self.launches[arm].loaded = self._logs[arm].read()
+        return self.launches[arm].loaded
 
     def _take_cell(self, arm: str, message: dict[str, Any]) -> None:
         clocks_mhz, self._clocks_mhz[arm] = self._clocks_mhz[arm], []

@@ -78,7 +78,7 @@ def find_asymmetry(base: Launch, head: Launch) -> str | None:
     if base.arm.tree.resolve() == head.arm.tree.resolve():
         return None  # the arms differ by interpreter or environment alone
     ours, theirs = _loading(base), _loading(head)
-    return (
+    found = (
         _find_foreign(ours, theirs)
         or _find_foreign(theirs, ours)
         or _find_installed_instead(ours, theirs)
@@ -86,12 +86,10 @@ def find_asymmetry(base: Launch, head: Launch) -> str | None:
         or _find_shared(ours, theirs)
         or _find_built(ours, theirs)
         or _find_silent(base, theirs)
-        or (
-            find_changed_dependency(ours.top, theirs.top, base.loaded.files)
-            if base.arm.python == head.arm.python
-            else None
-        )
     )
+    if found is None and base.arm.python == head.arm.python:
+        found = find_changed_dependency(ours.top, theirs.top, base.loaded.files)
+    return found
 
 
 def _loading(launch: Launch) -> Loading:
@@ -117,12 +115,10 @@ _real_path = functools.cache(os.path.realpath)
 
 def _find_silent(base: Launch, head: Loading) -> str | None:
     """Why the base may have run head's code where it could not say what it loads."""
-    if not base.loaded.silent:
-        return None
-    project = is_any_installed(head.top, base.arm.python, base.loaded.files)
+    command = min(base.loaded.silent, default=None)
+    project = command and is_any_installed(head.top, base.arm.python, base.loaded.files)
     if project is None:
         return None
-    command = min(base.loaded.silent)
     return (
         f"the base arm started '{command}', which cannot say what it loads, and {project} is "
         "installed where it runs; start it with the environment of the test and without -I, -E "

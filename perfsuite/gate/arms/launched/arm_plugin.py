@@ -149,23 +149,19 @@ class ArmPlugin:
         plugin = config.pluginmanager.get_plugin("perfsuite")
         typed = [*shlex.split(os.environ.get("PYTEST_ADDOPTS", "")), *config.invocation_params.args]
         cells = [item for item in items if "benchmark" in getattr(item, "fixturenames", ())]
+        others = [item for item in items if item not in cells]
         answer = self._channel.request(
             kind="collected",
             cells={item.nodeid: self._collected.policy_of(item) for item in cells},
             broken=self._broken,
-            hidden=[
-                item.nodeid
-                for item in items
-                if item not in cells and self._collected.hides_benchmark(item)
-            ],
+            hidden=[one.nodeid for one in others if self._collected.hides_benchmark(one)],
             paths=self._collected.from_root(config, config.args),
             # Without those of an ini file.
             named=self._collected.from_root(
                 config, self._parser.parse_known_args(typed).file_or_dir
             ),
             variables=self._changed_variables(),
-            # True also where this arm has no perfsuite.
-            takes_turns=getattr(plugin, "TAKES_TURNS", _PROTOCOL) == _PROTOCOL,
+            takes_turns=plugin is None or getattr(plugin, "TAKES_TURNS", None) == _PROTOCOL,
             root=str(config.rootpath),
             inifile=None if config.inipath is None else str(config.inipath),
             pythonpath=[str(path) for path in config.getini("pythonpath")],
@@ -269,11 +265,8 @@ class ArmPlugin:
             clock, core = self._clocks.pop(item.nodeid)
             clock.end()
             core.unpin()
-            used = {
-                "turns_s": clock.turns_s,
-                "background_s": clock.background_s,
-                "outgrew_core": core.is_late,
-            }
+            used = {"turns_s": clock.turns_s, "background_s": clock.background_s}
+            used["outgrew_core"] = core.is_late
         stats = getattr(fixture, "stats", None)
         self._turn_clock.free_device_memory()
         self._channel.request(
