@@ -156,23 +156,20 @@ class _Search:
     ) -> tuple[list[BisectStep], list[str]]:
         """Judge commits between the ends, and return them with what may be the first bad one."""
         steps: list[BisectStep] = []
-        goods, skipped = [good], set[str]()
+        goods, skipped = [good], list[str]()
         while True:
             possible = _possible(self.suite.root, bad, goods)
             candidates = [one for one in possible if one != bad and one not in skipped]
             if not candidates:
                 return steps, possible
             # What lies beside a commit that cannot be judged is likely to be as broken.
-            num_skipped = len(skipped.intersection(possible))
-            step = self._judge(
-                candidates[len(candidates) * num_skipped // (2 * num_skipped + 2)], bounds
-            )
+            num_skipped = len({*skipped} & {*possible})
+            away = len(candidates) * num_skipped // (2 * num_skipped + 2)
+            step = self._judge(candidates[away], bounds)
             if step.mark == "bad":
                 bad = step.commit
-            elif step.mark == "good":
-                goods.append(step.commit)
             else:
-                skipped.add(step.commit)
+                (goods if step.mark == "good" else skipped).append(step.commit)
             steps.append(step)
             most = max(most + (step.mark == "skip"), len(steps))
             self.say(f"step {len(steps)} of {most}, {step}")
@@ -183,23 +180,20 @@ class _Search:
         """Judge a commit; also the good one itself, which shows what the machine can tell apart."""
         request, cell = self.request, self.cell
         with _tree_of(self.suite, cell, commit) as (tree, inifile):
-            result = run_gate(
-                GateRequest(
-                    command=Command(
-                        folder=tree, arguments=("-c", str(inifile), f"--rootdir={tree}", cell)
-                    ),
-                    cells=frozenset({cell}),
-                    base_dir=self.good_tree,
-                    tolerance=bounds[0],
-                    limit=bounds[1],
-                    budget=request.budget,
-                    seed=request.seed,
-                    priors=request.priors,
-                    judges_identical=is_good,
-                    heeds_exceptions=False,
-                ),
-                say=lambda line: self.say(f"  {line}"),
+            arguments = ("-c", str(inifile), f"--rootdir={tree}", cell)
+            gate = GateRequest(
+                command=Command(folder=tree, arguments=arguments),
+                cells=frozenset({cell}),
+                base_dir=self.good_tree,
+                tolerance=bounds[0],
+                limit=bounds[1],
+                budget=request.budget,
+                seed=request.seed,
+                priors=request.priors,
+                judges_identical=is_good,
+                heeds_exceptions=False,
             )
+            result = run_gate(gate, say=lambda line: self.say(f"  {line}"))
         reason = result.refusal or "the commit has no such cell"
         missing = CellVerdict(name=cell, word="NO-BASELINE", by="collection", reason=reason)
         verdict = next((found for found in result.cells if found.name == cell), missing)

@@ -5,7 +5,7 @@ The base of each session is a fresh checkout of HEAD, as a change's base is one 
 
 import dataclasses
 import random
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ from perfsuite.gate.git.repository import find_top
 from perfsuite.gate.judge.trial import Judgement
 from perfsuite.gate.noise import CellNoise, SessionPairs, pool_noise
 from perfsuite.gate.request import GateRequest, collect, head_arm
-from perfsuite.gate.run_gate import HELD, GateResult, run_gate
+from perfsuite.gate.run_gate import HELD, run_gate
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,7 +112,14 @@ def calibrate(
             planted = dataclasses.replace(
                 request, seed=seeds.randrange(2**32), head_environment=plant.variables
             )
-            judgements.append(_judgement_of(run_gate(planted, say=lambda _: None)))
+            result = run_gate(planted, say=lambda _: None)
+            if result.refusal is not None:
+                raise WorkloadError(f"the gate compares nothing here: {result.refusal}")
+            for cell in result.cells:
+                if cell.word in _WITHOUT_MEASUREMENT:
+                    raise WorkloadError(f"{cell.name} cannot be calibrated with: {cell.reason}")
+            assert result.judgement is not None
+            judgements.append(result.judgement)
         return judgements
 
     with machine:
@@ -158,25 +165,13 @@ def _count_cells(request: GateRequest, plants: Sequence[Plant]) -> int:
     return len(cells)
 
 
-def _judgement_of(result: GateResult) -> Judgement:
-    """The session's pairs; raises a WorkloadError where it did not compare all cells."""
-    if result.refusal is not None:
-        raise WorkloadError(f"the gate compares nothing here: {result.refusal}")
-    for cell in result.cells:
-        if cell.word in _WITHOUT_MEASUREMENT:
-            raise WorkloadError(f"{cell.name} cannot be calibrated with: {cell.reason}")
-    assert result.judgement is not None
-    return result.judgement
-
-
 def _noise_of(judgements: Sequence[Judgement]) -> dict[str, CellNoise]:
-    pairs: dict[str, list[SessionPairs]] = {}
+    pairs: defaultdict[str, list[SessionPairs]] = defaultdict(list)
     for trial in (trial for judgement in judgements for trial in judgement.trials):
         errors = [cost.error for cost in trial.costs]
         session = SessionPairs(log_ratios=trial.log_ratios, firsts=trial.firsts, errors=errors)
-        pairs.setdefault(trial.name, []).append(session)
-    pooled = {name: pool_noise(sessions) for name, sessions in pairs.items()}
-    return {name: noise for name, noise in pooled.items() if noise is not None}
+        pairs[trial.name].append(session)
+    return {name: noise for name in pairs if (noise := pool_noise(pairs[name])) is not None}
 
 
 def _summarize(plant: Plant, judgements: Sequence[Judgement]) -> PlantedResult:

@@ -41,7 +41,7 @@ from perfsuite.gate.arms.arm import (
     PairPlan,
     Suite,
 )
-from perfsuite.gate.arms.loaded import Loaded, LoadLogReader
+from perfsuite.gate.arms.loaded import LoadLogReader
 from perfsuite.gate.arms.num_rounds import agree_on_iterations, first_num_rounds
 from perfsuite.gate.arms.turns import Scheduler
 from perfsuite.system.gpus import open_sensors
@@ -95,12 +95,14 @@ class Server:
             if self._receive(_LOOK_S):
                 patience.hear()
             self._notice_ends()
-            if (reason := patience.why_over()) is not None:
-                is_apart = self._plan.is_apart
-                self._give_up(f"{reason}, also without the other arm" if is_apart else reason)
-                return
-            if any(launch.failure for launch in self.launches.values()):
-                self._give_up(OTHER_ENDED)
+            reason = patience.why_over()
+            if reason is not None and self._plan.is_apart:
+                reason += ", also without the other arm"
+            elif reason is None and any(launch.failure for launch in self.launches.values()):
+                reason = OTHER_ENDED
+            if reason is not None:
+                for name in self.launches.keys() - self._finished:
+                    self.launches[name].failure = self.launches[name].failure or reason
                 return
 
     def _spent_s(self) -> float:
@@ -142,17 +144,12 @@ class Server:
                 self.launches[name].failure = f"its pytest ended early with {how}"
                 self._finish(name)
 
-    def _give_up(self, reason: str) -> None:
-        for name in self.launches.keys() - self._finished:
-            launch = self.launches[name]
-            launch.failure = launch.failure or reason
-
     def _handle(self, peer: _Peer, message: dict[str, Any]) -> None:
         kind = message["kind"]
         if kind == "hello":
             peer.arm = message["arm"]
             return
-        arm = peer.arm
+        arm, launch = peer.arm, self.launches[peer.arm]
         self._waiting[arm, kind] = peer.connection
         match kind:
             case "collected":
@@ -173,9 +170,9 @@ class Server:
             case "left":
                 self._take_cell(arm, message)
             case "finished":
-                self._read_loaded(arm)
-                if self.launches[arm].suite is None:
-                    self.launches[arm].failure = "its pytest ended before it had collected anything"
+                launch.loaded = self._logs[arm].read()
+                if launch.suite is None:
+                    launch.failure = "its pytest ended before it had collected anything"
                 self._finish(arm)
 
     def _take_suite(self, arm: str, message: dict[str, Any]) -> None:
@@ -191,13 +188,10 @@ class Server:
             answer = {"run": self._chosen, "unpinned": sorted(self._plan.unpinned)}
             self._answer("collected", suites, answer)
 
-    def _read_loaded(self, arm: str) -> Loaded:
-        """Read what an arm has loaded by now; it waits meanwhile, so its processes live."""
-        self.launches[arm].loaded = self._logs[arm].read()
-        return self.launches[arm].loaded
-
     def _take_cell(self, arm: str, message: dict[str, Any]) -> None:
         clocks_mhz, self._clocks_mhz[arm] = self._clocks_mhz[arm], []
+        # The arm waits meanwhile, so its processes live.
+        loaded = self.launches[arm].loaded = self._logs[arm].read()
         self.launches[arm].cells[message["cell"]] = CellRun(
             outcome=message["outcome"],
             reason=message["reason"],
@@ -208,7 +202,7 @@ class Server:
             turns_s=message.get("turns_s", 0.0),
             background_s=message.get("background_s", 0.0),
             outgrew_core=message.get("outgrew_core", False),
-            loaded=self._read_loaded(arm),
+            loaded=loaded,
             clocks_mhz=tuple(map(statistics.median, zip(*clocks_mhz, strict=False))),
         )
         self._answer("turn", self._scheduler.leave(arm))

@@ -38,13 +38,9 @@ class Command:
         cls, folder: Path, arguments: Iterable[str], environment: Mapping[str, str]
     ) -> Self:
         """Return the call that this interpreter was started for, in that environment."""
-        addopts = shlex.split(environment.get("PYTEST_ADDOPTS", ""))
-        kept = {
-            name: value
-            for name, value in environment.items()
-            if not (sys.flags.ignore_environment and name.startswith("PYTHON"))
-        }
-        if addopts:
+        hidden = "PYTHON" if sys.flags.ignore_environment else ()
+        kept = {name: value for name, value in environment.items() if not name.startswith(hidden)}
+        if addopts := shlex.split(environment.get("PYTEST_ADDOPTS", "")):
             kept["PYTEST_ADDOPTS"] = shlex.join(less_ours(addopts))
         return cls(
             folder=folder,
@@ -92,14 +88,12 @@ class Command:
         def lead(text: str) -> str:
             return pattern.sub(lambda _: str(to), text)
 
-        def lead_where_there(value: str) -> str:
-            led = [(part, lead(part)) for part in value.split(os.pathsep)]
-            return os.pathsep.join(new if Path(new).exists() else part for part, new in led)
-
-        environment = {
-            name: value if name == "HOME" else lead_where_there(value)
-            for name, value in self.environment.items()
-        }
+        environment = dict(self.environment)
+        for name in environment.keys() - {"HOME"}:
+            led = [(part, lead(part)) for part in environment[name].split(os.pathsep)]
+            environment[name] = os.pathsep.join(
+                new if Path(new).exists() else part for part, new in led
+            )
         if inner is not None:
             folder = to / inner
             environment["PWD"] = str(folder)

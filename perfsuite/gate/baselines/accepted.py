@@ -11,11 +11,11 @@ import math
 import re
 import tomllib
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
+from typing import TYPE_CHECKING, Final, Literal, TypeVar
 
 import msgspec
 
@@ -153,12 +153,12 @@ class Accepted:
     spent: tuple[Entry, ...] = ()
 
     def removal(self, cell: str) -> Removal | None:
-        """What says that the base's cell is gone on purpose."""
-        return next(iter(self._of(cell, Removal)), None)
+        """Return what says that the base's cell is gone on purpose."""
+        return next(self._of(cell, Removal), None)
 
     def rename_of(self, cell: str) -> Rename | None:
         """Return what gives the base's cell another name."""
-        return next(iter(self._of(cell, Rename)), None)
+        return next(self._of(cell, Rename), None)
 
     def name_in_base(self, cell: str) -> str:
         """Return the base's name of head's cell."""
@@ -176,11 +176,11 @@ class Accepted:
 
     def loosenings(self, cell: str) -> tuple[Loosening, ...]:
         """Return what lets the cell be judged by looser limits than the base's."""
-        return self._of(cell, Loosening)
+        return tuple(self._of(cell, Loosening))
 
-    def _of(self, cell: str, kind: type[_Kind]) -> tuple[_Kind, ...]:
+    def _of(self, cell: str, kind: type[_Kind]) -> Iterator[_Kind]:
         entries = (entry for entry in self.entries if isinstance(entry, kind))
-        return tuple(entry for entry in entries if entry.cell in (cell, EVERY_CELL))
+        return (entry for entry in entries if entry.cell in (cell, EVERY_CELL))
 
 
 def read_accepted(path: Path, today: datetime.date) -> Accepted:
@@ -326,17 +326,14 @@ def _parse(path: Path, data: bytes) -> tuple[Entry, ...]:
     if document or not isinstance(tables, list):
         name = next(iter(document), "accepted")
         raise SettingError(f"{path} has {name!r} at its top; {_ALLOWED}")
-    return tuple(_convert(path, data, number, table) for number, table in enumerate(tables))
-
-
-def _convert(path: Path, data: bytes, index: int, table: Any) -> Entry:
-    try:
-        entry: Entry = msgspec.convert(table, Entry)
-    except msgspec.ValidationError as error:
-        headers = list(_HEADER.finditer(data))
-        place = f"entry {index + 1}"
-        if index < len(headers):  # an inline list has no headers
-            line_number = 1 + data.count(b"\n", 0, headers[index].end())
-            place += f" (line {line_number})"
-        raise SettingError(printable(f"{path}: {place}: {error}; {_ALLOWED}")) from error
-    return entry
+    entries: list[Entry] = []
+    for table in tables:
+        try:
+            entries.append(msgspec.convert(table, Entry))
+        except msgspec.ValidationError as error:
+            place, headers = f"entry {len(entries) + 1}", [*_HEADER.finditer(data)]
+            if len(entries) < len(headers):  # an inline list has no headers
+                above = data[: headers[len(entries)].end()]
+                place += f" (line {len(above.splitlines())})"
+            raise SettingError(printable(f"{path}: {place}: {error}; {_ALLOWED}")) from error
+    return tuple(entries)

@@ -105,17 +105,16 @@ def ignore_trees_in(root: Path) -> tuple[str, ...]:
     )
 
 
-def what_is_missing(tree: Path) -> tuple[str, ...]:
+def what_is_missing(tree: Path) -> list[str]:
     """Return what a worktree lacks of its commit, a clause each; nothing is fetched for it."""
-    top = repository.find_top(tree)
-    if top is None:
-        return ()
-    empty, pointers = empty_submodules(top), lfs_pointers(top)
-    missing = [f"the submodule {path} is empty in the base's tree" for path in empty]
-    if pointers:
+    top = repository.find_top(tree) or tree
+    missing = [
+        f"the submodule {path} is empty in the base's tree" for path in empty_submodules(top)
+    ]
+    if pointers := lfs_pointers(top):
         told = f"git-lfs files are pointers in the base's tree: {len(pointers)}, {pointers[0]}"
         missing.append(f"{told} for one")
-    return tuple(missing)
+    return missing
 
 
 def sweep_stale_trees(root: Path) -> None:
@@ -134,11 +133,8 @@ def why_elsewhere(tree: Path, root: Path) -> str | None:
     """Return where the base's tree is, if that is another file system than that of `root`."""
     if tree.stat().st_dev == root.stat().st_dev:
         return None
-    top = repository.find_top(root) or root
-    return (
-        f"it is in {tree}, on another file system than the checkout, because none can be made in "
-        f"{top.parent}"
-    )
+    place = (repository.find_top(root) or root).parent
+    return f"it is in {tree}, on another file system than the checkout: none can be made in {place}"
 
 
 @contextmanager
