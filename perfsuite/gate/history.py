@@ -20,7 +20,7 @@ _WEEK: Final = timedelta(weeks=1)
 _UNLISTED: Final = "by an exception that is no longer listed"
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Point:
     """One stored run of a cell, or of the host, with the median of its rounds.
 
@@ -78,24 +78,20 @@ def timeline_of(
         if name is not None:
             is_accepted = run.stamp is not None and name in run.stamp.accepted
             stored = run.cells[name]
-            found.append((_point(made_at, run, stored.median_s, is_accepted), stored.fingerprint))
+            point = Point(run.path, run.commit, made_at, stored.median_s, is_accepted)
+            found.append((point, stored.fingerprint))
     return _timeline(cell, found)
 
 
 def probe_timeline(runs: Sequence[tuple[datetime, StoredRun]]) -> Timeline:
     """Return how long the host itself took in the runs: the geometric mean of its probes."""
-    found = [
-        (_point(made_at, run, geometric_mean(run.probe_s.values()), False), sorted(run.probe_s))
-        for made_at, run in runs
-        if run.probe_s
-    ]
+    found: list[tuple[Point, object]] = []
+    for made_at, run in runs:
+        if run.probe_s:
+            time_s = geometric_mean(run.probe_s.values())
+            point = Point(run.path, run.commit, made_at, time_s, is_accepted=False)
+            found.append((point, sorted(run.probe_s)))
     return _timeline("the host", found)
-
-
-def _point(made_at: datetime, run: StoredRun, time_s: float, is_accepted: bool) -> Point:
-    return Point(
-        path=run.path, commit=run.commit, made_at=made_at, time_s=time_s, is_accepted=is_accepted
-    )
 
 
 def _timeline(cell: str, found: Sequence[tuple[Point, object]]) -> Timeline:

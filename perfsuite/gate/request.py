@@ -247,20 +247,20 @@ class BaseSide:
         return self._arm(tree, command, {"PERFSUITE_ARM_LACKS": "1"})
 
     def arms(self, tree: Path) -> tuple[Arm, Arm]:
-        """Both arms, which log what they open of the other's tree, or of what the base's lacks."""
-        base, head = self.arm(tree), head_arm(self.request, self.suite, self.caches)
+        """Both arms, with head's configuration, which log what they open of the other's tree.
+
+        Also what they open of what the base's lacks.
+        """
+        inifile = lay_configuration(tree, self.suite.root, self.suite.inifile)
+        command = self._command(tree).followed_by(f"--rootdir={tree}", "-c", str(inifile))
+        base = self._arm(tree, command, {})
+        head = head_arm(self.request, self.suite, self.caches)
         tops = self.head.top_of(tree), self.head.top
         lacked = missing_files(tops[0]) if self.base is not None else []
         return (
             dataclasses.replace(base, watched=(tops[1], *(tops[0] / path for path in lacked))),
             dataclasses.replace(head, watched=(tops[0], *(tops[1] / path for path in lacked))),
         )
-
-    def arm(self, tree: Path) -> Arm:
-        """Return the base's arm, with head's configuration laid over its tree."""
-        inifile = lay_configuration(tree, self.suite.root, self.suite.inifile)
-        command = self._command(tree).followed_by(f"--rootdir={tree}", "-c", str(inifile))
-        return self._arm(tree, command, {})
 
     @property
     def head(self) -> Head:
@@ -279,6 +279,8 @@ class BaseSide:
         return _import_roots(self.suite.root, self.suite)
 
     def _arm(self, tree: Path, command: Command, variables: Mapping[str, str]) -> Arm:
+        # What the base's build has installed.
+        site = [tree / SITE_FOLDER] if any((tree / SITE_FOLDER).glob("*")) else []
         python = self.request.base_python
         if python is not None:  # for what a cell starts by its name, such as torchrun
             paths = str(Path(python).parent), command.environment.get("PATH", os.defpath)
@@ -288,7 +290,7 @@ class BaseSide:
             tree=tree,
             top=self.head.top_of(tree),
             folder=command.folder,
-            import_roots=(*_site_of(tree), *_import_roots(tree, self.suite)),
+            import_roots=(*site, *_import_roots(tree, self.suite)),
             pytest_arguments=(*_SHORT_LAUNCHES, *command.arguments),
             python=self.request.base_python or sys.executable,
             python_options=command.python_options,
@@ -302,12 +304,6 @@ def _top(request: GateRequest, root: Path) -> Path:
     """The folder of head that is compared: its checkout, or the root where the base is a folder."""
     checkout = find_top(root) if request.base_dir is None else None
     return checkout or root.resolve()
-
-
-def _site_of(tree: Path) -> list[Path]:
-    """The folder that the base's build has installed into, if it has any."""
-    site = tree / SITE_FOLDER
-    return [site] if site.exists() and any(site.iterdir()) else []
 
 
 def _import_roots(tree: Path, suite: Suite) -> tuple[Path, ...]:

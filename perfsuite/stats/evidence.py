@@ -116,12 +116,9 @@ class Evidence:
     """What the pairs of S sessions say at one look, as logarithms of head / base, each (S,).
 
     Attributes:
-        location: Of the typical rounds.
-        lower: Its lower bound, for FAIL.
-        upper: Its upper bound, for PASS.
+        location: Of the typical rounds, with a lower bound for FAIL and an upper one for PASS.
         improved: Its upper bound at the level of `lower`, for IMPROVED.
-        mean: The location of all rounds together.
-        mean_upper: Its upper bound, which PASS needs too.
+        mean: The location of all rounds together, with an upper bound, which PASS needs too.
         detectable: How far above a line a slowdown is mostly proven to be above it.
         mean_differs: Whether `mean` differs from `location` by more than the noise.
     """

@@ -118,12 +118,10 @@ class Rule(Schedule):
 
 @dataclass(frozen=True)
 class Decision:
-    """The conclusion from the pairs.
+    """The conclusion from the pairs; no word as long as more are needed.
 
     Attributes:
-        word: None as long as more pairs are needed.
-        ratio: Location of head / base: 1.05 is 5 % slower.
-        mean_ratio: The same of all rounds together, stalls included.
+        ratio: Location of head / base, 1.05 is 5 % slower; `mean_ratio` has stalls in it.
         mean_differs: Whether the two differ by more than the noise.
         interval: The two bounds that decide, on the scale of `ratio`.
         num_pairs: How many pairs the decision rests on; later ones are not looked at.
@@ -144,9 +142,8 @@ def decide(pairs: Sequence[Pair], rule: Rule) -> Decision:
     """Return what the pairs so far prove, by going through the looks they have reached.
 
     A pure function of its arguments: the first look that decides holds, whatever comes later, so a
-    verdict can be recomputed from the raw pairs. Between looks the interval is the running one, at
-    the level of the next look. `pairs` are in the order in which they were run, which matters only
-    across looks. Raises a ValueError where there is none.
+    verdict can be recomputed from the raw pairs, in their order. Between looks the interval is the
+    running one, at the level of the next look. Raises a ValueError where there is no pair.
 
     >>> rule = Rule(tolerance=0.02, limit=0.05, num_cells=1, prior=Prior(sd=0.004))
     >>> decide([Pair(log_ratio=x, mean_log_ratio=x) for x in (0.001, -0.002)], rule).word

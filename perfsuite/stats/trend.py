@@ -114,8 +114,8 @@ def find_trend(
 ) -> Trend | None:
     """Return the steps and the drift of a series; None where it is too short to have any.
 
-    Steps or whole drifts below `smallest`, 0.01 = 1 %, are left out. Of series that neither step
-    nor drift, at most 1 % are reported: the level of `change_points` and `DRIFT_LEVEL` together.
+    Those below `smallest`, 0.01 = 1 %, are left out. Of series that neither step nor drift at most
+    1 % are reported: the level of `change_points` and `DRIFT_LEVEL` together.
     """
     if len(times_s) < MIN_VALUES:
         return None

@@ -82,10 +82,9 @@ def uncommitted_files(
 ) -> Iterator[tuple[Path, bool]]:
     """Yield each file that differs from HEAD, and whether a cell could load it.
 
-    A tracked file counts unless it is documentation or a record. A file that git neither tracks nor
-    ignores counts where it can be imported, lies in `root` or one of the `folders`, and neither a
-    virtual environment nor a session left it: with one such file, a commit would be compared with
-    itself. `outputs` are files that this session writes.
+    A tracked file counts unless it is documentation or a record. An unknown one that git does not
+    ignore counts where it can be imported, lies in `root` or one of the `folders`, and no virtual
+    environment or session left it. `outputs` are files that this session writes.
     """
     arguments = ("status", "--porcelain=v1", "-z", "--untracked-files=all", "--no-renames")
     top, root = top.resolve(), root.resolve()

@@ -144,9 +144,8 @@ def lay_configuration(tree: Path, head: Path, inifile: Path | None) -> Path:
 
     `inifile` is what pytest read in head's root; one from elsewhere is returned as it is. Head's
     cannot be read in its place, because its paths, such as `pythonpath`, count from its folder. A
-    file that is pytest's alone replaces the base's; of pyproject.toml, tox.ini and setup.cfg, which
-    also describe the base's package, a copy is laid beside it. Where head has none, an empty one
-    keeps pytest from reading the base's.
+    file that is pytest's alone, or an empty one, replaces the base's; of those that also describe
+    the base's package a copy is laid beside it.
     """
     place = Path(f"{_CONFIGURATION_COPY}.ini")
     if inifile is not None:

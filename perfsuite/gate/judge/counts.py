@@ -65,7 +65,7 @@ _VISIBLE_RATIO = 0.0005
 
 @dataclass(frozen=True, kw_only=True)
 class CountChange:
-    """A count that changed, per iteration of the busiest rank; within its slack that is nothing.
+    """A count that changed, per iteration of the busiest rank.
 
     A reviewed exception lets it be `accepted_ratio` times the base's.
     """
@@ -89,8 +89,6 @@ class CountChange:
     def __str__(self) -> str:
         """One line.
 
-        >>> print(CountChange(name="flops", base=1_200_000_000, head=1_450_000_000, slack=EXACT))
-        flops 1.20 G -> 1.45 G (+20.8 %), allowed 0 %
         >>> print(CountChange(name="memory", base=2648080, head=2656272, slack=_EXACT_PEAK_SLACK))
         memory 2,648,080 B -> 2,656,272 B (+0.3 %), allowed 4.00 KiB
         """
@@ -180,8 +178,10 @@ def _compare(
 ) -> CountComparison:
     changes: list[CountChange] = []
     unavailable: list[str] = []
+    is_of_blocks = _metric(bases[0]) == "max_memory_allocated"
+    peak_slack = _ALLOCATOR_SLACK if is_of_blocks else _EXACT_PEAK_SLACK
     for name in COUNT_NAMES:
-        usual = _usual_slack(name, bases[0])
+        usual = peak_slack if name in ("saved_activation_bytes", "memory") else EXACT
         wanted = [slack for one in slacks if (slack := one.get(name, usual)) is not None]
         before, after = _values(bases, name), _values(heads, name)
         if not wanted or not (before or after):
@@ -212,12 +212,6 @@ def _nearest(before: Sequence[int], after: Sequence[int]) -> tuple[int, int] | N
     if min(after) > max(before):
         return max(before), min(after)
     return (min(before), max(after)) if max(after) < min(before) else None
-
-
-def _usual_slack(name: str, cell: Counted) -> Slack:
-    if name not in ("saved_activation_bytes", "memory"):
-        return EXACT
-    return _ALLOCATOR_SLACK if _metric(cell) == "max_memory_allocated" else _EXACT_PEAK_SLACK
 
 
 def _values(cells: Sequence[Counted], name: str) -> list[int]:

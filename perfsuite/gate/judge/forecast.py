@@ -50,8 +50,6 @@ def describe_cost(num_cells: int, pair_s: float | None, budget: Budget) -> str:
 
     >>> describe_cost(8, 60.0, Budget(max_pairs=16, max_s=1800.0))
     '8 cells, about 4.7 min, at most 30 min'
-    >>> describe_cost(8, None, Budget(max_pairs=16, max_s=1800.0))
-    '8 cells, at most 30 min; the first pair will tell how long'
     """
     cells = counted(num_cells, "cell")
     most = f"at most {_time(budget.max_s)}"

@@ -21,10 +21,8 @@ _MOST_BESIDE = 0.05
 class TurnClock:
     """A clock that is read in pairs: the first read waits for the arm's turn, the second ends it.
 
-    The name keeps pytest-benchmark from storing one that holds an address.
-
-    Where pytest-benchmark keeps the collector from running in rounds, the clock `collects_garbage`
-    at the end of each, in its time.
+    The name keeps pytest-benchmark from storing one that holds an address. Where pytest-benchmark
+    keeps the collector from running in rounds, the clock `collects_garbage` at the end of each.
 
     Attributes:
         turns_s: Duration of all turns so far.
@@ -94,14 +92,13 @@ class TurnClock:
 class SharedCore:
     """The core on which a cell runs in both arms, if it keeps no second one busy.
 
-    A difference between two cores would be taken for one between the arms. But threads and
-    processes that start on one core stay there, where parallel work is as slow as serial work. So
-    the first turns, in which pytest-benchmark calibrates, are not pinned; they show what it uses.
+    A difference between two cores would be taken for one between the arms. But what starts on one
+    core stays there, where parallel work is as slow as serial work. So the first turns, in which
+    pytest-benchmark calibrates, are not pinned; they show what the cell uses.
 
     Attributes:
         number: Of the core; None pins nothing.
-        background: A `Background` of `perfsuite_background`: what works beside the main thread.
-        is_calibrating: Whether more turns will show what the cell uses.
+        background: What works beside the main thread, a `perfsuite_background.Background`.
         is_late: Whether a cell that was pinned turned out to use more than a thread: what it
             started until then was pinned too.
     """
@@ -182,10 +179,7 @@ def free_device_memory() -> None:
 
 
 def collection_s() -> float:
-    """Collect what was made since the collector was switched off; return how long it took.
-
-    Nothing is added where there was no garbage: what is alive costs the same in each arm.
-    """
+    """Collect what was made since the collector was switched off; return how long garbage took."""
     began_s = time.perf_counter()
     found = gc.collect(0)
     return time.perf_counter() - began_s if found else 0.0
