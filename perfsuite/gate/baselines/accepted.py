@@ -281,7 +281,7 @@ def prune(path: Path, today: datetime.date) -> tuple[Entry, ...]:
         document = _parse_formatted(path, data)
         for index in reversed(range(len(entries))):
             if not is_kept[index]:
-                document["accepted"].pop(index)  # type: ignore[union-attr]  # an inline list
+                document["accepted"].pop(index)  # an inline list
         edited = document.as_string().encode()
     _write(path, edited, tuple(itertools.compress(entries, is_kept)))
     return expired

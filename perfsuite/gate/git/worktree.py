@@ -105,16 +105,18 @@ def ignore_trees_in(root: Path) -> tuple[str, ...]:
     )
 
 
-def what_is_missing(tree: Path) -> list[str]:
+def what_is_missing(tree: Path) -> tuple[str, ...]:
     """Return what a worktree lacks of its commit, a clause each; nothing is fetched for it."""
-    top = repository.find_top(tree) or tree
+    top = repository.find_top(tree)
+    if top is None:
+        return ()
     missing = [
         f"the submodule {path} is empty in the base's tree" for path in empty_submodules(top)
     ]
     if pointers := lfs_pointers(top):
         told = f"git-lfs files are pointers in the base's tree: {len(pointers)}, {pointers[0]}"
         missing.append(f"{told} for one")
-    return missing
+    return tuple(missing)
 
 
 def sweep_stale_trees(root: Path) -> None:
@@ -149,7 +151,7 @@ def _temporary_folder(records: Path | None, *, near: Path) -> Iterator[Path]:
         if beside.stat().st_dev == near.stat().st_dev:
             name = tempfile.mkdtemp(prefix=prefix, dir=beside)
     try:
-        folder = Path(name or tempfile.mkdtemp(prefix=prefix)).resolve()
+        folder = Path(name or tempfile.mkdtemp(prefix=prefix, dir=None)).resolve()
     except OSError as error:
         raise WriteError(
             f"cannot make a temporary folder for the base's tree: {error.strerror or error}"

@@ -93,7 +93,7 @@ def _part(run: CellRun, name: str) -> Mapping[str, Any]:
 
 def _pairs(base: Mapping[str, Any], head: Mapping[str, Any]) -> dict[str, tuple[float, float]]:
     # A test may put there what it likes, more than a float holds, or NaN.
-    both = {name: (base[name], head.get(name)) for name in base}
+    both: dict[str, tuple[Any, Any]] = {name: (base[name], head.get(name)) for name in base}
     return {
         name: (float(values[0]), float(values[1]))
         for name, values in both.items()

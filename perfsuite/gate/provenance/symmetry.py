@@ -111,6 +111,7 @@ def _loading(launch: Launch) -> Loading:
 _is_left_out = functools.cache(is_left_out)
 _missing_files = functools.cache(missing_files)
 _real_path = functools.cache(os.path.realpath)
+_began_s = functools.cache(lambda: psutil.Process().create_time())
 
 
 def _find_silent(base: Launch, head: Loading) -> str | None:
@@ -230,12 +231,11 @@ def _find_shared(base: Loading, head: Loading) -> str | None:
 
 def _find_built(base: Loading, head: Loading) -> str | None:
     """Why one arm may have built what both loaded, in a folder that both arms have."""
-    began_s = psutil.Process().create_time()
     for name in sorted(base.files & head.files):
         file = Path(name)
         if any(file.is_relative_to(folder) for folder in (base.top, head.top)):
             continue
-        if name.endswith(_CODE) and file.is_file() and file.stat().st_mtime > began_s:
+        if name.endswith(_CODE) and file.is_file() and file.stat().st_mtime > _began_s():
             return (
                 f"both arms loaded {file}, which was written during this session; gate again if "
                 "that was an edit or an installation; else have the code build it in the tree, in "
