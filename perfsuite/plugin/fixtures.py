@@ -329,7 +329,7 @@ def _recorded(
     item: pytest.Item, benchmark: Any, runner: MeasuredSession, run: Callable[[bool], Outcome]
 ) -> Outcome:
     """Return what a cell came to, and have pytest-benchmark record it."""
-    from perfsuite.records.cell import to_plain
+    import msgspec
 
     if OUTCOME in item.stash:
         raise SettingError(
@@ -339,7 +339,7 @@ def _recorded(
     outcome = runner.finished_outcome(item.nodeid)
     if outcome is None:
         outcome = run(recorder.is_recorded(item))
-    benchmark.extra_info["perfsuite"] = to_plain(outcome.record)
+    benchmark.extra_info["perfsuite"] = msgspec.to_builtins(outcome.record)
     recorder.replay(benchmark, outcome.step_times_s, item.stash[recorder.CLOCK])
     item.stash[OUTCOME] = outcome
     return outcome

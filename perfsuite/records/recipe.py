@@ -81,7 +81,7 @@ class Recipe:
     comm_hook: str = "none"
 
     def __post_init__(self) -> None:
-        for name, (allowed, is_allowed) in _ALLOWED.items():
+        for name, (allowed, is_allowed) in ALLOWED.items():
             value = getattr(self, name)
             if not is_allowed(value):
                 raise RecipeError(f"{name} is {value!r}; use {allowed}")
@@ -92,8 +92,7 @@ class Recipe:
                     f"{name}={getattr(self, name)!r} needs loader workers, and num_workers is "
                     f"0; set num_workers to 1 or more, or leave {name} out"
                 )
-        defaults = {field.name: field.default for field in dataclasses.fields(self)}
-        changed = [name for name in _DDP_OPTIONS if getattr(self, name) != defaults[name]]
+        changed = [name for name in _DDP_OPTIONS if getattr(self, name) != getattr(Recipe, name)]
         if changed and not properties.takes_ddp_options:
             raise RecipeError(
                 f"{changed[0]}={getattr(self, changed[0])!r} is an option of "
@@ -168,35 +167,30 @@ def _is_checkpointing(value: Any) -> bool:
     return isinstance(value, str) and re.fullmatch(rf"segments:(?!0){NUMBER}", value) is not None
 
 
-_BOOLEAN = ("True or False", lambda value: isinstance(value, bool))
+_DDP_OPTIONS = (
+    *("bucket_cap_mb", "static_graph", "gradient_as_bucket_view", "find_unused_parameters"),
+    "comm_hook",
+)
 # Each field with what it may be, in words and as a test.
-_ALLOWED: dict[str, tuple[str, Callable[[Any], bool]]] = {
+ALLOWED: dict[str, tuple[str, Callable[[Any], bool]]] = {
+    **dict.fromkeys(
+        ("persistent_workers", "pin_memory", "non_blocking", "compile", *_DDP_OPTIONS[1:4]),
+        ("True or False", lambda value: isinstance(value, bool)),
+    ),
     "loader": (f"one of {', '.join(LOADERS)}", LOADERS.__contains__),
     "num_workers": ("a whole number from 0", is_int_from(0)),
-    "persistent_workers": _BOOLEAN,
-    "pin_memory": _BOOLEAN,
-    "prefetch_factor": ("None or a whole number from 1", optional(is_int_from(1))),
-    "non_blocking": _BOOLEAN,
     "parallel": (f"one of {PARALLEL_FORMS}", lambda value: isinstance(value, str)),
     "precision": (f"one of {', '.join(PRECISIONS)}", PRECISIONS.__contains__),
     "checkpointing": (
         "none, every-block, segments:C with C from 1, or selective",
         _is_checkpointing,
     ),
-    "micro_batch_size": ("None or a whole number from 1", optional(is_int_from(1))),
+    **dict.fromkeys(
+        ("prefetch_factor", "micro_batch_size"),
+        ("None or a whole number from 1", optional(is_int_from(1))),
+    ),
     "grad_accumulation_steps": ("a whole number from 1", is_int_from(1)),
     "clip_grad_norm": ("None or a number above 0", optional(_is_positive)),
-    "compile": _BOOLEAN,
     "bucket_cap_mb": ("None or a number of MiB above 0", optional(_is_positive)),
-    "static_graph": _BOOLEAN,
-    "gradient_as_bucket_view": _BOOLEAN,
-    "find_unused_parameters": _BOOLEAN,
     "comm_hook": (f"one of {', '.join(COMM_HOOKS)}", COMM_HOOKS.__contains__),
 }
-_DDP_OPTIONS = (
-    "bucket_cap_mb",
-    "static_graph",
-    "gradient_as_bucket_view",
-    "find_unused_parameters",
-    "comm_hook",
-)

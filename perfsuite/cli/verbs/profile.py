@@ -5,11 +5,12 @@ from contextlib import closing
 from pathlib import Path
 from typing import Annotated
 
+import msgspec
 import typer
 
 from perfsuite.cli.options import DeviceName, Seed, WorkloadName, open_session, takes_recipe
-from perfsuite.cli.output import JsonFile, say
-from perfsuite.records.profile import ProfiledRun, encode_profile
+from perfsuite.cli.output import JsonFile, say, write_json
+from perfsuite.records.profile import ProfiledRun
 from perfsuite.records.recipe import Recipe
 from perfsuite.report.charts.pie import FORMATS, draw_pie
 from perfsuite.report.formats.csv_file import profile_csv
@@ -43,8 +44,7 @@ def profile(
     typer.echo(profile_text(run.profile))
     for name, data in _files(run):
         write_atomically(_FOLDER / name, data)
-    if json_file is not None:
-        write_atomically(json_file, encode_profile(run.profile))
+    write_json(json_file, **msgspec.structs.asdict(run.profile))
 
 
 def _files(run: ProfiledRun) -> Iterator[tuple[str, bytes]]:

@@ -23,7 +23,7 @@ from perfsuite.records.shard import ShardStamp
 from perfsuite.records.verdict import CellVerdict
 from perfsuite.system.environment import describe_host, is_pull_request
 from perfsuite.system.files import write_atomically
-from perfsuite.system.host_probe import probe_host
+from perfsuite.system.fitness import probe_host
 
 # A file that could not be written ends the session in 12, unless it ends in something more severe:
 # 11 is an inconclusive cell, 5 that no test was found.

@@ -31,7 +31,7 @@ def draw_scaling(scaling: Scaling) -> tuple[Section, ...]:
             title=_TITLE,
             charts=(*models, *throughputs, *efficiencies),
             num_left_out=num_left_out,
-            notes=scaling_notes(scaling),
+            notes=tuple(scaling_notes(scaling)),
             grids=scaling_grids(scaling),
         ),
     )
@@ -61,28 +61,29 @@ def _throughput(group: Sequence[ScalingSeries]) -> Picture:
 
 
 def _efficiency(scaling: Scaling, group: Sequence[ScalingSeries]) -> Picture:
-    measured = [_efficiency_line(series) for series in group]
-    lines = [*measured, *(line for series in group for line in _model_lines(scaling, series))]
-    xs = [x for line in lines for x, _ in line.points]
+    measured: list[PlotLine] = []
+    modelled: list[PlotLine] = []
+    for series in group:
+        points, error_bars = [(float(series.base.num_devices), 1.0)], [(1.0, 1.0)]
+        for point in series.points:
+            assert point.efficiency is not None
+            centre = point.efficiency.centre
+            points.append((float(point.cell.num_devices), centre))
+            error_bars.append(point.bounds or (centre, centre))
+        measured.append(
+            PlotLine(name=series.mode, points=tuple(points), error_bars=tuple(error_bars))
+        )
+        modelled += _model_lines(scaling, series)
+    xs = [x for line in (*measured, *modelled) for x, _ in line.points]
     is_wide = max(xs) > max(x for line in measured for x, _ in line.points)
     return draw_lines(
-        lines,
+        [*measured, *modelled],
         _TITLE,
         _title(group),
         ("devices", "efficiency"),
         format_ratio,
         x_axis=logarithmic(xs, base=2) if is_wide else None,
     )
-
-
-def _efficiency_line(series: ScalingSeries) -> PlotLine:
-    points = [(float(series.base.cell.num_devices), 1.0)]
-    error_bars = [(1.0, 1.0)]
-    for point in series.points:
-        assert point.efficiency is not None
-        points.append((float(point.cell.num_devices), point.efficiency.centre))
-        error_bars.append(point.bounds or (point.efficiency.centre,) * 2)
-    return PlotLine(name=series.mode, points=tuple(points), error_bars=tuple(error_bars))
 
 
 def _model_lines(scaling: Scaling, series: ScalingSeries) -> Iterator[PlotLine]:
