@@ -5,11 +5,14 @@ Every mistake is a `RecipeError` that names the field, the value and what is all
 
 import dataclasses
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from types import NoneType
+from typing import Any, get_args, get_type_hints
 
-from perfsuite.errors import RecipeError
+import msgspec
+
+from perfsuite.errors import RecipeError, SettingError
 from perfsuite.records.parallel import NUMBER, PARALLEL_FORMS, ParallelPlan, parse_parallel
 
 # The distance from 1 to the next number of the coarsest arithmetic in each: TensorFloat-32 keeps 10
@@ -81,7 +84,7 @@ class Recipe:
     comm_hook: str = "none"
 
     def __post_init__(self) -> None:
-        for name, (allowed, is_allowed) in ALLOWED.items():
+        for name, (allowed, is_allowed) in _ALLOWED.items():
             value = getattr(self, name)
             if not is_allowed(value):
                 raise RecipeError(f"{name} is {value!r}; use {allowed}")
@@ -172,7 +175,7 @@ _DDP_OPTIONS = (
     "comm_hook",
 )
 # Each field with what it may be, in words and as a test.
-ALLOWED: dict[str, tuple[str, Callable[[Any], bool]]] = {
+_ALLOWED: dict[str, tuple[str, Callable[[Any], bool]]] = {
     **dict.fromkeys(
         ("persistent_workers", "pin_memory", "non_blocking", "compile", *_DDP_OPTIONS[1:4]),
         ("True or False", lambda value: isinstance(value, bool)),
@@ -194,3 +197,49 @@ ALLOWED: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "bucket_cap_mb": ("None or a number of MiB above 0", optional(_is_positive)),
     "comm_hook": (f"one of {', '.join(COMM_HOOKS)}", COMM_HOOKS.__contains__),
 }
+
+
+def parse_recipe(option: str, pairs: Sequence[str], *, of: Recipe | None = None) -> Recipe:
+    """Return the recipe that `FIELD=VALUE` texts describe; `option` is for messages.
+
+    `of` has the fields that are not named; the default recipe unless given. Raises a SettingError
+    for a text that is no such pair, and a RecipeError for a recipe that is not allowed.
+
+    >>> recipe = parse_recipe("--a", ["num_workers=2", "persistent_workers=true"])
+    >>> recipe.num_workers, recipe.persistent_workers, recipe.precision
+    (2, True, 'fp32')
+    """
+    types = get_type_hints(Recipe)
+    values: dict[str, Any] = {}
+    for pair in pairs:
+        name, separator, text = pair.partition("=")
+        if not separator:
+            raise SettingError(f"{option} is {pair!r}; use FIELD=VALUE, such as precision=amp-bf16")
+        if name not in types:
+            raise SettingError(
+                f"{option} names {name!r}, which is no field of a recipe; use one of "
+                f"{', '.join(types)}"
+            )
+        if name in values:
+            raise SettingError(f"{option} gives {name} twice; give it once")
+        is_none = text.lower() == "none" and NoneType in get_args(types[name])
+        try:
+            values[name] = None if is_none else msgspec.convert(text, types[name], strict=False)
+        except msgspec.ValidationError as error:
+            allowed, _ = _ALLOWED[name]
+            raise SettingError(f"{option} gives {name} as {text!r}; use {allowed}") from error
+    return dataclasses.replace(of or Recipe(), **values)
+
+
+def describe_recipe(recipe: Recipe) -> str:
+    """Return the fields that differ from their defaults, as a command line spells them.
+
+    >>> describe_recipe(Recipe(precision="amp-bf16", num_workers=2)), describe_recipe(Recipe())
+    ('num_workers=2 precision=amp-bf16', 'the default recipe')
+    """
+    changed = (
+        f"{name}={str(value).lower() if isinstance(value, bool) else value}"
+        for name, value in recipe.as_dict().items()
+        if value != getattr(Recipe, name)
+    )
+    return " ".join(changed) or "the default recipe"

@@ -116,29 +116,24 @@ def nvml() -> Iterator[bool]:
 
 def _choose(handles: list[Any], chosen: str) -> list[Any]:
     found: dict[str, Any] = {}
-    for entry in chosen.split(","):
-        handle = _find(handles, entry.strip())
-        if handle is None:
+    for entry in map(str.strip, chosen.split(",")):
+        if entry.isdecimal():
+            matches = handles[int(entry) : int(entry) + 1]
+        elif entry.startswith("MIG-"):
+            instance = if_shown(pynvml.nvmlDeviceGetHandleByUUID, entry)
+            matches = [] if instance is None else [instance]
+        else:
+            is_begun = entry.startswith("GPU-")
+            matches = [
+                h for h in handles if is_begun and pynvml.nvmlDeviceGetUUID(h).startswith(entry)
+            ]
+        if len(matches) != 1:
             break
-        uuid = pynvml.nvmlDeviceGetUUID(handle)
+        uuid = pynvml.nvmlDeviceGetUUID(matches[0])
         if uuid in found:
             return []
-        found[uuid] = handle
+        found[uuid] = matches[0]
     return list(found.values())
-
-
-def _find(handles: list[Any], entry: str) -> Any | None:
-    if entry.isdecimal():
-        return handles[int(entry)] if int(entry) < len(handles) else None
-    if entry.startswith("MIG-"):
-        try:
-            return pynvml.nvmlDeviceGetHandleByUUID(entry)
-        except pynvml.NVMLError:
-            return None
-    if not entry.startswith("GPU-"):
-        return None
-    matches = [h for h in handles if pynvml.nvmlDeviceGetUUID(h).startswith(entry)]
-    return matches[0] if len(matches) == 1 else None
 
 
 def _is_cut(handle: Any) -> bool:

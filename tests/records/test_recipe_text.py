@@ -7,8 +7,7 @@ import dataclasses
 import pytest
 
 from perfsuite.errors import RecipeError, SettingError
-from perfsuite.records.recipe import Recipe
-from perfsuite.records.recipe_text import describe_recipe, parse_recipe
+from perfsuite.records.recipe import Recipe, describe_recipe, parse_recipe
 
 
 def test_every_type_of_field_is_read() -> None:
