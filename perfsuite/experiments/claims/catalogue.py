@@ -142,6 +142,8 @@ def try_claims(
 def _try(claim: Claim, bench: Bench) -> Tested:
     try:
         return Tested(claim=claim, finding=claim.experiment(bench), is_broken=False)
+    except SettingError:  # of this installation, and so of every claim
+        raise
     except PerfsuiteError as error:
         is_broken = not isinstance(error, NotExercisedError)
         reason = f"the experiment broke: {error}" if is_broken else str(error)
