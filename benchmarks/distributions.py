@@ -74,7 +74,7 @@ WITHOUT_TORCH = (
 # In this order, as the examples read the digits of scikit-learn.
 WITH_TORCH = (
     ("plots", "perfsuite profile toy-mlp --epochs 1", 2),
-    ("workloads", "perfsuite verify resnet18", 2),
+    ("workloads", "perfsuite profile lenet-digits-affine --epochs 1", 2),
     ("fp8", "perfsuite verify transformer-tiny --precision fp8-rowwise", 22),
     ("hf", "python -m pytest hf_trainer/benchmarks", 1),
 )
