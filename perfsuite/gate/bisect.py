@@ -1,26 +1,24 @@
-"""The first commit with which a cell became slower: `git bisect`, each step judged in pairs.
+"""The first commit with which a cell became slower: each step of git's bisection judged in pairs.
 
 Each commit is judged against the good one, both with the benchmark files and the pytest
-configuration of the working tree: a benchmark may be younger than what it measures. Exceptions in
-`baselines/accepted.toml` do not count: what was accepted is found all the same.
+configuration of the working tree: a benchmark may be younger than what it measures.
 """
 
 import math
-import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final, Literal
 
-from perfsuite.errors import PerfsuiteError, SettingError
+from perfsuite.errors import SettingError
 from perfsuite.gate.arms.arm import Suite
 from perfsuite.gate.arms.command import Command
 from perfsuite.gate.git import repository
-from perfsuite.gate.git.command import complaint_of, find_commit, output, run_git
+from perfsuite.gate.git.command import output
 from perfsuite.gate.git.find_base import commit_named
 from perfsuite.gate.git.overlay import Head, lay_configuration
-from perfsuite.gate.git.worktree import base_tree, empty_worktree, lay_benchmarks
+from perfsuite.gate.git.worktree import base_tree, lay_benchmarks
 from perfsuite.gate.judge.trial import Budget
 from perfsuite.gate.request import GateRequest, collect, head_arm
 from perfsuite.gate.run_gate import HELD, run_gate
@@ -37,25 +35,14 @@ _LEAST_BOUNDS: Final = (0.02, 0.05)
 # slow as the other: few pairs show which, where many would be spent on what else it cost.
 _SHARES: Final = (0.25, 0.75)
 _MOST_LISTED: Final = 3
-# The lines in git's log of a finished bisection.
-_FIRST_BAD: Final = re.compile(r"^# first bad commit: \[(\w+)\]", re.MULTILINE)
-_POSSIBLE: Final = re.compile(r"^# possible first bad commit: \[(\w+)\]", re.MULTILINE)
-# The exit code of `git bisect` where only skipped commits are left.
-_ONLY_SKIPPED: Final = 2
 
 
 @dataclass(frozen=True, kw_only=True)
 class BisectRequest:
-    """What to search for, and how.
+    """What to search for: a test, and revisions at which it is not slower yet, and slower.
 
-    Attributes:
-        folder: In the checkout, where pytest would be called.
-        cell: One test, as pytest takes it.
-        good: A revision that is not slower yet.
-        bad: One that is.
-        bounds: Tolerance and limit of every step; None uses those of the gate for the bad end, and
-            for the others a quarter and three quarters of its slowdown.
-        budget: Of one step.
+    `bounds` are tolerance and limit of every step; None uses those of the gate for the bad end, and
+    for the others a quarter and three quarters of its slowdown. The budget is that of one step.
     """
 
     folder: Path
@@ -84,16 +71,10 @@ class BisectStep:
 
 @dataclass(frozen=True, kw_only=True)
 class BisectResult:
-    """The result of a search.
+    """The result of a search; `refusal` says why there was nothing to search.
 
-    Attributes:
-        cell: The cell's full name.
-        bounds: Tolerance and limit of the steps.
-        ends: The bad commit and the good one, judged beforehand, as far as that went.
-        steps: The commits between them that were judged, in that order.
-        refusal: Why there was nothing to search.
-        first_bad: None where it is not known.
-        possible: Each commit that it may be, and its subject, where too many were skipped.
+    Before the steps between them the bad end and the good one were judged, as far as that went.
+    Where the first bad commit is not known, `possible` are all that it may be, with subjects.
     """
 
     cell: str
@@ -113,10 +94,9 @@ def bisect(
 ) -> BisectResult:
     """Return the first commit with which the cell became slower than it was at the good one.
 
-    The tree, the index and the stash of the user are not touched, nor is a bisection of theirs;
-    what is made is gone afterwards, however it ends. The machine is entered once the revisions and
-    the cell are known: it may wait for another session. Raises a SettingError where a revision is
-    no commit, they are in the wrong order or the cell is not one, and WriteError for a tree.
+    Nothing of the user's is touched, and what is made is gone afterwards, however it ends. The
+    machine is entered once revisions and cell are known: it may wait for another session. Raises a
+    SettingError where a revision is no commit, they are in the wrong order or the cell is not one.
     """
     good, bad = _find_ends(request)
     suite, cell = _collect(request)
@@ -127,8 +107,6 @@ def bisect(
 
 @dataclass(frozen=True, kw_only=True)
 class _Search:
-    """A search for one cell of the working tree's suite, against the good commit's tree."""
-
     request: BisectRequest
     suite: Suite
     cell: str
@@ -166,49 +144,56 @@ class _Search:
                 "--max-pairs"
             )
             return replace(found, refusal=reason)
-        steps: list[BisectStep] = []
-        with empty_worktree(root, _base_of(good_commit)) as folder:
-            session = _Bisection(folder, good=good_commit, bad=bad_commit)
-            while (end := session.find_end()) is None:
-                step = self._judge(session.candidate(), bounds)
-                session.mark(step.mark)
-                steps.append(step)
-                most += step.mark == "skip"
-                self.say(f"step {len(steps)} of {max(most, len(steps))}, {step}")
+        steps, possible = self._narrow(good_commit, bad_commit, bounds, most)
         judged = {step.commit: step for step in (bad, *steps)}
-        return replace(
-            found,
-            steps=tuple(steps),
-            first_bad=None if end[0] is None else judged[end[0]],
-            possible=tuple((commit, repository.subject_of(root, commit)) for commit in end[1]),
-        )
+        if len(possible) == 1:
+            return replace(found, steps=tuple(steps), first_bad=judged[possible[0]])
+        named = tuple((commit, repository.subject_of(root, commit)) for commit in possible)
+        return replace(found, steps=tuple(steps), possible=named)
+
+    def _narrow(
+        self, good: str, bad: str, bounds: tuple[float, float], most: int
+    ) -> tuple[list[BisectStep], list[str]]:
+        """Judge commits between the ends, and return them with what may be the first bad one."""
+        steps: list[BisectStep] = []
+        goods, skipped = [good], list[str]()
+        while True:
+            possible = _possible(self.suite.root, bad, goods)
+            candidates = [one for one in possible if one != bad and one not in skipped]
+            if not candidates:
+                return steps, possible
+            # What lies beside a commit that cannot be judged is likely to be as broken.
+            num_skipped = len({*skipped} & {*possible})
+            away = len(candidates) * num_skipped // (2 * num_skipped + 2)
+            step = self._judge(candidates[away], bounds)
+            if step.mark == "bad":
+                bad = step.commit
+            else:
+                (goods if step.mark == "good" else skipped).append(step.commit)
+            steps.append(step)
+            most = max(most + (step.mark == "skip"), len(steps))
+            self.say(f"step {len(steps)} of {most}, {step}")
 
     def _judge(
         self, commit: str, bounds: tuple[float, float], *, is_good: bool = False
     ) -> BisectStep:
-        """Judge a commit against the good one, by a tolerance and a limit.
-
-        The good one itself shows what the machine can tell apart, so it is judged though identical.
-        """
+        """Judge a commit; also the good one itself, which shows what the machine can tell apart."""
         request, cell = self.request, self.cell
         with _tree_of(self.suite, cell, commit) as (tree, inifile):
-            result = run_gate(
-                GateRequest(
-                    command=Command(
-                        folder=tree, arguments=("-c", str(inifile), f"--rootdir={tree}", cell)
-                    ),
-                    cells=frozenset({cell}),
-                    base_dir=self.good_tree,
-                    tolerance=bounds[0],
-                    limit=bounds[1],
-                    budget=request.budget,
-                    seed=request.seed,
-                    priors=request.priors,
-                    judges_identical=is_good,
-                    heeds_exceptions=False,
-                ),
-                say=lambda line: self.say(f"  {line}"),
+            arguments = ("-c", str(inifile), f"--rootdir={tree}", cell)
+            gate = GateRequest(
+                command=Command(folder=tree, arguments=arguments),
+                cells=frozenset({cell}),
+                base_dir=self.good_tree,
+                tolerance=bounds[0],
+                limit=bounds[1],
+                budget=request.budget,
+                seed=request.seed,
+                priors=request.priors,
+                judges_identical=is_good,
+                heeds_exceptions=False,
             )
+            result = run_gate(gate, say=lambda line: self.say(f"  {line}"))
         reason = result.refusal or "the commit has no such cell"
         missing = CellVerdict(name=cell, word="NO-BASELINE", by="collection", reason=reason)
         verdict = next((found for found in result.cells if found.name == cell), missing)
@@ -220,44 +205,14 @@ class _Search:
         )
 
 
-class _Bisection:
-    """`git bisect` in a worktree of its own, which has its state.
-
-    That is the refs `refs/bisect` and the files BISECT_* (git-worktree(1), "Refs"): a bisection
-    that the user has begun goes on undisturbed. Git checks nothing out; it names the next commit.
-    """
-
-    def __init__(self, folder: Path, *, good: str, bad: str) -> None:
-        self._folder = folder
-        self._bisect("start", "--no-checkout", bad, good, "--")
-
-    def find_end(self) -> tuple[str | None, list[str]] | None:
-        """The first bad commit, or those that it may be; None while there is one to judge."""
-        log = output(self._folder, "bisect", "log").decode(errors="replace")
-        if found := _FIRST_BAD.search(log):
-            return found[1], []
-        possible = _POSSIBLE.findall(log)
-        return (None, possible) if possible else None
-
-    def candidate(self) -> str:
-        found = find_commit(self._folder, "BISECT_HEAD")
-        if found is None:
-            raise PerfsuiteError(
-                "'git bisect' names no next commit; see what 'git bisect log' says"
-            )
-        return found
-
-    def mark(self, mark: Mark) -> None:
-        self._bisect(mark)
-
-    def _bisect(self, *arguments: str) -> None:
-        ended = run_git(self._folder, "bisect", *arguments)
-        if ended.returncode not in (0, _ONLY_SKIPPED):
-            raise PerfsuiteError(f"'git bisect {arguments[0]}' failed: {complaint_of(ended)}")
+def _possible(root: Path, bad: str, goods: Sequence[str]) -> list[str]:
+    """The commits that may be the first bad one, those first that part the others most evenly."""
+    listed = output(root, "rev-list", "--bisect-all", bad, *(f"^{good}" for good in goods))
+    return [line.split()[0] for line in listed.decode().splitlines()]
 
 
 def _most_steps(num_commits: int) -> int:
-    """How many of the commits that may be the first bad one must be judged at most.
+    """The most steps that a search of so many commits takes.
 
     >>> [_most_steps(number) for number in (1, 2, 8, 9)]
     [0, 1, 3, 4]
@@ -320,11 +275,8 @@ def _find_ends(request: BisectRequest) -> tuple[str, str]:
 
 
 def _collect(request: BisectRequest) -> tuple[Suite, str]:
-    named = GateRequest(
-        command=Command(folder=request.folder, arguments=(request.cell,)),
-        budget=request.budget,
-        seed=request.seed,
-    )
+    command = Command(folder=request.folder, arguments=(request.cell,))
+    named = GateRequest(command=command, budget=request.budget, seed=request.seed)
     launch = collect(head_arm(named, None))
     if launch.suite is None or launch.why_not_collected is not None:
         raise SettingError(f"{request.cell!r} cannot be collected: {launch.why_not_collected}")

@@ -1,12 +1,11 @@
 """Calibration: sessions of identical code, and of planted slowdowns, through the whole gate.
 
-It finds the error rates on the machine at hand, and the noise that the rule then knows beforehand.
 The base of each session is a fresh checkout of HEAD, as a change's base is one of another commit.
 """
 
 import dataclasses
 import random
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -19,17 +18,15 @@ from perfsuite.gate.git.repository import find_top
 from perfsuite.gate.judge.trial import Judgement
 from perfsuite.gate.noise import CellNoise, SessionPairs, pool_noise
 from perfsuite.gate.request import GateRequest, collect, head_arm
-from perfsuite.gate.run_gate import HELD, GateResult, run_gate
+from perfsuite.gate.run_gate import HELD, run_gate
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plant:
     """What is done to head in some sessions: one of three, or nothing.
 
-    Attributes:
-        ratio: Slowdown of every iteration, 0.05 = 5 %.
-        recipe: A field of every recipe that is changed: "precision=fp32".
-        fault: One of `ranks.messages.INJECTABLE_FAULTS`, in every iteration.
+    A slowdown of every iteration, 0.05 = 5 %; a field of every recipe that is changed,
+    "precision=fp32"; or one of `ranks.messages.INJECTABLE_FAULTS`.
     """
 
     ratio: float = 0.0
@@ -48,11 +45,6 @@ class Plant:
         return {} if self == NOTHING else {"PERFSUITE_ARM_PLANTED": text}
 
     def __str__(self) -> str:
-        """As people read it.
-
-        >>> print(Plant(ratio=0.05), "and", Plant(recipe="num_workers=0"))
-        5 % and num_workers=0
-        """
         return self.recipe or self.fault or f"{100 * self.ratio:g} %"
 
 
@@ -72,11 +64,7 @@ _WITHOUT_MEASUREMENT = ("ERROR", "NO-BASELINE", "INVALID", "NEW", "VANISHED")
 class PlantedResult:
     """The verdicts of the sessions of one plant, which is `NOTHING` for identical code.
 
-    Attributes:
-        num_red: Sessions with a FAIL of any cell.
-        verdicts: How often each word was given, over all cells and sessions.
-        mean_pairs: Pairs until a cell was decided, on average.
-        wall_s: Seconds of a session, on average.
+    Red are sessions with a FAIL of any cell; pairs are those of a cell, seconds those of a session.
     """
 
     plant: Plant
@@ -89,7 +77,7 @@ class PlantedResult:
 
 @dataclass(frozen=True, kw_only=True)
 class CalibrationResult:
-    """The result of a calibration, with the number of cells in each session."""
+    """The result of a calibration."""
 
     num_cells: int
     max_pairs: int
@@ -109,9 +97,8 @@ def calibrate(
 ) -> CalibrationResult:
     """Run sessions of identical code first, and judge planted slowdowns with the noise they show.
 
-    The base of the request is not used. There are `num_sessions` of each plant. The machine is
-    entered once the cells are known: it may wait for another session. Raises a WorkloadError where
-    the working tree is not HEAD's, there is no cell, or one cannot be measured.
+    There are `num_sessions` of each plant. The machine is entered once the cells are known. Raises
+    a WorkloadError where the working tree is not HEAD's, or a cell is missing or not measured.
     """
     num_cells = _count_cells(request, plants)
     seeds = random.Random(request.seed)
@@ -125,7 +112,14 @@ def calibrate(
             planted = dataclasses.replace(
                 request, seed=seeds.randrange(2**32), head_environment=plant.variables
             )
-            judgements.append(_judgement_of(run_gate(planted, say=lambda _: None)))
+            result = run_gate(planted, say=lambda _: None)
+            if result.refusal is not None:
+                raise WorkloadError(f"the gate compares nothing here: {result.refusal}")
+            for cell in result.cells:
+                if cell.word in _WITHOUT_MEASUREMENT:
+                    raise WorkloadError(f"{cell.name} cannot be calibrated with: {cell.reason}")
+            assert result.judgement is not None
+            judgements.append(result.judgement)
         return judgements
 
     with machine:
@@ -171,25 +165,13 @@ def _count_cells(request: GateRequest, plants: Sequence[Plant]) -> int:
     return len(cells)
 
 
-def _judgement_of(result: GateResult) -> Judgement:
-    """The session's pairs; raises a WorkloadError where it did not compare all cells."""
-    if result.refusal is not None:
-        raise WorkloadError(f"the gate compares nothing here: {result.refusal}")
-    for cell in result.cells:
-        if cell.word in _WITHOUT_MEASUREMENT:
-            raise WorkloadError(f"{cell.name} cannot be calibrated with: {cell.reason}")
-    assert result.judgement is not None
-    return result.judgement
-
-
 def _noise_of(judgements: Sequence[Judgement]) -> dict[str, CellNoise]:
-    pairs: dict[str, list[SessionPairs]] = {}
+    pairs: defaultdict[str, list[SessionPairs]] = defaultdict(list)
     for trial in (trial for judgement in judgements for trial in judgement.trials):
         errors = [cost.error for cost in trial.costs]
         session = SessionPairs(log_ratios=trial.log_ratios, firsts=trial.firsts, errors=errors)
-        pairs.setdefault(trial.name, []).append(session)
-    pooled = {name: pool_noise(sessions) for name, sessions in pairs.items()}
-    return {name: noise for name, noise in pooled.items() if noise is not None}
+        pairs[trial.name].append(session)
+    return {name: noise for name in pairs if (noise := pool_noise(pairs[name])) is not None}
 
 
 def _summarize(plant: Plant, judgements: Sequence[Judgement]) -> PlantedResult:

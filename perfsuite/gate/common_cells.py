@@ -1,7 +1,4 @@
-"""Which cells of two suites are compared, how each is judged, and what the others are called.
-
-What reviewed exceptions allow is looked up here, and which of them a verdict rests on.
-"""
+"""Which cells of two suites are compared, how each is judged, and by which reviewed exceptions."""
 
 import dataclasses
 import datetime
@@ -14,8 +11,7 @@ from typing import Any, Final
 
 from perfsuite.errors import SettingError
 from perfsuite.gate.arms.arm import Suite
-from perfsuite.gate.baselines.accepted import EVERY_CELL, Accepted, Entry, read_brought
-from perfsuite.gate.baselines.stricter import rule
+from perfsuite.gate.baselines.accepted import EVERY_CELL, Accepted, Entry, Loosening, read_brought
 from perfsuite.gate.judge.counts import parse_slacks
 from perfsuite.gate.judge.trial import CellPolicy, Trial
 from perfsuite.gate.noise import CALIBRATION_FILE, parse_priors
@@ -23,13 +19,19 @@ from perfsuite.gate.request import BaseSide, GateRequest
 from perfsuite.records.verdict import CellVerdict, VerdictWord
 from perfsuite.stats.evidence import Prior
 from perfsuite.system.untrusted import printable
-from perfsuite.units import format_ratio, listed, parse_ratio, parse_seconds
+from perfsuite.units import format_ratio, format_seconds, listed, parse_ratio, parse_seconds
 
 HOW_TO_ACCEPT: Final = "if that is meant, say so with 'perfsuite baseline accept'"
 _FLOOR_S = 50e-6
 # Reviewed exceptions, from pytest's root.
 ACCEPTED_FILE: Final = Path("baselines") / "accepted.toml"
 _SPENT = "what was accepted of it is spent: the base has the entry too"
+# What an exception calls each bound of a policy, and how people read it.
+_BOUNDS: Final = (
+    ("limit", "limit", format_ratio),
+    ("tolerance", "tolerance", format_ratio),
+    ("floor", "floor_s", format_seconds),
+)
 # Why a test is timed by pytest-benchmark and not compared.
 HIDDEN = (
     "it takes 'benchmark' from request.getfixturevalue, which cannot be seen before it runs, so it "
@@ -39,11 +41,9 @@ HIDDEN = (
 
 @dataclass(frozen=True, kw_only=True)
 class ChosenCells:
-    """The cells of both sides.
+    """How each cell of both sides is judged, by head's name, and the verdicts of the others.
 
     Attributes:
-        policies: How each cell that both have is judged, by head's name.
-        others: The verdicts of those that are not compared.
         used: The exceptions that let a cell be compared so, or be gone.
         loosened: What head loosens and no exception accepts, with the cells; None where nothing.
     """
@@ -68,16 +68,15 @@ def choose_cells(request: GateRequest, head: Suite, base: Suite, accepted: Accep
         old_name = accepted.name_in_base(name)
         slowdown, rename = accepted.slowdown(name), accepted.rename_of(old_name)
         policy = dataclasses.replace(
-            _policy_of(request, head, name),
+            _policy_of(request, name, head.cells[name]),
             accepted_slowdown=1.0 if slowdown is None else slowdown.ratio,
             accepted_increase=functools.partial(_accepted_increase, accepted, name),
         )
         unmarked = {"fixture": head.cells[name].get("fixture")}
         base_policy = _base_policy(base_request, base, old_name, unmarked)
-        ruling = rule(name, policy, base_policy, accepted)
-        policies[name] = ruling.policy
-        used[name] = [*([] if rename is None else [rename]), *ruling.loosened]
-        for text in ruling.refused:
+        policies[name], by, refused = _stricter(name, policy, base_policy, accepted)
+        used[name] = [*([] if rename is None else [rename]), *by]
+        for text in refused:
             loosened[text].append(name)
     for name in theirs:
         if name not in head.cells and (removal := accepted.removal(name)) is not None:
@@ -106,7 +105,7 @@ def apply_exceptions(trial: Trial, accepted: Accepted) -> list[Entry]:
     if trial.word == "PASS" and slowdown is not None and is_slower:
         used.append(slowdown)
     increases = (accepted.increase(trial.name, count) for count in trial.accepted_counts)
-    return [*used, *dict.fromkeys(entry for entry in increases if entry is not None)]
+    return [*used, *dict.fromkeys(filter(None, increases))]
 
 
 def read_exceptions(side: BaseSide) -> Accepted:
@@ -118,10 +117,7 @@ def read_exceptions(side: BaseSide) -> Accepted:
 
 
 def read_noise(side: BaseSide, differs: dict[str, str]) -> Mapping[str, Prior]:
-    """Return what the calibration at the base says, and tell in `differs` where it is broken.
-
-    One that the change brings judges later changes.
-    """
+    """Return what the calibration at the base says; tell in `differs` where it is broken."""
     request = side.request
     if request.fingerprint is None or not (data := side.read(CALIBRATION_FILE)):
         return request.priors
@@ -137,8 +133,36 @@ def not_compared(word: VerdictWord, names: Iterable[str], reason: str) -> list[C
     return [CellVerdict(name=name, word=word, by="collection", reason=reason) for name in names]
 
 
+def _stricter(
+    cell: str, head: CellPolicy, base: CellPolicy, accepted: Accepted
+) -> tuple[CellPolicy, list[Loosening], list[str]]:
+    """The stricter policy, the exceptions that let head's be looser, and what none accepts."""
+    policy = dataclasses.replace(head, slacks=(*head.slacks, *base.slacks))
+    loosened: dict[Loosening, None] = {}
+    refused: list[str] = []
+    for name, field, write in _BOUNDS:
+        ours, held = getattr(head, field), getattr(base, field)
+        if ours <= held:
+            continue
+        entry = max(accepted.loosenings(cell), key=lambda one: one.most(name), default=None)
+        if entry is not None and entry.most(name) > held:
+            held = min(ours, entry.most(name))
+            loosened[entry] = None
+        if held < ours:
+            refused.append(f"head's {name} of {write(ours)} is looser than {write(held)}")
+        policy = dataclasses.replace(policy, **{field: held})
+    if base.refuses_numerics_change and not head.refuses_numerics_change:
+        refused.append(
+            "head's perf_numerics_change of tell is looser than fail, where "
+            "--perf-numerics-change=tell would hold for both sides"
+        )
+        policy = dataclasses.replace(policy, refuses_numerics_change=True)
+    # Each bound may come from another side.
+    policy = dataclasses.replace(policy, tolerance=min(policy.tolerance, policy.limit))
+    return policy, [*loosened], refused
+
+
 def _accepted_increase(accepted: Accepted, cell: str, count: str) -> float:
-    """How many times the base's a count may be."""
     increase = accepted.increase(cell, count)
     return 1.0 if increase is None else increase.most_ratio
 
@@ -148,10 +172,9 @@ def _base_policy(
 ) -> CellPolicy:
     """How the base itself would judge a cell, without markers where they are wrong or unknown."""
     try:
-        cells = {name: base.cells.get(name, unmarked)}
-        return _policy_of(request, dataclasses.replace(base, cells=cells), name)
+        return _policy_of(request, name, base.cells.get(name, unmarked))
     except SettingError:
-        return _policy_of(request, dataclasses.replace(base, cells={name: unmarked}), name)
+        return _policy_of(request, name, unmarked)
 
 
 def _request_of_base(request: GateRequest, own: Suite) -> GateRequest:
@@ -175,12 +198,8 @@ def _request_of_base(request: GateRequest, own: Suite) -> GateRequest:
     )
 
 
-def _policy_of(request: GateRequest, suite: Suite, name: str) -> CellPolicy:
-    """How a cell is judged: by its markers, else by the request.
-
-    Raises a SettingError where a marker has a value that is not allowed.
-    """
-    markers = suite.cells[name]
+def _policy_of(request: GateRequest, name: str, markers: Mapping[str, Any]) -> CellPolicy:
+    """How a cell is judged: by its markers, else by the request; a SettingError for wrong ones."""
     floor_s = request.floor_s
     if floor_s is None:
         floor_s = 0.0 if markers.get("fixture") is None else _FLOOR_S
@@ -216,9 +235,8 @@ def _find_common(
 ) -> tuple[list[str], list[CellVerdict]]:
     """Return the cells to judge, by head's names, and the verdicts of the others.
 
-    `ours` are head's cells, whether or not they will run; `theirs` are those of the base's own
-    benchmark files. A cell that a reviewed exception renames is judged under its new name: both
-    arms run head's benchmark files, so both have it.
+    A cell that a reviewed exception renames is judged under its new name: both arms run head's
+    benchmark files, so both have it.
     """
     old_names = {name: accepted.name_in_base(name) for name in ours}
     common = [name for name in ours if old_names[name] in theirs]
@@ -257,10 +275,10 @@ def _is_named(name: str, paths: Sequence[str]) -> bool:
     >>> _is_named("test_a.py::test_bc", ["test_a.py::test_b"])
     False
     """
-    return not paths or any(_covers(path, name) for path in paths)
-
-
-def _covers(path: str, name: str) -> bool:
-    if "::" in path:
-        return name == path or name.startswith((f"{path}::", f"{path}["))
-    return Path(name.partition("::")[0]).is_relative_to(path)
+    file = Path(name.partition("::")[0])
+    return not paths or any(
+        name == path or name.startswith((f"{path}::", f"{path}["))
+        if "::" in path
+        else file.is_relative_to(path)
+        for path in paths
+    )

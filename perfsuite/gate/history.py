@@ -1,7 +1,4 @@
-"""The history of each cell over the stored runs: dated changes and drift, and who accepted them.
-
-The runs of a cell are in the order of their commits, as far as they can be compared.
-"""
+"""The history of each cell over the stored runs: dated changes and drift, and who accepted them."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,14 +20,12 @@ _WEEK: Final = timedelta(weeks=1)
 _UNLISTED: Final = "by an exception that is no longer listed"
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Point:
-    """One stored run of a cell, or of the host.
+    """One stored run of a cell, or of the host, with the median of its rounds.
 
-    Attributes:
-        made_at: When its commit was made; outside of git, when the run was saved.
-        time_s: Median of its rounds, per iteration.
-        is_accepted: Whether only a reviewed exception let the cell through there.
+    It was made with its commit; outside of git, when it was saved. `is_accepted`: only a reviewed
+    exception let the cell through there.
     """
 
     path: AnyPath
@@ -75,35 +70,28 @@ def order_runs(
 def timeline_of(
     cell: str, runs: Sequence[tuple[datetime, StoredRun]], accepted: Accepted
 ) -> Timeline:
-    """Return the runs of a cell under the name of today and its former names.
-
-    A run counts where its ranks found the same environment as in the newest run.
-    """
+    """Return the runs of a cell, by all its names, in the environment of the newest one."""
     names = names_of(cell, accepted)
-    found: list[tuple[Point, str | None]] = []
+    found: list[tuple[Point, object]] = []
     for made_at, run in runs:
         name = next((name for name in names if name in run.cells), None)
         if name is not None:
             is_accepted = run.stamp is not None and name in run.stamp.accepted
-            point = _point(made_at, run, run.cells[name].median_s, is_accepted)
-            found.append((point, run.cells[name].fingerprint))
+            stored = run.cells[name]
+            point = Point(run.path, run.commit, made_at, stored.median_s, is_accepted)
+            found.append((point, stored.fingerprint))
     return _timeline(cell, found)
 
 
 def probe_timeline(runs: Sequence[tuple[datetime, StoredRun]]) -> Timeline:
     """Return how long the host itself took in the runs: the geometric mean of its probes."""
-    found = [
-        (_point(made_at, run, geometric_mean(run.probe_s.values()), False), sorted(run.probe_s))
-        for made_at, run in runs
-        if run.probe_s
-    ]
+    found: list[tuple[Point, object]] = []
+    for made_at, run in runs:
+        if run.probe_s:
+            time_s = geometric_mean(run.probe_s.values())
+            point = Point(run.path, run.commit, made_at, time_s, is_accepted=False)
+            found.append((point, sorted(run.probe_s)))
     return _timeline("the host", found)
-
-
-def _point(made_at: datetime, run: StoredRun, time_s: float, is_accepted: bool) -> Point:
-    return Point(
-        path=run.path, commit=run.commit, made_at=made_at, time_s=time_s, is_accepted=is_accepted
-    )
 
 
 def _timeline(cell: str, found: Sequence[tuple[Point, object]]) -> Timeline:
@@ -125,10 +113,7 @@ def names_of(cell: str, accepted: Accepted) -> list[str]:
 class DatedChange:
     """A change of level between the runs `before` and `after`; ratios have 95 % bounds.
 
-    Attributes:
-        num_commits: Commits that the second has and the first has not; None outside of git.
-        accepted: Why it was accepted; None where it was not.
-        is_recovered: Whether it is a slowdown that was undone later.
+    `num_commits` is None outside of git. A slowdown is recovered that was undone later.
     """
 
     ratio: float
@@ -158,10 +143,7 @@ class DatedDrift:
 
 @dataclass(frozen=True, kw_only=True)
 class CellHistory:
-    """The changes of one cell, the oldest first, and its drift beside them.
-
-    `trend` is both without commits and dates; None where too few runs hold the cell.
-    """
+    """The changes of one cell, the oldest first, and its drift; too few runs have no trend."""
 
     timeline: Timeline
     trend: Trend | None
@@ -178,10 +160,7 @@ class CellHistory:
 
 @dataclass(frozen=True, kw_only=True)
 class StoredHistory:
-    """All stored runs of one environment, and why each other run was refused.
-
-    Runs are in the order of their commits, with when each was made. `root` is None outside git.
-    """
+    """The stored runs of one environment, by their commits; `root` is None outside git."""
 
     root: Path | None
     runs: Sequence[tuple[datetime, StoredRun]]
@@ -194,37 +173,27 @@ class StoredHistory:
         former = (names_of(name, self.accepted)[1:] for name in names)
         return sorted(names.difference(*former))
 
-    def follow(self, cell: str, *, smallest: float) -> CellHistory:
-        """Return what became of a cell, without changes below `smallest`, 0.01 = 1 %."""
-        return self._follow(timeline_of(cell, self.runs, self.accepted), smallest)
-
-    def follow_host(self, *, smallest: float) -> CellHistory:
-        """Return what became of the host itself, by its own probes."""
-        return self._follow(probe_timeline(self.runs), smallest)
-
-    def _follow(self, timeline: Timeline, smallest: float) -> CellHistory:
+    def follow(self, cell: str | None, *, smallest: float) -> CellHistory:
+        """Return what became of a cell, of the host for None, but for changes below `smallest`."""
+        timeline = probe_timeline(self.runs)
+        if cell is not None:
+            timeline = timeline_of(cell, self.runs, self.accepted)
         trend = find_trend(timeline.weeks(), timeline.times_s(), smallest=smallest)
         if trend is None:
             return CellHistory(timeline=timeline, trend=None)
         reasons = find_reasons(timeline, trend, self.accepted)
-        changes = []
-        for number, (step, reason) in enumerate(zip(trend.steps, reasons.steps, strict=True)):
-            before, after = timeline.points[step.place - 1], timeline.points[step.place]
-            num_commits = None
-            if self.root is not None and before.commit is not None and after.commit is not None:
-                num_commits = count_commits(self.root, before.commit, after.commit)
-            is_recovered = step.ratio > 1 and trend.is_recovered(number + 1, smallest=smallest)
-            changes.append(
-                DatedChange(
-                    ratio=step.ratio,
-                    interval=(step.low, step.high),
-                    before=before,
-                    after=after,
-                    num_commits=num_commits,
-                    accepted=reason,
-                    is_recovered=is_recovered,
-                )
+        changes = [
+            DatedChange(
+                ratio=step.ratio,
+                interval=(step.low, step.high),
+                before=timeline.points[step.place - 1],
+                after=timeline.points[step.place],
+                num_commits=self._count_commits(*timeline.points[step.place - 1 : step.place + 1]),
+                accepted=reason,
+                is_recovered=step.ratio > 1 and trend.is_recovered(number, smallest=smallest),
             )
+            for number, (step, reason) in enumerate(zip(trend.steps, reasons.steps, strict=True), 1)
+        ]
         drift, weeks = None, timeline.weeks()
         if (found := trend.drift) is not None:
             drift = DatedDrift(
@@ -235,6 +204,11 @@ class StoredHistory:
                 accepted=reasons.drift,
             )
         return CellHistory(timeline=timeline, trend=trend, changes=tuple(changes), drift=drift)
+
+    def _count_commits(self, before: Point, after: Point) -> int | None:
+        if self.root is None or before.commit is None or after.commit is None:
+            return None
+        return count_commits(self.root, before.commit, after.commit)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -259,16 +233,13 @@ def find_reasons(timeline: Timeline, trend: Trend, accepted: Accepted) -> Reason
     ]
     # Where several fit, the closest gives the reason.
     entries.sort(key=lambda entry: (entry.expires, entry.ratio))
-    ends = [*(step.place for step in trend.steps), len(timeline.points)]
     steps: list[str | None] = []
-    for step, (start, end) in zip(trend.steps, pairwise(ends), strict=True):
-        day = timeline.points[start].made_at.date()
-        reason = _reason(entries, day, step.low) if step.ratio > 1 else None
-        is_in_force = any(day <= entry.expires for entry in entries)
-        if step.ratio > 1 and not is_in_force:
-            # A gate accepted the run by an exception that was removed since.
-            was_accepted = any(point.is_accepted for point in timeline.points[start:end])
-            reason = _UNLISTED if was_accepted else None
+    for step, (start, end) in zip(trend.steps, pairwise(trend.bounds[1:]), strict=True):
+        day, reason = timeline.points[start].made_at.date(), None
+        if step.ratio > 1 and any(day <= entry.expires for entry in entries):
+            reason = _reason(entries, day, step.low)
+        elif step.ratio > 1 and any(point.is_accepted for point in timeline.points[start:end]):
+            reason = _UNLISTED  # a gate accepted the run by an exception that was removed since
         steps.append(reason)
     drift = None
     if trend.drift is not None and trend.drift.slope > 0:
@@ -288,10 +259,12 @@ def read_history(
     folder: Path, storage: AnyPath, fingerprint: str, accepted: Accepted, *, num_runs: int
 ) -> StoredHistory:
     """Return the newest stored runs of an environment, `num_runs` at most, by `trunk_rules`."""
-    root = find_top(folder)
-    trunk = None if root is None else find_trunk(root)
-    log = {} if root is None or trunk is None else read_log(root, trunk)
-    choice = choose_runs(storage, True, fingerprint, **trunk_rules(folder, storage, log))
+    root, rules = find_top(folder), trunk_rules(folder, storage)
+    log: dict[str, datetime] = {}
+    if root is not None and (trunk := find_trunk(root)) is not None:
+        log = read_log(root, trunk)
+        rules["is_in_history"] = log.__contains__
+    choice = choose_runs(storage, True, fingerprint, **rules)
     return StoredHistory(
         root=root,
         runs=order_runs(choice.usable, log)[-num_runs:],

@@ -1,11 +1,8 @@
-"""What earlier A/A sessions on this machine say of its noise: read, written, and pooled.
-
-A file that people may commit and others may edit, so it is read strictly.
-"""
+"""What earlier A/A sessions on this machine say of its noise; such a file is read strictly."""
 
 import math
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
@@ -14,7 +11,6 @@ import msgspec
 
 from perfsuite.errors import WorkloadError
 from perfsuite.stats.evidence import Prior
-from perfsuite.system.environment import host_fingerprint
 from perfsuite.system.files import write_atomically
 from perfsuite.system.untrusted import printable, read_untrusted, why_unreadable
 
@@ -34,19 +30,14 @@ LogRatio = Annotated[float, msgspec.Meta(ge=0, le=_MOST_SPREAD)]
 
 
 class CellNoise(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """The noise of one cell's pairs.
+    """The noise of one cell's A/A pairs: standard deviations and effects of log(head / base).
 
     Attributes:
-        sd: Standard deviation of log(head / base) over A/A pairs of identical code.
-        num_pairs: How many there were.
         round_sd: The part of it that the rounds of the pairs explain; None where that is not known.
-        order_effect: How much slower head was where it ran first than where the base did, as a
-            logarithm; None where only one order occurred.
-        order_error: Standard error of that.
+        order_effect: How much slower head was where it ran first than where the base did.
         session_sd: By how much the means of sessions differ beyond what their pairs explain; None
             of a single session. No standard error of a session's own pairs has it in it.
-        bias: By how much head was slower than a fresh checkout of itself, as a logarithm.
-        bias_error: Standard error of that, from session to session.
+        bias: By how much head was slower than a fresh checkout of itself.
     """
 
     sd: LogRatio
@@ -81,13 +72,7 @@ class Calibration(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
 @dataclass(frozen=True, kw_only=True)
 class SessionPairs:
-    """The A/A pairs of one cell in one session.
-
-    Attributes:
-        log_ratios: log(head / base) of each.
-        firsts: The arm that ran first in each.
-        errors: Standard error of each by its rounds, as far as they are known.
-    """
+    """The A/A pairs of one cell in one session, with the standard errors that are known."""
 
     log_ratios: Sequence[float]
     firsts: Sequence[str] = ()
@@ -97,8 +82,7 @@ class SessionPairs:
 def pool_noise(sessions: Sequence[SessionPairs]) -> CellNoise | None:
     """Return the noise of a cell's A/A pairs, None of fewer than two in any session.
 
-    The spread is that within sessions: the root of the mean of squared differences from each
-    session's own mean, by degrees of freedom.
+    The spread is that within sessions, about each one's own mean.
 
     >>> pool_noise([SessionPairs(log_ratios=[0.01, -0.01]), SessionPairs(log_ratios=[0.0, 0.02])])
     ... # doctest: +ELLIPSIS
@@ -154,11 +138,18 @@ def write_calibration(path: Path, calibration: Calibration) -> None:
     write_atomically(path, msgspec.json.format(msgspec.json.encode(calibration), indent=2))
 
 
-def read_priors(path: Path, fingerprint: str) -> dict[str, Prior]:
-    """Return what the rule may know beforehand, by cell: nothing without a file of this machine.
+def parse_priors(data: bytes, fingerprint: str) -> dict[str, Prior]:
+    """Return what a calibration of this machine tells the rule, by cell; a ValueError for none."""
+    calibration = msgspec.json.decode(data, type=Calibration)
+    if calibration.fingerprint != fingerprint:
+        return {}
+    return {
+        name: noise.as_prior() for name, noise in calibration.cells.items() if noise.num_pairs > 2
+    }
 
-    Raises a WorkloadError where the file is not a calibration.
-    """
+
+def read_priors(path: Path, fingerprint: str) -> dict[str, Prior]:
+    """Return the same of a file, which need not exist; a WorkloadError where it is wrong."""
     try:
         return parse_priors(read_untrusted(path, max_bytes=_MAX_FILE_BYTES), fingerprint)
     except FileNotFoundError:
@@ -168,22 +159,7 @@ def read_priors(path: Path, fingerprint: str) -> dict[str, Prior]:
         raise WorkloadError(f"{path} is no calibration ({reason}); make it anew") from error
 
 
-def parse_priors(data: bytes, fingerprint: str) -> dict[str, Prior]:
-    """Return the same of a file's content; raises a ValueError where it is not a calibration."""
-    calibration = msgspec.json.decode(data, type=Calibration)
-    if calibration.fingerprint != fingerprint:
-        return {}
-    return {
-        name: noise.as_prior() for name, noise in calibration.cells.items() if noise.num_pairs > 2
-    }
-
-
 def typical(values: Iterable[float | None]) -> float | None:
     """Return the median over cells of what is known, None without any."""
     known = [value for value in values if value is not None]
     return statistics.median(known) if known else None
-
-
-def read_noise(folder: Path, environ: Mapping[str, str]) -> dict[str, Prior]:
-    """Return the priors of the folder's calibration, if it is of this machine."""
-    return read_priors(folder / CALIBRATION_FILE, host_fingerprint(environ))

@@ -1,20 +1,19 @@
 """From a request to the two arms of a gate session: their trees, their paths, their cells."""
 
-import contextlib
 import dataclasses
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from perfsuite.errors import SettingError, WriteError
+from perfsuite.errors import SettingError
 from perfsuite.gate.arms.arm import Arm, Launch, PairPlan, Suite
 from perfsuite.gate.arms.build import build_base
 from perfsuite.gate.arms.command import Command
-from perfsuite.gate.arms.launch import launch_pair, scratch_folder
-from perfsuite.gate.git.changes import Changes, compare_trees, tree_files
+from perfsuite.gate.arms.launch import launch_pair
+from perfsuite.gate.git.changes import compare_trees, tree_files
 from perfsuite.gate.git.command import file_at
 from perfsuite.gate.git.fill_tree import missing_files, share_files
 from perfsuite.gate.git.find_base import find_base
@@ -61,22 +60,13 @@ class GateRequest:
         target: The branch that a continuous integration says the change goes to.
         base_dir: A folder instead of a revision.
         found: The base, where it is known already.
-        base_python: The base arm's interpreter; None is this one.
-        base_build: Builds the base in its tree; a command of the shell.
-        base_environment: Variables that the base arm alone has.
-        tolerance: The slowdown that is accepted unless a marker says otherwise.
-        limit: The slowdown that must not pass.
-        refuses_numerics_change: Whether a cell fails whose mathematics changed.
-        fixed: Of these three, those that hold for both sides, whatever their configuration says.
+        fixed: Of the bounds and the numerics change, what holds for both sides, configured or not.
         floor_s: None is 50 us for cells of perfsuite, 0 for any others.
-        priors: What this machine's history says of the noise of a pair, by cell.
-        fingerprint: Of this machine, whose calibration at the base gives them where it is given.
-        stored: Where it is written how long cells took; None where it is not.
+        fingerprint: Of this machine, whose calibration at the base gives the priors.
+        stored: Where it is written how long cells took.
         outputs: Files that the session itself writes: they do not make a tree dirty.
         head_environment: Variables of head's launches alone: what a calibration plants.
-        explains: Whether what moved in a cell is looked for.
-        heeds_exceptions: Whether what head lists as accepted may let a cell through.
-        pairs_file: Where a re-run of the same trees finds what this session leaves open, or None.
+        pairs_file: Where a re-run of the same trees finds what this session leaves open.
     """
 
     command: Command
@@ -117,24 +107,10 @@ class GateRequest:
         return self.command.folder
 
 
-@contextmanager
-def session_caches() -> Iterator[Path]:
-    """Give the folder of what a session's launches compile; a WriteError where none can be made."""
-    with contextlib.ExitStack() as stack:
-        try:
-            folder = stack.enter_context(scratch_folder())
-        except OSError as error:
-            raise WriteError(
-                f"cannot make a temporary folder for the session: {error.strerror or error}"
-            ) from error
-        yield folder
-
-
 def base_of(request: GateRequest, folders: Sequence[Path]) -> Base | NoBase | None:
-    """Return the commit to compare with, None for a folder.
+    """Return the commit to compare with, None for a folder; a SettingError where it is not known.
 
-    `folders` are searched for modules that git does not know, beside the request's own. Raises a
-    SettingError where the base is not known.
+    `folders` are searched for modules that git does not know, beside the request's own.
     """
     if request.base_dir is not None:
         check_base_dir(request.base_dir)
@@ -178,12 +154,7 @@ def head_arm(request: GateRequest, suite: Suite | None, caches: Path | None = No
 
 @dataclass(frozen=True, kw_only=True)
 class BaseSide:
-    """The base of a gate session as a counterpart of head's suite.
-
-    Attributes:
-        base: None for a folder.
-        caches: Of both arms; None keeps none.
-    """
+    """The base of a gate session as a counterpart of head's suite; without a commit, a folder."""
 
     request: GateRequest
     suite: Suite
@@ -191,30 +162,29 @@ class BaseSide:
     caches: Path | None = None
 
     def tree(self) -> AbstractContextManager[Path]:
-        """Return the counterpart of head's root, with the base's own benchmarks.
-
-        It is made when it is entered: a WriteError where it cannot be.
-        """
+        """The counterpart of head's root, with the base's own benchmarks, made as it is entered."""
         root = self.suite.root
         if self.base is not None:
             return base_tree(root, self.base)
         assert self.request.base_dir is not None
         return directory_tree(root, self.request.base_dir)
 
-    def share(self, tree: Path) -> tuple[str, ...]:
-        """Link what head shares into the base's tree, and return what that is."""
-        return share_files(self.suite.root, tree, self.suite.shared)
-
-    def build(self, tree: Path) -> str | None:
-        """Build the base as the user says; return why that failed, None where it did not."""
-        request = self.request
+    def prepare(
+        self, tree: Path, say: Callable[[str], None], differs: dict[str, str]
+    ) -> str | None:
+        """Share files with the base and build it; return why it cannot be built."""
+        request, suite = self.request, self.suite
+        if shared := share_files(suite.root, tree, suite.shared):
+            differs["shared"] = f"{', '.join(shared)} (head's on both sides)"
         if request.base_build is None:
             return None
+        differs["base build"] = request.base_build
+        say(f"building the base: {request.base_build}")
         return build_base(
             request.base_build,
             tree,
             site=tree / SITE_FOLDER,
-            root=self.suite.root,
+            root=suite.root,
             python=request.base_python or sys.executable,
             environment={**request.command.environment, **request.base_environment},
         )
@@ -233,10 +203,7 @@ class BaseSide:
             raise SettingError(f"{file} cannot be read: {why_unreadable(error)}") from error
 
     def lay_benchmarks(self, tree: Path) -> list[Path]:
-        """Lay head's benchmarks over the tree, and return what changes by that.
-
-        Raises a SettingError where a path is not there.
-        """
+        """Lay head's benchmarks over the tree, and return what changes by that."""
         suite = self.suite
         paths = dict.fromkeys(suite.root / path.partition("::")[0] for path in suite.paths)
         return lay_benchmarks(tree, self.head, list(paths))
@@ -244,42 +211,28 @@ class BaseSide:
     def compare(
         self, tree: Path, collected: Launch, say: Callable[[str], None]
     ) -> Comparison | None:
-        """Return how to find the cells that no change touches; None where all are to be judged.
-
-        `tree` is the base's own, without head's benchmarks; `collected` is head's of everything.
-        """
-        request = self.request
+        """Return how to find the cells that no change touches; None where all are to be judged."""
+        request, root, top = self.request, self.suite.root.resolve(), self.head.top
         differs = request.base_python or request.base_environment or request.base_build
         if request.judges_identical or differs:
             return None
 
         def run(names: Sequence[str]) -> Launch:
             say(f"looking what is loaded by {counted(len(names), 'cell')} of head")
-            plan = PairPlan(
-                number=0,
-                first="head",
-                hash_seed=request.seed % 2**32,
-                timeout_s=request.budget.timeout_s,
-            )
-            return launch_pair([head_arm(request, self.suite, self.caches)], plan, names)["head"]
+            arm, seed = head_arm(request, self.suite, self.caches), request.seed % 2**32
+            timeout_s = request.budget.timeout_s
+            plan = PairPlan(number=0, first="head", hash_seed=seed, timeout_s=timeout_s)
+            return launch_pair([arm], plan, names)["head"]
 
-        return Comparison(
-            top=self.head.top, changes=self._find_changes(tree), collected=collected, run=run
-        )
-
-    def _find_changes(self, tree: Path) -> Changes:
-        root, top = self.suite.root.resolve(), self.head.top
         if self.base is None:
-            return compare_trees(top, root, [*source_files(top)], tree, [*source_files(tree)])
-        base_top = self.head.top_of(tree)
-        files = tree_files(top, root, self.request.outputs)
-        return compare_trees(top, root, files, base_top, working_files(base_top))
+            changes = compare_trees(top, root, source_files(top), tree, source_files(tree))
+        else:
+            base_top, files = self.head.top_of(tree), tree_files(top, root, request.outputs)
+            changes = compare_trees(top, root, files, base_top, working_files(base_top))
+        return Comparison(top=top, changes=changes, collected=collected, run=run)
 
     def collect(self, tree: Path) -> Launch:
-        """Return a launch that has collected the base's own cells, from those paths it has.
-
-        Options that its own configuration adds are left out where its pytest refuses them.
-        """
+        """Collect the base's own cells; options that its configuration adds go where refused."""
         timeout_s = self.request.budget.timeout_s
         launch = collect(self.own_arm(tree), timeout_s)
         if launch.suite is None:
@@ -288,26 +241,26 @@ class BaseSide:
         return launch
 
     def own_arm(self, tree: Path, *options: str) -> Arm:
-        """Return the base's arm by itself: its own configuration, and those paths that it has."""
+        """The base's arm by itself: its own configuration, and those paths that it has."""
         command = self._command(tree).without_missing_configuration()
         command = command.followed_by(f"--rootdir={tree}", f"--confcutdir={tree}", *options)
         return self._arm(tree, command, {"PERFSUITE_ARM_LACKS": "1"})
 
     def arms(self, tree: Path) -> tuple[Arm, Arm]:
-        """Both arms, which log what they open of the other's tree, or of what the base's lacks."""
-        base, head = self.arm(tree), head_arm(self.request, self.suite, self.caches)
+        """Both arms, with head's configuration, which log what they open of the other's tree.
+
+        Also what they open of what the base's lacks.
+        """
+        inifile = lay_configuration(tree, self.suite.root, self.suite.inifile)
+        command = self._command(tree).followed_by(f"--rootdir={tree}", "-c", str(inifile))
+        base = self._arm(tree, command, {})
+        head = head_arm(self.request, self.suite, self.caches)
         tops = self.head.top_of(tree), self.head.top
         lacked = missing_files(tops[0]) if self.base is not None else []
         return (
             dataclasses.replace(base, watched=(tops[1], *(tops[0] / path for path in lacked))),
             dataclasses.replace(head, watched=(tops[0], *(tops[1] / path for path in lacked))),
         )
-
-    def arm(self, tree: Path) -> Arm:
-        """Return the base's arm, with head's configuration laid over its tree."""
-        inifile = lay_configuration(tree, self.suite.root, self.suite.inifile)
-        command = self._command(tree).followed_by(f"--rootdir={tree}", "-c", str(inifile))
-        return self._arm(tree, command, {})
 
     @property
     def head(self) -> Head:
@@ -326,6 +279,8 @@ class BaseSide:
         return _import_roots(self.suite.root, self.suite)
 
     def _arm(self, tree: Path, command: Command, variables: Mapping[str, str]) -> Arm:
+        # What the base's build has installed.
+        site = [tree / SITE_FOLDER] if any((tree / SITE_FOLDER).glob("*")) else []
         python = self.request.base_python
         if python is not None:  # for what a cell starts by its name, such as torchrun
             paths = str(Path(python).parent), command.environment.get("PATH", os.defpath)
@@ -335,7 +290,7 @@ class BaseSide:
             tree=tree,
             top=self.head.top_of(tree),
             folder=command.folder,
-            import_roots=(*_site_of(tree), *_import_roots(tree, self.suite)),
+            import_roots=(*site, *_import_roots(tree, self.suite)),
             pytest_arguments=(*_SHORT_LAUNCHES, *command.arguments),
             python=self.request.base_python or sys.executable,
             python_options=command.python_options,
@@ -349,12 +304,6 @@ def _top(request: GateRequest, root: Path) -> Path:
     """The folder of head that is compared: its checkout, or the root where the base is a folder."""
     checkout = find_top(root) if request.base_dir is None else None
     return checkout or root.resolve()
-
-
-def _site_of(tree: Path) -> list[Path]:
-    """The folder that the base's build has installed into, if it has any."""
-    site = tree / SITE_FOLDER
-    return [site] if site.exists() and any(site.iterdir()) else []
 
 
 def _import_roots(tree: Path, suite: Suite) -> tuple[Path, ...]:

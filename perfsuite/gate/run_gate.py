@@ -1,8 +1,4 @@
-"""One gate session: from paths and a base to the verdict of every cell.
-
-Finds the base, makes its tree, has both sides collect their cells, has the judge compare what both
-have, and says why the others are not compared.
-"""
+"""One gate session: from paths and a base to the verdict of every cell, or why it has none."""
 
 from __future__ import annotations
 
@@ -17,8 +13,8 @@ from pathlib import Path
 
 import msgspec
 
-from perfsuite.gate.arms.arm import Arm, Launch, PairPlan, Suite
-from perfsuite.gate.arms.launch import launch_pair
+from perfsuite.gate.arms.arm import Arm, Launch, PairPlan
+from perfsuite.gate.arms.launch import launch_pair, scratch_folder
 from perfsuite.gate.baselines.accepted import Accepted, Entry, in_words
 from perfsuite.gate.baselines.durations import read_durations
 from perfsuite.gate.common_cells import (
@@ -39,15 +35,14 @@ from perfsuite.gate.judge.explain import explain
 from perfsuite.gate.judge.forecast import describe_cost, forecast_pair_s, why_too_much
 from perfsuite.gate.judge.judge import judge
 from perfsuite.gate.judge.kept_pairs import KeptPairs, read_kept_pairs
-from perfsuite.gate.judge.pairs_verdict import verdict_of
-from perfsuite.gate.judge.remarks import remarks_on
+from perfsuite.gate.judge.pairs_verdict import remarks_on, verdict_of
 from perfsuite.gate.judge.trial import CellPolicy, Judgement
 from perfsuite.gate.provenance.dependencies import ANY, changed_dependencies
 from perfsuite.gate.provenance.edits import code_times, name_new, why_edited
 from perfsuite.gate.provenance.identical import Comparison
 from perfsuite.gate.provenance.own_files import MIXED, find_mixed, give_back, read_own_files
 from perfsuite.gate.provenance.untracked import name_untracked
-from perfsuite.gate.request import BaseSide, GateRequest, base_of, collect, head_arm, session_caches
+from perfsuite.gate.request import BaseSide, GateRequest, base_of, collect, head_arm
 from perfsuite.records.verdict import CellVerdict, Explanation
 from perfsuite.system.signals import ends_on_signals
 from perfsuite.units import counted, listed
@@ -60,14 +55,9 @@ HELD: AbstractContextManager[object] = contextlib.nullcontext()
 
 @dataclass(frozen=True, kw_only=True)
 class GateResult:
-    """The result of a gate session.
+    """The result of a gate session, with all cells of either side, and what differs for people.
 
-    Attributes:
-        cells: All cells of either side.
-        refusal: Why nothing was compared at all, None where something was.
-        differs: What differs between the arms, for people.
-        judgement: None where no pair was run.
-        policies: How each cell that both sides have is judged.
+    `refusal` says why nothing was compared at all; without a pair there is no judgement.
     """
 
     cells: tuple[CellVerdict, ...] = ()
@@ -87,42 +77,27 @@ def run_gate(
 ) -> GateResult:
     """Return the verdict of every cell.
 
-    The machine is entered before anything is timed, and after the request was found to be one that
-    can be answered: it may wait for another session. Raises a SettingError where the base is not
-    known or a path is not there, a WriteError where a tree cannot be made.
+    The machine is entered once the request was found to be one that can be answered, and before
+    anything is timed. Raises a SettingError where the base is not known or a path is not there, a
+    WriteError where a tree cannot be made.
     """
     sweep_stale_trees(request.folder)
     differs = {"head": describe_head(request.folder)}
-    with session_caches() as caches:
-        began_s = time.monotonic()
-        head = collect(head_arm(request, None, caches), request.budget.timeout_s)
-        collected_s = time.monotonic() - began_s
-        measured = [] if head.suite is None else [head.suite.root, *head.suite.pythonpath]
-        base = base_of(request, measured)
-        if isinstance(base, NoBase):
-            return GateResult(refusal=base.reason, differs=differs, seed=request.seed)
-        differs |= _describe_base(request, base)
-        if head.suite is None or head.why_not_collected is not None:
-            refusal = f"head's tests cannot be collected: {head.why_not_collected}"
-            return GateResult(refusal=refusal, differs=differs, seed=request.seed)
-        check_shared(head.suite.root, head.suite.shared)
-        if not head.suite.cells:
-            call = " ".join(["pytest", *request.command.arguments])
-            say(f"nothing to compare: {call} selects no test with the benchmark fixture")
-        side = BaseSide(request=request, suite=head.suite, base=base, caches=caches)
-        session = _Session(
-            side=side,
-            differs=differs,
-            collected=head,
-            collected_s=collected_s,
-            accepted=read_exceptions(side),
-            say=say,
-            machine=machine,
+    with scratch_folder() as caches:
+        session = _begin(request, caches, differs, say, machine)
+        if isinstance(session, str):
+            return GateResult(refusal=session, differs=differs, seed=request.seed)
+        side = session.side
+        has_command = any(
+            cell.get("fixture") == "command_benchmark" for cell in side.suite.cells.values()
         )
-        files = tree_files(side.head.top) if _has_command(head.suite) else None
+        files = tree_files(side.head.top) if has_command else None
         cells, judgement = session.compare()
-        if base is not None and base.instead is not None and _are_identical(cells, request):
-            cells, judgement = session.against(base.instead).compare()
+        if side.base is not None and side.base.instead is not None:
+            identical = {cell.name for cell in cells if cell.by == "identical"}
+            is_all = all(cell.by in ("identical", "collection") for cell in cells)
+            if identical and is_all and request.waiting <= identical:
+                cells, judgement = session.against(side.base.instead).compare()
         if files is not None and (new := name_new(side.head.top, files)) is not None:
             differs["head's tree"] = new
     return GateResult(
@@ -134,8 +109,38 @@ def run_gate(
     )
 
 
-def _has_command(suite: Suite) -> bool:
-    return any(cell.get("fixture") == "command_benchmark" for cell in suite.cells.values())
+def _begin(
+    request: GateRequest,
+    caches: Path,
+    differs: dict[str, str],
+    say: Callable[[str], None],
+    machine: AbstractContextManager[object],
+) -> _Session | str:
+    """Collect head's suite and find its base; return a reason where there is nothing to compare."""
+    began_s = time.monotonic()
+    head = collect(head_arm(request, None, caches), request.budget.timeout_s)
+    collected_s = time.monotonic() - began_s
+    measured = [] if head.suite is None else [head.suite.root, *head.suite.pythonpath]
+    base = base_of(request, measured)
+    if isinstance(base, NoBase):
+        return base.reason
+    differs |= _describe_base(request, base)
+    if head.suite is None or head.why_not_collected is not None:
+        return f"head's tests cannot be collected: {head.why_not_collected}"
+    check_shared(head.suite.root, head.suite.shared)
+    if not head.suite.cells:
+        call = " ".join(["pytest", *request.command.arguments])
+        say(f"nothing to compare: {call} selects no test with the benchmark fixture")
+    side = BaseSide(request=request, suite=head.suite, base=base, caches=caches)
+    return _Session(
+        side=side,
+        differs=differs,
+        collected=head,
+        collected_s=collected_s,
+        accepted=read_exceptions(side),
+        say=say,
+        machine=machine,
+    )
 
 
 def _describe_base(request: GateRequest, base: Base | None) -> dict[str, str]:
@@ -149,21 +154,11 @@ def _describe_base(request: GateRequest, base: Base | None) -> dict[str, str]:
     return found
 
 
-def _are_identical(cells: Sequence[CellVerdict], request: GateRequest) -> bool:
-    identical = {cell.name for cell in cells if cell.by == "identical"}
-    others = [cell for cell in cells if cell.by not in ("identical", "collection")]
-    return bool(identical) and not others and request.waiting <= identical
-
-
 @dataclass(frozen=True, kw_only=True)
 class _Session:
-    """Head's suite against a base.
+    """Head's suite against a base; what it finds it adds to `differs`.
 
-    Attributes:
-        collected: A launch of head that ran no cell, which took `collected_s`.
-        differs: To it the comparison adds what it finds.
-        policies: How each cell that both sides have is judged, once that is known.
-        used: The reviewed exceptions that the verdict of a cell rests on.
+    `collected` is a launch of head that ran no cell; `used` are the exceptions behind verdicts.
     """
 
     side: BaseSide
@@ -187,13 +182,16 @@ class _Session:
 
     def compare(self) -> tuple[list[CellVerdict], Judgement | None]:
         """Judge what both sides have, and say why the rest is not compared."""
+        request, suite = self.side.request, self.side.suite
         with self.side.tree() as tree:
             comparison = self.side.compare(tree, self.collected, self.say)
             if comparison is not None and comparison.reaches_no_cell:
-                return self._pass_all(comparison), None
+                names = [name for name in suite.cells if request.asks_for(name)]
+                hidden = not_compared("INVALID", suite.hidden, HIDDEN)
+                return [*comparison.find_identical(names), *hidden], None
             with self.machine:
-                if (refusal := self._prepare(tree)) is not None:
-                    return not_compared("NO-BASELINE", self.side.suite.cells, refusal), None
+                if (refusal := self.side.prepare(tree, self.say, self.differs)) is not None:
+                    return not_compared("NO-BASELINE", suite.cells, refusal), None
                 cells, judgement = self._compare_with(tree, comparison)
             return [self._complete(cell, tree) for cell in cells], judgement
 
@@ -211,11 +209,18 @@ class _Session:
         if refusal is not None:
             return not_compared("NO-BASELINE", suite.cells, refusal), None
         assert own.suite is not None
-        self._describe_variables(own.suite)
-        cells = self._choose_cells(own.suite)
-        policies = {
-            name: policy for name, policy in self.policies.items() if request.asks_for(name)
-        }
+        ours, theirs = suite.variables, own.suite.variables
+        written = [name for name in ours if name not in theirs or theirs[name] != ours[name]]
+        if written:  # no launch of the base has them from it
+            self.differs["environment"] = f"head's code sets {listed(written)}"
+        chosen = choose_cells(request, suite, own.suite, self.accepted)
+        self.used.update(chosen.used)
+        self.policies.update(chosen.policies)
+        if chosen.loosened is not None:
+            self.differs["limits"] = chosen.loosened
+            self.say(chosen.loosened)
+        cells, asked = chosen.others, request.asks_for
+        policies = {name: policy for name, policy in self.policies.items() if asked(name)}
         if comparison is not None:
             cells += comparison.find_identical(policies)
         mixed = find_mixed(policies, changed, suite.python_files)
@@ -279,16 +284,6 @@ class _Session:
             return None
         return why_too_much(len(policies), pair_s, request.budget, is_forecast=True)
 
-    def _prepare(self, tree: Path) -> str | None:
-        """Share files with the base and build it; return why it cannot be built."""
-        request = self.side.request
-        if shared := self.side.share(tree):
-            self.differs["shared"] = f"{', '.join(shared)} (head's on both sides)"
-        if request.base_build is not None:
-            self.differs["base build"] = request.base_build
-            self.say(f"building the base: {request.base_build}")
-        return self.side.build(tree)
-
     def _complete(self, cell: CellVerdict, tree: Path) -> CellVerdict:
         """Name the exceptions that a verdict rests on, and the file that the base lacks."""
         reason = cell.reason
@@ -311,12 +306,6 @@ class _Session:
         self.say(kept.told)
         return kept
 
-    def _pass_all(self, comparison: Comparison) -> list[CellVerdict]:
-        """Return the verdicts of cells that are the same on both sides, and of those that hide."""
-        request, suite = self.side.request, self.side.suite
-        cells = [name for name in suite.cells if request.asks_for(name)]
-        return [*comparison.find_identical(cells), *not_compared("INVALID", suite.hidden, HIDDEN)]
-
     def _describe_tree(self, tree: Path, changed: Collection[Path]) -> None:
         """Say where and what the base's tree is, and which benchmark files head has changed."""
         if (place := why_elsewhere(tree, self.side.suite.root)) is not None:
@@ -333,23 +322,6 @@ class _Session:
             self.differs["benchmark files"] = f"head's run on both sides: {listed(changed)}"
             self.say(f"changed benchmark files; {self.differs['benchmark files']}")
 
-    def _describe_variables(self, own: Suite) -> None:
-        """Name the variables that head's code writes: no launch of the base has them from it."""
-        ours, theirs = self.side.suite.variables, own.variables
-        written = [name for name in ours if name not in theirs or theirs[name] != ours[name]]
-        if written:
-            self.differs["environment"] = f"head's code sets {listed(written)}"
-
-    def _choose_cells(self, own: Suite) -> list[CellVerdict]:
-        """Find how the cells of both sides are judged; return the verdicts of the others."""
-        chosen = choose_cells(self.side.request, self.side.suite, own, self.accepted)
-        self.policies.update(chosen.policies)
-        self.used.update(chosen.used)
-        if chosen.loosened is not None:
-            self.differs["limits"] = chosen.loosened
-            self.say(chosen.loosened)
-        return chosen.others
-
     def _look_for_skipped(self, judgement: Judgement) -> None:
         """Find what is skipped since head: with its own benchmark files, the base measures it."""
         skipped = {
@@ -362,7 +334,7 @@ class _Session:
         cells = counted(len(skipped), "cell")
         self.say(f"looking whether the base measures what is skipped now: {cells}")
         with self.side.tree() as plain:
-            self._prepare(plain)
+            self.side.prepare(plain, self.say, self.differs)
             own = self.side.own_arm(plain)
             launches = launch_pair([own], self._further_pair(judgement), [*skipped])
         for name, trial in skipped.items():

@@ -1,7 +1,6 @@
 """The correlation of each value with the one before, and shuffles that keep it.
 
-A machine that is slow for a week makes its sessions alike. A test that takes them for independent
-finds changes of the code there; one against these shuffles does not.
+A machine that is slow for a week makes its sessions alike, which is no change of the code.
 """
 
 from __future__ import annotations
@@ -47,8 +46,8 @@ def find_correlation(parts: Sequence[Floats]) -> float:
 def shuffle(values: Floats, correlation: float, generator: np.random.Generator) -> Floats:
     """Return a series of shuffled values with the same correlation.
 
-    Where there is none, the values in another order. Else the innovation of each value, its
-    difference from its share of the one before, is shuffled, and the series rebuilt from them.
+    The innovation of each value, its difference from its share of the one before, is shuffled, and
+    the series rebuilt from them.
     """
     import numpy as np
 

@@ -67,11 +67,9 @@ _DIFFERS_TAIL = 0.005
 
 @dataclass(frozen=True, kw_only=True)
 class Prior:
-    """A cell's noise in earlier A/A pairs on this machine; both finite, above 0, else a ValueError.
+    """A cell's noise in earlier A/A pairs: the standard deviation of one, and how many it is worth.
 
-    Attributes:
-        sd: Standard deviation of one pair's log ratio, such as 0.004.
-        degrees_of_freedom: How many pairs it is worth.
+    Both are finite and above 0, else a ValueError.
     """
 
     sd: float
@@ -88,10 +86,8 @@ class Prior:
 class Pair:
     """What one pair says of a cell; raises a ValueError for a number that is not finite.
 
-    Attributes:
-        log_ratio: log(head / base) of the typical round.
-        mean_log_ratio: log(head / base) of all rounds together, stalls included.
-        error: Standard error of `log_ratio` by the rounds of the pair; None where it is not known.
+    Its logarithms of head / base are those of the typical round, and of all rounds together. The
+    standard error is that of the first by the rounds of the pair, where it is known.
     """
 
     log_ratio: float
@@ -127,12 +123,9 @@ class Evidence:
     """What the pairs of S sessions say at one look, as logarithms of head / base, each (S,).
 
     Attributes:
-        location: Of the typical rounds.
-        lower: Its lower bound, for FAIL.
-        upper: Its upper bound, for PASS.
+        location: Of the typical rounds, with a lower bound for FAIL and an upper one for PASS.
         improved: Its upper bound at the level of `lower`, for IMPROVED.
-        mean: The location of all rounds together.
-        mean_upper: Its upper bound, which PASS needs too.
+        mean: The location of all rounds together, with an upper bound, which PASS needs too.
         detectable: How far above a line a slowdown is mostly proven to be above it.
         mean_differs: Whether `mean` differs from `location` by more than the noise.
     """

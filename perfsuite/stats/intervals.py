@@ -1,7 +1,4 @@
-"""Centres, spreads and intervals of samples.
-
-scipy is imported inside functions: it costs a fifth of a second, and most sessions gate nothing.
-"""
+"""Centres, spreads and intervals of samples; scipy is imported late, since it costs 0.2 s."""
 
 from __future__ import annotations
 
@@ -44,9 +41,7 @@ def trimmed_mean(samples: Sequence[float]) -> tuple[float, float]:
 
 
 def robust_sd(samples: Sequence[float]) -> float:
-    """Return the scaled median absolute deviation, a standard deviation that resists outliers.
-
-    0 for fewer than two samples.
+    """Return the scaled median absolute deviation, a robust standard deviation; 0 for one sample.
 
     >>> robust_sd([1.0, 2.0, 3.0, 4.0, 100.0])
     1.4826
@@ -69,16 +64,12 @@ class Interval:
 def geometric_interval(samples: Sequence[float], *, tail: float = 0.025) -> Interval:
     """Return the geometric mean of positive samples, times or ratios, with Student's t interval.
 
-    Speeds vary by factors, so the interval is that of the logarithms; `tail` is the probability
-    beyond each bound. One sample does not show its spread: its interval is everything.
+    It is that of the logarithms; `tail` is the probability beyond each bound. The interval of one
+    sample is everything.
 
-    >>> geometric_interval([1.0, 4.0]).centre
-    2.0
     >>> interval = geometric_interval([1.0, 2.0, 4.0])  # logs 0, 1, 2 of base 2; t(2) = 4.303
     >>> round(math.log2(interval.high) - 1, 3)  # 4.303 / sqrt(3)
     2.484
-    >>> geometric_interval([3.0])
-    Interval(centre=3.0, low=0.0, high=inf)
     """
     if len(samples) == 1:
         return Interval(centre=samples[0], low=0.0, high=math.inf)
@@ -91,18 +82,13 @@ def geometric_interval(samples: Sequence[float], *, tail: float = 0.025) -> Inte
 def ratio_interval(
     samples: Sequence[float], others: Sequence[float], *, tail: float = 0.025
 ) -> Interval:
-    """Return the ratio of two geometric means of positive samples, with Welch's interval.
+    """Return the ratio of two geometric means of positive samples, with Welch's interval (1947).
 
-    Both are independent, and the spreads of their logarithms may differ (Welch 1947); `tail` is the
-    probability beyond each bound. With a single sample the interval is everything.
+    `tail` is the probability beyond each bound. With a single sample the interval is everything.
 
-    >>> ratio_interval([1.0, 4.0], [1.0, 1.0]).centre
-    2.0
     >>> interval = ratio_interval([1.0, 4.0], [1.0, 1.0])  # logs 0, 2 of base 2; t(1) = 12.706
     >>> round(math.log2(interval.high) - 1, 3)  # 12.706 * sqrt(2 / 2)
     12.706
-    >>> ratio_interval([4.0], [1.0, 1.0])
-    Interval(centre=4.0, low=0.0, high=inf)
     """
     logs = [[math.log(sample) for sample in side] for side in (samples, others)]
     centre = math.exp(statistics.fmean(logs[0]) - statistics.fmean(logs[1]))

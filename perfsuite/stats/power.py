@@ -31,8 +31,6 @@ def recommend(prior: Prior, *, num_cells: int, max_pairs: int) -> tuple[float, f
 
     >>> recommend(Prior(sd=0.004), num_cells=8, max_pairs=16)
     (0.005, 0.02)
-    >>> recommend(Prior(sd=0.02), num_cells=8, max_pairs=16)
-    (0.02, 0.05)
     >>> recommend(Prior(sd=0.5), num_cells=8, max_pairs=16)
     """
     import numpy as np

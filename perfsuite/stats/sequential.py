@@ -62,8 +62,7 @@ class Rule(Schedule):
     Raises a ValueError for one out of range.
 
     Attributes:
-        tolerance: The slowdown that is accepted, 0.02 = 2 %.
-        limit: The slowdown that must not pass.
+        tolerance: The slowdown that is accepted, 0.02 = 2 %; `limit` is what must not pass.
         num_cells: Cells under test in the session: they share `alpha`.
         alpha: Probability of a FAIL in a session with all cells within the tolerance, and of an
             IMPROVED in one with no cell faster than that.
@@ -80,25 +79,21 @@ class Rule(Schedule):
     prior: Prior | None = None
 
     def __post_init__(self) -> None:
-        if not 0 <= self.tolerance < 1:
-            raise ValueError(f"the tolerance is {self.tolerance}; it must be in [0, 1)")
-        if not self.tolerance <= self.limit < math.inf:
-            raise ValueError(
-                f"the limit is {self.limit}; it must be finite and at least the tolerance, "
-                f"{self.tolerance}"
-            )
-        for name in ("num_cells", "num_sessions"):
-            if getattr(self, name) < 1:
-                text = name.replace("num_", "number of ")
-                raise ValueError(f"the {text} is {getattr(self, name)}; it must be at least 1")
-        if self.max_pairs < LEAST_MAX_PAIRS:
-            raise ValueError(
-                f"the number of pairs is at most {self.max_pairs}; the rule needs {LEAST_MAX_PAIRS}"
-            )
-        for name in ("alpha", "beta"):
-            value = getattr(self, name)
-            if not 0 < value < 0.5:
-                raise ValueError(f"{name} is {value}; it must be in (0, 0.5)")
+        allowed = {
+            "tolerance": (0 <= self.tolerance < 1, "in [0, 1)"),
+            "limit": (
+                self.tolerance <= self.limit < math.inf,
+                f"finite and at least the tolerance, {self.tolerance}",
+            ),
+            "num_cells": (self.num_cells >= 1, "at least 1"),
+            "num_sessions": (self.num_sessions >= 1, "at least 1"),
+            "max_pairs": (self.max_pairs >= LEAST_MAX_PAIRS, f"at least {LEAST_MAX_PAIRS}"),
+            "alpha": (0 < self.alpha < 0.5, "in (0, 0.5)"),
+            "beta": (0 < self.beta < 0.5, "in (0, 0.5)"),
+        }
+        for name, (is_allowed, text) in allowed.items():
+            if not is_allowed:
+                raise ValueError(f"a rule's {name} is {getattr(self, name)}; it must be {text}")
 
     @property
     def stages(self) -> tuple[Rule, ...]:
@@ -126,14 +121,12 @@ class Rule(Schedule):
         return first, second
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Decision:
-    """The conclusion from the pairs.
+    """The conclusion from the pairs; no word as long as more are needed.
 
     Attributes:
-        word: None as long as more pairs are needed.
-        ratio: Location of head / base: 1.05 is 5 % slower.
-        mean_ratio: The same of all rounds together, stalls included.
+        ratio: Location of head / base, 1.05 is 5 % slower; `mean_ratio` has stalls in it.
         mean_differs: Whether the two differ by more than the noise.
         interval: The two bounds that decide, on the scale of `ratio`.
         num_pairs: How many pairs the decision rests on; later ones are not looked at.
@@ -154,9 +147,8 @@ def decide(pairs: Sequence[Pair], rule: Rule) -> Decision:
     """Return what the pairs so far prove, by going through the looks they have reached.
 
     A pure function of its arguments: the first look that decides holds, whatever comes later, so a
-    verdict can be recomputed from the raw pairs. Between looks the interval is the running one, at
-    the level of the next look. `pairs` are in the order in which they were run, which matters only
-    across looks. Raises a ValueError where there is none.
+    verdict can be recomputed from the raw pairs, in their order. Between looks the interval is the
+    running one, at the level of the next look. Raises a ValueError where there is no pair.
 
     >>> rule = Rule(tolerance=0.02, limit=0.05, num_cells=1, prior=Prior(sd=0.004))
     >>> decide([Pair(log_ratio=x, mean_log_ratio=x) for x in (0.001, -0.002)], rule).word
@@ -177,7 +169,8 @@ def decide(pairs: Sequence[Pair], rule: Rule) -> Decision:
     if end - begin < 2 and begin > 0:  # what was flagged, before two fresh pairs
         begin, end, stage = 0, begin, rule.stages[0]
     if end < 2:  # one pair does not show its spread
-        return _without_interval(pairs[0])
+        ratio, mean_ratio = math.exp(pairs[0].log_ratio), math.exp(pairs[0].mean_log_ratio)
+        return Decision(None, ratio, mean_ratio, False, (0.0, math.inf), 1, math.inf)
     evidence = weigh_look(session.select(np.array([0]), begin, end), stage)
     word = cast(Word | None, str(words[0]) or None)
     upper = evidence.improved if word == "IMPROVED" else evidence.upper
@@ -191,18 +184,6 @@ def decide(pairs: Sequence[Pair], rule: Rule) -> Decision:
             num_pairs=int(ends[0]),
             detectable=float(np.expm1(math.log1p(rule.tolerance) + evidence.detectable[0])),
         )
-
-
-def _without_interval(pair: Pair) -> Decision:
-    return Decision(
-        word=None,
-        ratio=math.exp(pair.log_ratio),
-        mean_ratio=math.exp(pair.mean_log_ratio),
-        mean_differs=False,
-        interval=(0.0, math.inf),
-        num_pairs=1,
-        detectable=math.inf,
-    )
 
 
 def follow(

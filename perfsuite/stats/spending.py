@@ -28,12 +28,7 @@ _ALPHA_POWER: Final = 2
 
 @dataclass(frozen=True, kw_only=True)
 class Schedule:
-    """The looks of one or more sessions of the same two trees.
-
-    Attributes:
-        max_pairs: Where the rule gives up in one session.
-        num_sessions: Of the same two trees, this one included: they go on from their pairs.
-    """
+    """The looks of `num_sessions` of the same two trees, each up to `max_pairs` further pairs."""
 
     max_pairs: int
     num_sessions: int = 1

@@ -50,15 +50,10 @@ class Drift:
     high: float
     p_value: float
 
-    @property
-    def is_significant(self) -> bool:
-        """Whether a series without drift would look so in fewer than `DRIFT_LEVEL` of cases."""
-        return self.p_value < DRIFT_LEVEL
 
-
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class LevelChange:
-    """A change of level at a place, that of the first value of the new level.
+    """A change of level at the place of the first value that is new.
 
     The ratio is new level over old, 1.08 = 8 % slower: the median over both segments' values, with
     bounds of 95 % confidence.
@@ -84,27 +79,20 @@ class Trend:
     @cached_property
     def steps(self) -> tuple[LevelChange, ...]:
         """Each change from one level to the next."""
-        steps = []
-        for level, place in enumerate(self.bounds[1:-1], start=1):
-            ratio, low, high = self.compare(level - 1, level)
-            steps.append(LevelChange(place=place, ratio=ratio, low=low, high=high))
-        return tuple(steps)
+        return tuple(
+            LevelChange(place, *self.compare(level - 1, level))
+            for level, place in enumerate(self.bounds[1:-1], start=1)
+        )
 
     def compare(self, before: int, after: int) -> tuple[float, float, float]:
-        """Return the ratio of level `after` over level `before`, and its bounds of 95 % confidence.
-
-        Level 0 is the one before the first step.
-        """
+        """Return the ratio of level `after` over `before`, from 0 on, and its bounds."""
         bounds = self.bounds
         old, new = (self.detrended[bounds[level] : bounds[level + 1]] for level in (before, after))
         shift, low, high = locate_shift(old, new)
         return as_ratio(shift), as_ratio(low), as_ratio(high)
 
     def is_recovered(self, level: int, *, smallest: float) -> bool:
-        """Whether the slowdown at the step to a level was undone, but for less than `smallest`.
-
-        A slowdown that comes again later is a step of its own. Levels are counted from 1.
-        """
+        """Whether the slowdown at the step to a level was undone, but for less than `smallest`."""
         for later in range(level + 1, len(self.steps) + 1):
             ratio, low, _ = self.compare(level - 1, later)
             if low <= 1 or ratio < 1 + smallest:
@@ -126,9 +114,8 @@ def find_trend(
 ) -> Trend | None:
     """Return the steps and the drift of a series; None where it is too short to have any.
 
-    `weeks` are the times of the values, and steps or whole drifts below `smallest`, 0.01 = 1 %, are
-    left out. Of series that neither step nor drift, at most 1 % are reported: the level of
-    `change_points` and `DRIFT_LEVEL` together.
+    Those below `smallest`, 0.01 = 1 %, are left out. Of series that neither step nor drift at most
+    1 % are reported: the level of `change_points` and `DRIFT_LEVEL` together.
     """
     if len(times_s) < MIN_VALUES:
         return None
@@ -149,7 +136,7 @@ def _fit_drift(
         return None
     for _ in range(_MAX_TURNS):
         drift = measure_drift(weeks, logs, bounds)
-        if drift is None or not drift.is_significant:
+        if drift is None or drift.p_value >= DRIFT_LEVEL:
             return None
         detrended = [log - drift.slope * week for log, week in zip(logs, weeks, strict=True)]
         fit = _fit_steps(detrended, drift)
@@ -167,7 +154,7 @@ def _fit_steps(values: Sequence[float], drift: Drift | None) -> Trend:
 def _without_small(
     fit: Trend, weeks: Sequence[float], logs: Sequence[float], least: float
 ) -> Trend:
-    """Return the fit without small steps and a small drift; the smallest steps go first."""
+    """The fit without small steps and a small drift; the smallest steps go first."""
     drift = fit.drift
     if drift is not None and abs(drift.slope) * (max(weeks) - min(weeks)) < least:
         drift = None
@@ -225,9 +212,8 @@ def measure_drift(
     The median of the slopes between its values: Theil (1950) and Sen (1968), "Estimates of the
     Regression Coefficient Based on Kendall's Tau". Slopes within a segment alone count, as within
     the seasons of Hirsch, Slack and Smith (1982), "Techniques of Trend Analysis for Monthly Water
-    Quality Data"; with one segment it is `scipy.stats.theilslopes`. A third of the values may be
-    anything at all. Times are in any unit and order; `bounds` are those of its segments:
-    [0, ..., len(values)].
+    Quality Data"; with one segment it is `scipy.stats.theilslopes`. `bounds` are those of the
+    segments: [0, ..., len(values)].
 
     >>> drift = measure_drift([0, 1, 2, 3, 4, 5], [5.0, 5.2, 5.4, 9.0, 9.2, 9.4], [0, 3, 6])
     >>> round(drift.slope, 9)

@@ -76,9 +76,7 @@ class MadeUpJudge:
             trial.runs[arm] = [
                 CellRun(outcome="passed", reason=None, rounds_s=(0.002,), record=trained)
             ]
-        return Judgement(
-            trials=(trial,), seed=5, num_pairs=len(trial.raw), wall_s=2.0, invalid=None
-        )
+        return Judgement(trials=(trial,), num_pairs=len(trial.raw), wall_s=2.0)
 
 
 def session_of(samples: Callable[[Recipe], int] = lambda recipe: 32) -> MadeUpSession:

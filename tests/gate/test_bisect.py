@@ -1,4 +1,4 @@
-"""Which commit made a cell slower: real repositories and git's own bisection, a judge that reads.
+"""Which commit made a cell slower: real repositories, git's own distances, a judge that reads.
 
 The judge is made up: a commit is as slow as its file `speed` says, against the good one.
 """
@@ -161,16 +161,16 @@ def test_the_first_slow_of_eight_commits_is_found_in_three_steps(
 
 
 def test_each_step_is_announced_and_shown(shop: Shop) -> None:
-    for speed in ("fast", "fast", "slow", "slow"):
+    for speed in ("fast", "fast", "slow", "slow", "slow"):
         shop.commit(speed)
     short = [commit[:7] for commit in shop.commits]
 
     shop.bisect()
 
     assert [line for line in shop.said if not line.startswith(" ")] == [
-        f"3 commits after {short[0]} up to {short[3]}: both ends are judged first, then 2 of them, "
+        f"4 commits after {short[0]} up to {short[4]}: both ends are judged first, then 2 of them, "
         "and more where some must be skipped; at most 8 pairs each",
-        f"the bad end, {short[3]} 'make it slow': FAIL, +30.0 % (+29.0 % to +31.0 %): bad",
+        f"the bad end, {short[4]} 'make it slow': FAIL, +30.0 % (+29.0 % to +31.0 %): bad",
         "a commit that is slower by more than 6.8 % is bad, and one that is known to be slower by "
         "less than 21.7 % is good",
         f"the good end against itself, {short[0]} 'make it fast': PASS, +0.1 % (-0.9 % to +1.1 %): "

@@ -58,9 +58,7 @@ class Gate:
             ),
             refusal=self.refusal,
             differs={},
-            judgement=Judgement(
-                trials=tuple(trials), seed=1, num_pairs=4, wall_s=9.0, invalid=None
-            ),
+            judgement=Judgement(trials=tuple(trials), num_pairs=4, wall_s=9.0),
             seed=request.seed,
         )
 

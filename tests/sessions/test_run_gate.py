@@ -213,7 +213,7 @@ def test_a_judged_cell_keeps_its_raw_pairs_and_numbers(result: GateResult) -> No
     assert (slow.tolerance, slow.limit) == (0.02, 0.05)
     assert result.judgement is not None
     assert result.judgement.num_pairs == 3
-    assert (result.judgement.seed, result.seed) == (3, 3)
+    assert result.seed == 3
 
 
 def test_a_failed_cell_alone_is_explained_by_the_function_that_moved(result: GateResult) -> None:
@@ -670,7 +670,7 @@ def test_exceptions_in_a_linked_file_count_only_where_they_are_heeded(
     def judge(*arguments: Any, **_: Any) -> Judgement:
         policies: Mapping[str, CellPolicy] = arguments[2]
         asked.update(policies)
-        return Judgement(trials=(), seed=1, num_pairs=0, wall_s=0.0, invalid=None)
+        return Judgement(trials=(), num_pairs=0, wall_s=0.0)
 
     monkeypatch.setattr(run_gate_module, "judge", judge)
     machine = Machine()
@@ -725,7 +725,7 @@ def test_a_calibration_that_the_change_brings_is_not_the_bases(
 
     def judge(*arguments: Any, **given: Any) -> Judgement:
         asked.append(given["priors"])
-        return Judgement(trials=(), seed=1, num_pairs=0, wall_s=0.0, invalid=None)
+        return Judgement(trials=(), num_pairs=0, wall_s=0.0)
 
     monkeypatch.setattr(run_gate_module, "judge", judge)
     path.parent.mkdir()

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from scipy.stats import kendalltau, theilslopes
 
 from perfsuite.stats import trend
-from perfsuite.stats.trend import Drift, measure_drift
+from perfsuite.stats.trend import DRIFT_LEVEL, Drift, measure_drift
 
 SERIES = st.lists(st.tuples(st.integers(0, 12), st.integers(-20, 20)), min_size=4, max_size=25)
 
@@ -74,7 +74,7 @@ def test_a_step_between_two_segments_is_no_drift() -> None:
 
     whole, parted = (found(range(20), values, bounds) for bounds in ([0, 20], [0, 10, 20]))
 
-    assert not parted.is_significant
+    assert parted.p_value >= DRIFT_LEVEL
     assert abs(parted.slope) < 0.05 < whole.slope
 
 
@@ -84,7 +84,7 @@ def test_segments_share_their_drift() -> None:
     drift = found(range(12), values, [0, 6, 12])
 
     assert (drift.slope, drift.low, drift.high) == pytest.approx((0.1, 0.1, 0.1))
-    assert drift.is_significant
+    assert drift.p_value < DRIFT_LEVEL
 
 
 @pytest.mark.parametrize(

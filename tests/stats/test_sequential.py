@@ -342,23 +342,23 @@ def test_there_is_no_decision_without_a_pair() -> None:
     [
         (
             {"tolerance": 1.5, "limit": 2.0},
-            "the tolerance is 1.5; it must be in [0, 1)",
+            "a rule's tolerance is 1.5; it must be in [0, 1)",
         ),
-        ({"tolerance": -0.01}, "the tolerance is -0.01; it must be in [0, 1)"),
-        ({"tolerance": math.nan}, "the tolerance is nan; it must be in [0, 1)"),
+        ({"tolerance": -0.01}, "a rule's tolerance is -0.01; it must be in [0, 1)"),
+        ({"tolerance": math.nan}, "a rule's tolerance is nan; it must be in [0, 1)"),
         (
             {"limit": 0.01},
-            "the limit is 0.01; it must be finite and at least the tolerance, 0.02",
+            "a rule's limit is 0.01; it must be finite and at least the tolerance, 0.02",
         ),
         (
             {"limit": math.inf},
-            "the limit is inf; it must be finite and at least the tolerance, 0.02",
+            "a rule's limit is inf; it must be finite and at least the tolerance, 0.02",
         ),
-        ({"num_cells": 0}, "the number of cells is 0; it must be at least 1"),
-        ({"num_sessions": 0}, "the number of sessions is 0; it must be at least 1"),
-        ({"max_pairs": 2}, "the number of pairs is at most 2; the rule needs 3"),
-        ({"alpha": 0.0}, "alpha is 0.0; it must be in (0, 0.5)"),
-        ({"beta": 0.5}, "beta is 0.5; it must be in (0, 0.5)"),
+        ({"num_cells": 0}, "a rule's num_cells is 0; it must be at least 1"),
+        ({"num_sessions": 0}, "a rule's num_sessions is 0; it must be at least 1"),
+        ({"max_pairs": 2}, "a rule's max_pairs is 2; it must be at least 3"),
+        ({"alpha": 0.0}, "a rule's alpha is 0.0; it must be in (0, 0.5)"),
+        ({"beta": 0.5}, "a rule's beta is 0.5; it must be in (0, 0.5)"),
     ],
 )
 def test_a_rule_that_makes_no_sense_is_refused(fields: dict[str, Any], message: str) -> None:

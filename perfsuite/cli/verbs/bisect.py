@@ -1,17 +1,16 @@
 """The verb `bisect`: which commit made a cell slower."""
 
-import os
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from perfsuite.cli.options import DrawnSeed, wait_for_machine
+from perfsuite.cli.options import DrawnSeed, fingerprint_here, wait_for_machine
 from perfsuite.cli.output import JsonFile, pick, say, write_json
 from perfsuite.errors import ExitCode
 from perfsuite.gate.bisect import BisectRequest, BisectResult, BisectStep, bisect
 from perfsuite.gate.judge.trial import Budget
-from perfsuite.gate.noise import read_noise
+from perfsuite.gate.noise import CALIBRATION_FILE, read_priors
 from perfsuite.records.verdict import exit_code
 from perfsuite.report.summary import reason_text
 from perfsuite.stats.sequential import DEFAULT_MAX_PAIRS, LEAST_MAX_PAIRS
@@ -53,7 +52,7 @@ def bisect_commits(
     seed: DrawnSeed,
     json_file: JsonFile = None,
 ) -> None:
-    """Find the commit that made a benchmark slower: git bisect, with the gate's verdict of each.
+    """Find the commit that made a benchmark slower: bisection with the gate's verdict of each.
 
     The benchmark is the working tree's at every commit, so it may be younger than the slowdown.
     A commit that only counts or holds more memory is bad too, as in the gate.
@@ -70,7 +69,7 @@ def bisect_commits(
         bounds=bounds,
         budget=Budget(max_pairs=max_pairs, max_s=60 * max_minutes),
         seed=seed,
-        priors=read_noise(Path.cwd(), os.environ),
+        priors=read_priors(Path.cwd() / CALIBRATION_FILE, fingerprint_here()),
     )
     check_writable(json_file)
     result = bisect(request, say=say, machine=wait_for_machine())

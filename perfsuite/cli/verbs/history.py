@@ -116,7 +116,7 @@ def _show_all(stored: StoredHistory, smallest: float) -> list[CellHistory]:
 
 def _show_one(cell: str, stored: StoredHistory, smallest: float) -> CellHistory:
     one = stored.follow(cell, smallest=smallest)
-    host = stored.follow_host(smallest=smallest)
+    host = stored.follow(None, smallest=smallest)
     lines = [*_overview(one), *describe(one)]
     if host.changes or host.drift is not None:
         # A change of a cell beside one of these is the host's.

@@ -19,9 +19,7 @@ class Arm:
         top: Of its checkout, as far as that is compared; None is the tree.
         folder: Where its launches run; None is the tree.
         import_roots: Folders that come first on their module path.
-        pytest_arguments: What pytest is called with, paths included.
-        inherited: Variables that the user's own session was given.
-        environment: Variables that this arm alone has.
+        inherited: Variables that the user's own session was given; others the arm alone has.
         watched: Files and folders that its launches say whether they open.
         caches: Where its launches keep compiled code for one another; None keeps none.
     """
@@ -51,8 +49,7 @@ class CellRun:
     """What one launch measured of a cell.
 
     Attributes:
-        outcome: pytest's: "passed", "failed" or "skipped".
-        reason: Why it did not pass.
+        outcome: pytest's: "passed", "failed" or "skipped"; `reason` says why it did not pass.
         rounds_s: Seconds of an iteration, round by round; none where nothing was timed.
         record: What perfsuite kept of it, unchecked; None for a suite without perfsuite.
         alternated_s: Seconds from the first to the last turn, those of the other arm included; 0
@@ -86,12 +83,11 @@ class Suite:
         cells: What the markers of each cell set, unparsed.
         root: pytest's rootdir; `inifile` is its file, `pythonpath` and `python_files` ini values.
         broken: Why files and folders cannot be collected, by their names from the root.
-        shared: What git ignores and both arms may use, as head's configuration says.
         hidden: Tests that request the benchmark fixture only while they run.
-        paths: What pytest collects from, as it names them from the root.
-        named: Those of them that the user named.
+        shared: What git ignores and both arms may use, as head's configuration says.
+        paths: What pytest collects from, from the root; `named` are those that the user named.
         variables: Those of the environment that its code has set, None where it has removed one.
-        settings: What its configuration says of limit and tolerance, unparsed.
+        settings: What its configuration says of limit, tolerance and numerics change, unparsed.
     """
 
     cells: Mapping[str, Mapping[str, Any]]
@@ -121,11 +117,9 @@ class Launch:
     """One launch, as far as it has come.
 
     Attributes:
-        suite: What the arm has collected; None until it has.
+        suite: None until it is collected.
         takes_turns: Whether the arm's perfsuite, if it has one, can take turns.
-        cells: Those that were run.
         agreed: By cell, how its rounds were, which the other arm's must be too.
-        loaded: By all its processes.
         failure: Why something is missing; None of a whole launch.
         leaves_daemon: Whether it left a process outside its group, which was ended then.
     """
@@ -155,14 +149,11 @@ class PairPlan:
     """How one pair is run.
 
     Attributes:
-        number: Of the pair, from 1.
         first: The arm that runs the first round of each cell.
-        hash_seed: Of both interpreters.
         core: The processor that cells of one thread share.
         timeout_s: Without any message for so long, an arm is stuck.
         profiles: Whether to profile each cell once more after its rounds.
-        num_rounds: Rounds of a cell, where its test leaves that to the gate; of a cell that is not
-            in it as many as fit into a first launch.
+        num_rounds: Of a cell, where its test leaves that to the gate; else as fit a first launch.
         one_by_one: Cells that one arm runs after the other: memory has no room for both.
         is_apart: Whether one launch runs after the other: they want one port, file or daemon.
         agreed: Rounds of cells that the other arm has run before, where `is_apart`.

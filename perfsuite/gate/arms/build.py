@@ -14,10 +14,9 @@ _NUM_LOG_LINES = 20
 
 
 def find_interpreter(name: str) -> str:
-    """Return the absolute path of a program, since launches start in another folder.
+    """Return the absolute path of a program; raises a ValueError where there is none.
 
-    Raises a ValueError where there is no such program. It does not resolve a link: a virtual
-    environment is found by the path of its interpreter.
+    It does not resolve a link: a virtual environment is found by the path of its interpreter.
     """
     found = shutil.which(name)
     if found is None:
@@ -62,8 +61,9 @@ def build_base(
         background.end_all(process, f"{background.LOG}={log}")
     if changed := sorted({*before.items()} ^ {*_installed().items()}):
         names = dict.fromkeys(name.partition("-")[0] for name, _ in changed)
+        place = sysconfig.get_path("purelib")
         return (
-            f"the build of the base, '{command}', changed {', '.join(names)} in {_place()}, and "
+            f"the build of the base, '{command}', changed {', '.join(names)} in {place}, and "
             f"head runs with that too; repair it with 'pip install --no-deps --editable {root}', "
             "and have the build install into the folder that PERFSUITE_SITE names"
         )
@@ -73,15 +73,11 @@ def build_base(
     return None
 
 
-def _place() -> Path:
-    return Path(sysconfig.get_path("purelib"))
-
-
 def _installed() -> dict[str, int]:
     """When each distribution of this interpreter was installed, by the folder of its record."""
     return {
         path.name: path.stat().st_mtime_ns
-        for folder in {_place(), Path(sysconfig.get_path("platlib"))}
-        for path in folder.glob("*")
+        for folder in {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}
+        for path in Path(folder).glob("*")
         if path.suffix in (".dist-info", ".egg-info", ".egg-link")
     }

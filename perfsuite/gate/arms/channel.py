@@ -3,10 +3,7 @@
 Each line is a JSON object with a "kind"; "?" marks those that wait for an answer:
 
     hello {arm}                      first on each connection; a rank opens one of its own
-    collected {cells, broken, hidden, paths, named, variables, takes_turns, root, inifile,
-               pythonpath, python_files, shared} ?
-                                     the cells of the arm and what their markers say, and the rest
-                                     of its `Suite`
+    collected {cells, ...} ?         the fields of `Suite`, and takes_turns
                                      -> {"run": [names in order], "unpinned": [names]}
     enter {cell} ?                   is before a cell -> {} when it may be set up
     shape {iterations, iteration_s, first_s} ?  how long its rounds would be, and how many seconds
@@ -14,9 +11,7 @@ Each line is a JSON object with a "kind"; "?" marks those that wait for an answe
                                      -> {iterations, rounds} for both arms
     turn ?                           requests a turn -> {} when the other arm is blocked
     done                             the turn is over
-    left {cell, outcome, reason, rounds, record, profile} ?  -> {} when both arms have left it;
-                                     of a cell that took turns itself, also {turns_s, background_s,
-                                     outgrew_core}, which `CellRun` explains
+    left {cell, outcome, ...} ?      what `CellRun` has of it -> {} when both arms have left it
     finished                         the session is over
 """
 
@@ -46,7 +41,7 @@ from perfsuite.gate.arms.arm import (
     PairPlan,
     Suite,
 )
-from perfsuite.gate.arms.loaded import Loaded, LoadLogReader
+from perfsuite.gate.arms.loaded import LoadLogReader
 from perfsuite.gate.arms.num_rounds import agree_on_iterations, first_num_rounds
 from perfsuite.gate.arms.turns import Scheduler
 from perfsuite.system.gpus import open_clocks
@@ -60,14 +55,14 @@ _BUSY_PATIENCE = 10
 
 
 class Server:
-    """The socket, and what was received on it."""
+    """The socket, and what was received on it from the `processes` of both arms."""
 
     def __init__(self, arms: Sequence[Arm], plan: PairPlan, choose: Choose, path: Path) -> None:
         self.launches = {arm.name: Launch(arm=arm) for arm in arms}
         self._plan = plan
         self._choose = choose
         self._scheduler = Scheduler(list(self.launches), first=plan.first)
-        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self._selector = selectors.DefaultSelector()
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._listener.bind(str(path))
@@ -93,10 +88,6 @@ class Server:
         self._selector.close()
         self._open.close()
 
-    def watch(self, arm: str, process: subprocess.Popen[bytes]) -> None:
-        """Notice when the arm's process ends."""
-        self._processes[arm] = process
-
     def serve(self) -> None:
         """Answer until both launches have finished, or one cannot go on."""
         patience = Patience(self._plan.timeout_s, self._spent_s)
@@ -104,18 +95,20 @@ class Server:
             if self._receive(_LOOK_S):
                 patience.hear()
             self._notice_ends()
-            if (reason := patience.why_over()) is not None:
-                is_apart = self._plan.is_apart
-                self._give_up(f"{reason}, also without the other arm" if is_apart else reason)
-                return
-            if any(launch.failure for launch in self.launches.values()):
-                self._give_up(OTHER_ENDED)
+            reason = patience.why_over()
+            if reason is not None and self._plan.is_apart:
+                reason += ", also without the other arm"
+            elif reason is None and any(launch.failure for launch in self.launches.values()):
+                reason = OTHER_ENDED
+            if reason is not None:
+                for name in self.launches.keys() - self._finished:
+                    self.launches[name].failure = self.launches[name].failure or reason
                 return
 
     def _spent_s(self) -> float:
         """Seconds that processors have worked for the launches, ended children included."""
         total_s = 0.0
-        for process in self._processes.values():
+        for process in self.processes.values():
             with contextlib.suppress(psutil.NoSuchProcess):
                 root = psutil.Process(process.pid)
                 for one in (root, *root.children(recursive=True)):
@@ -141,7 +134,7 @@ class Server:
         return bool(ready)
 
     def _notice_ends(self) -> None:
-        codes = {name: process.poll() for name, process in self._processes.items()}
+        codes = {name: process.poll() for name, process in self.processes.items()}
         if any(codes[name] is not None for name in codes.keys() - self._finished):
             while self._receive(0):  # its last messages may have come meanwhile
                 pass
@@ -151,17 +144,12 @@ class Server:
                 self.launches[name].failure = f"its pytest ended early with {how}"
                 self._finish(name)
 
-    def _give_up(self, reason: str) -> None:
-        for name in self.launches.keys() - self._finished:
-            launch = self.launches[name]
-            launch.failure = launch.failure or reason
-
     def _handle(self, peer: _Peer, message: dict[str, Any]) -> None:
         kind = message["kind"]
         if kind == "hello":
             peer.arm = message["arm"]
             return
-        arm = peer.arm
+        arm, launch = peer.arm, self.launches[peer.arm]
         self._waiting[arm, kind] = peer.connection
         match kind:
             case "collected":
@@ -182,9 +170,9 @@ class Server:
             case "left":
                 self._take_cell(arm, message)
             case "finished":
-                self._read_loaded(arm)
-                if self.launches[arm].suite is None:
-                    self.launches[arm].failure = "its pytest ended before it had collected anything"
+                launch.loaded = self._logs[arm].read()
+                if launch.suite is None:
+                    launch.failure = "its pytest ended before it had collected anything"
                 self._finish(arm)
 
     def _take_suite(self, arm: str, message: dict[str, Any]) -> None:
@@ -200,13 +188,10 @@ class Server:
             answer = {"run": self._chosen, "unpinned": sorted(self._plan.unpinned)}
             self._answer("collected", suites, answer)
 
-    def _read_loaded(self, arm: str) -> Loaded:
-        """Read what an arm has loaded by now; it waits meanwhile, so its processes live."""
-        loaded = self.launches[arm].loaded = self._logs[arm].read()
-        return loaded
-
     def _take_cell(self, arm: str, message: dict[str, Any]) -> None:
         clocks_mhz, self._clocks_mhz[arm] = self._clocks_mhz[arm], []
+        # The arm waits meanwhile, so its processes live.
+        loaded = self.launches[arm].loaded = self._logs[arm].read()
         self.launches[arm].cells[message["cell"]] = CellRun(
             outcome=message["outcome"],
             reason=message["reason"],
@@ -217,7 +202,7 @@ class Server:
             turns_s=message.get("turns_s", 0.0),
             background_s=message.get("background_s", 0.0),
             outgrew_core=message.get("outgrew_core", False),
-            loaded=self._read_loaded(arm),
+            loaded=loaded,
             clocks_mhz=tuple(map(statistics.median, zip(*clocks_mhz, strict=False))),
         )
         self._answer("turn", self._scheduler.leave(arm))

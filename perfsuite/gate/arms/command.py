@@ -23,11 +23,9 @@ _PATH_ENDS = r"(?![^/:,;=\s])"
 
 @dataclass(frozen=True, kw_only=True)
 class Command:
-    """One call of pytest.
+    """One call of pytest, as it was typed less what is for the calling session alone.
 
-    Attributes:
-        arguments: As they were typed, less what is for the calling session alone.
-        environment: Before any code under test could change it.
+    Its environment is from before any code under test could change it.
     """
 
     folder: Path
@@ -40,13 +38,9 @@ class Command:
         cls, folder: Path, arguments: Iterable[str], environment: Mapping[str, str]
     ) -> Self:
         """Return the call that this interpreter was started for, in that environment."""
-        addopts = shlex.split(environment.get("PYTEST_ADDOPTS", ""))
-        kept = {
-            name: value
-            for name, value in environment.items()
-            if not (sys.flags.ignore_environment and name.startswith("PYTHON"))
-        }
-        if addopts:
+        hidden = "PYTHON" if sys.flags.ignore_environment else ()
+        kept = {name: value for name, value in environment.items() if not name.startswith(hidden)}
+        if addopts := shlex.split(environment.get("PYTEST_ADDOPTS", "")):
             kept["PYTEST_ADDOPTS"] = shlex.join(less_ours(addopts))
         return cls(
             folder=folder,
@@ -94,14 +88,12 @@ class Command:
         def lead(text: str) -> str:
             return pattern.sub(lambda _: str(to), text)
 
-        def lead_where_there(value: str) -> str:
-            led = [(part, lead(part)) for part in value.split(os.pathsep)]
-            return os.pathsep.join(new if Path(new).exists() else part for part, new in led)
-
-        environment = {
-            name: value if name == "HOME" else lead_where_there(value)
-            for name, value in self.environment.items()
-        }
+        environment = dict(self.environment)
+        for name in environment.keys() - {"HOME"}:
+            led = [(part, lead(part)) for part in environment[name].split(os.pathsep)]
+            environment[name] = os.pathsep.join(
+                new if Path(new).exists() else part for part, new in led
+            )
         if inner is not None:
             folder = to / inner
             environment["PWD"] = str(folder)
@@ -132,10 +124,8 @@ def less_ours(arguments: Iterable[str]) -> tuple[str, ...]:
 def interpreter_options(call: Sequence[str]) -> tuple[str, ...]:
     """Return the options of the interpreter in a call of it, as a launch can be given them.
 
-    >>> interpreter_options(["python", "-X", "dev", "-bWerror", "-m", "pytest", "-x"])
-    ('-X', 'dev', '-b', '-W', 'error')
-    >>> interpreter_options(["python", "-IOm", "pytest"])
-    ('-s', '-P', '-O')
+    >>> interpreter_options(["python", "-X", "dev", "-bWerror", "-IOm", "pytest", "-x"])
+    ('-X', 'dev', '-b', '-W', 'error', '-s', '-P', '-O')
     >>> interpreter_options(["python", "bin/pytest", "-x"])
     ()
     """

@@ -1,7 +1,4 @@
-"""Pairs of launches: one fresh pytest of each arm, alive together, taking turns round by round.
-
-Starts and ends the processes; `channel` has the messages between.
-"""
+"""Pairs of launches: one fresh pytest of each arm, alive together, taking turns round by round."""
 
 import contextlib
 import dataclasses
@@ -16,7 +13,7 @@ from pathlib import Path
 from perfsuite.errors import WriteError
 from perfsuite.gate.arms.arm import Arm, Choose, Launch, PairPlan, Suite
 from perfsuite.gate.arms.channel import Server
-from perfsuite.gate.arms.launched import bytecode, collected, load_log, turn_clock
+from perfsuite.gate.arms.launched import collected, load_log, turn_clock
 from perfsuite.system import background
 from perfsuite.units import format_bytes
 
@@ -25,7 +22,6 @@ _PLUGIN_NAME = "perfsuite_arm"
 _COPIED = {
     _PLUGIN_NAME: Path(load_log.__file__).with_name("arm_plugin.py"),
     "perfsuite_background": Path(background.__file__),
-    "perfsuite_bytecode": Path(bytecode.__file__),
     "perfsuite_collected": Path(collected.__file__),
     "perfsuite_turn_clock": Path(turn_clock.__file__),
     "sitecustomize": Path(load_log.__file__),
@@ -52,12 +48,18 @@ _CACHES = {
 @contextmanager
 def scratch_folder() -> Iterator[Path]:
     """Give a temporary folder that is gone afterwards, or swept once this process is dead."""
-    # The path of a Unix socket, of the ranks' too, has 108 characters at most (unix(7)).
-    with tempfile.TemporaryDirectory(
-        prefix=f"perfsuite-{os.getpid()}-pair-",
-        dir=None if len(tempfile.gettempdir()) <= _LONGEST_TEMPORARY_PATH else "/tmp",
-        ignore_cleanup_errors=True,
-    ) as folder:
+    try:
+        # The path of a Unix socket, of the ranks' too, has 108 characters at most (unix(7)).
+        made = tempfile.TemporaryDirectory(
+            prefix=f"perfsuite-{os.getpid()}-pair-",
+            dir=None if len(tempfile.gettempdir()) <= _LONGEST_TEMPORARY_PATH else "/tmp",
+            ignore_cleanup_errors=True,
+        )
+    except OSError as error:
+        raise WriteError(
+            f"cannot make a temporary folder for the session: {error.strerror or error}"
+        ) from error
+    with made as folder:
         yield Path(folder)
 
 
@@ -95,12 +97,11 @@ def launch_pair(arms: Sequence[Arm], plan: PairPlan, names: Sequence[str]) -> di
 def run_pair(
     arms: Sequence[Arm], plan: PairPlan, *, choose: Choose, scratch: Path
 ) -> dict[str, Launch]:
-    """Run one launch of each arm, and return the launches by the arm's name.
+    """Run one launch of each arm, and return the launches by the arm's name; no process stays.
 
     The arm that runs the first round starts first: what a launch meets in memory and on the cores
     depends on what was started just before it. `choose` returns the cells to run in both, in order,
-    from what each arm has collected. The socket, logs and temporary files go to `scratch`. Whatever
-    happens, no process stays.
+    from what each arm has collected. The socket, logs and temporary files go to `scratch`.
     """
     for name, source in _COPIED.items():
         shutil.copyfile(source, scratch / f"{name}.py")
@@ -111,11 +112,16 @@ def run_pair(
     ):
         for arm in sorted(arms, key=lambda arm: arm.name != plan.first):
             process = _process(server.launches[arm.name], plan, scratch)
-            server.watch(arm.name, processes.enter_context(process))
+            server.processes[arm.name] = processes.enter_context(process)
         server.serve()
     for name, launch in server.launches.items():
         if launch.failure is not None:
-            launch.failure += _last_lines(scratch / f"{name}.log") + _say_if_full(scratch)
+            lines = (scratch / f"{name}.log").read_text(errors="replace").splitlines()
+            free_bytes = shutil.disk_usage(scratch).free
+            if free_bytes < _ROOM_BYTES:  # for a message
+                free = f"{format_bytes(free_bytes)} left"
+                lines.append(f"the disk of {scratch.parent} is full: {free}")
+            launch.failure += "".join(f"\n  | {line}" for line in lines[-_NUM_LOG_LINES:])
     return server.launches
 
 
@@ -128,9 +134,14 @@ def _process(launch: Launch, plan: PairPlan, scratch: Path) -> Iterator[subproce
     (scratch / _FILES).write_bytes(os.fsencode("\n".join(plan.files)))
     variables = {**arm.inherited, **arm.environment}
     roots = [str(root) for root in (scratch, *arm.import_roots)]
+    # An empty value is none: the variable may be the user's.
+    caches = {"PYTHONDONTWRITEBYTECODE": "" if arm.caches else "1"}
+    if arm.caches is not None:
+        folder = arm.caches / arm.name
+        caches |= {name: str(folder / below) for name, below in _CACHES.items()}
     environment = {
         **variables,
-        **_cache_variables(arm),
+        **caches,
         "PYTHONPATH": os.pathsep.join(filter(None, [*roots, variables.get("PYTHONPATH")])),
         "PYTHONHASHSEED": str(plan.hash_seed),
         "TMPDIR": str(temporary),
@@ -162,24 +173,3 @@ def _process(launch: Launch, plan: PairPlan, scratch: Path) -> Iterator[subproce
         with contextlib.suppress(subprocess.TimeoutExpired):  # it may be finishing
             process.wait(_GRACE_S)
         launch.leaves_daemon = background.end_all(process, f"{background.LOG}={log_of_files}")
-
-
-def _cache_variables(arm: Arm) -> dict[str, str]:
-    if arm.caches is None:
-        return {"PYTHONDONTWRITEBYTECODE": "1"}
-    # An empty value is none: the variable may be the user's.
-    folders = {name: str(arm.caches / arm.name / folder) for name, folder in _CACHES.items()}
-    return {**folders, "PYTHONDONTWRITEBYTECODE": ""}
-
-
-def _say_if_full(folder: Path) -> str:
-    """Why a launch may have failed without a message: there was no room for one."""
-    free_bytes = shutil.disk_usage(folder).free
-    if free_bytes >= _ROOM_BYTES:
-        return ""
-    return f"\n  | the disk of {folder.parent} is full: {format_bytes(free_bytes)} left"
-
-
-def _last_lines(log: Path) -> str:
-    lines = log.read_text(errors="replace").splitlines()[-_NUM_LOG_LINES:]
-    return "".join(f"\n  | {line}" for line in lines)

@@ -15,8 +15,7 @@ class Loaded:
 
     Attributes:
         files: Python sources, compiled code, and the files that the launch watches.
-        recent: The files of processes that lived since the last reading, and of those that they
-            were forked from.
+        recent: Those of processes since the last reading, and of what they were forked from.
         silent: Commands whose process may have run Python but could not log what it loaded.
         shells: Commands of shells and their scripts, which may have started such a process.
     """

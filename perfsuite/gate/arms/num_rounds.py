@@ -24,15 +24,11 @@ _PART_OF_GAP = 1 / 3.5
 LEAST_PAIRS = 3
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class PairCost:
-    """The result of one pair for one cell, and what it cost.
+    """The result of one pair for one cell, and what it cost: seconds of a round of both, and else.
 
-    Attributes:
-        error: Standard error of the log ratio, by its rounds.
-        num_rounds: Of each arm.
-        round_s: Seconds of one round of both arms.
-        launch_s: Seconds of all that is no round.
+    The error is the standard error of the log ratio, by its rounds; each arm had so many.
     """
 
     log_ratio: float
@@ -43,10 +39,9 @@ class PairCost:
 
 
 def agree_on_iterations(num_iterations: Sequence[int], iteration_s: Sequence[float]) -> int:
-    """Return the iterations of a round, the same in all arms.
+    """Return the iterations of a round, the same in all arms, from what each would run by itself.
 
-    As many as the fastest arm needs, unless the slowest would take far too long over them. Both
-    arguments are of the arms in one order: what each would run by itself, and seconds of one.
+    As many as the fastest arm needs, unless the slowest would take far too long over them.
 
     >>> agree_on_iterations([10, 20], [0.001, 0.0005])
     20
@@ -61,10 +56,8 @@ def agree_on_iterations(num_iterations: Sequence[int], iteration_s: Sequence[flo
 def first_num_rounds(round_s: float, launch_s: float) -> int:
     """Return how many rounds of one arm a first launch is given, in `launch_s` together.
 
-    >>> first_num_rounds(0.010, 1.0), first_num_rounds(0.5, 1.0), first_num_rounds(0.0001, 1.0)
-    (100, 20, 1000)
-    >>> first_num_rounds(1.0, 1.0), first_num_rounds(30.0, 1.0)
-    (10, 5)
+    >>> [first_num_rounds(round_s, 1.0) for round_s in (0.0001, 0.010, 0.5, 1.0, 30.0)]
+    [1000, 100, 20, 10, 5]
     """
     return _within(launch_s / round_s, _MOST_ROUNDS, round_s)
 
@@ -72,22 +65,25 @@ def first_num_rounds(round_s: float, launch_s: float) -> int:
 def plan_num_rounds(pairs: Sequence[PairCost], *, tolerance: float, limit: float) -> int:
     """Return how many rounds the next launch is given.
 
-    As many as make four pairs enough, if rounds can do that at all: they cannot lower the noise of
-    launches. Never more than the split of time between launches and rounds with the least variance
-    for its cost, sd of a round / sd of a launch * sqrt(cost of a launch / cost of a round)
-    (Kalibera and Jones 2013, "Rigorous Benchmarking in Reasonable Time", section 8). Until three
-    pairs show what launches vary by, rounds take no longer than what is paid beside them.
+    As many as make four pairs enough, if rounds can do that at all. Never more than the split of
+    time between launches and rounds with the least variance for its cost, sd of a round / sd of a
+    launch * sqrt(cost of a launch / cost of a round) (Kalibera and Jones 2013, "Rigorous
+    Benchmarking in Reasonable Time", section 8). Until three pairs show what launches vary by,
+    rounds take no longer than what is paid beside them.
 
     >>> pair = PairCost(log_ratio=0.0, error=0.02, num_rounds=50, round_s=0.02, launch_s=5.0)
     >>> plan_num_rounds([pair] * 3, tolerance=0.02, limit=0.05)  # (0.141 / 0.00828)^2 = 292: 3 s
     292
-    >>> plan_num_rounds([pair], tolerance=0.02, limit=0.05)  # 5 s
-    250
     """
     round_variance = statistics.median([pair.error**2 * pair.num_rounds for pair in pairs])
     round_s = statistics.median([pair.round_s for pair in pairs])
     launch_s = statistics.median([pair.launch_s for pair in pairs])
-    launch_variance = _launch_variance(pairs)
+    # What the results of pairs vary by beyond the error that their rounds explain.
+    launch_variance = 0.0
+    if len(pairs) >= LEAST_PAIRS:
+        spread = statistics.variance([pair.log_ratio for pair in pairs])
+        explained = statistics.median([pair.error**2 for pair in pairs])
+        launch_variance = max(0.0, spread - explained)
     target = ((math.log1p(limit) - math.log1p(tolerance)) * _PART_OF_GAP) ** 2
     num_rounds = (
         round_variance / (target - launch_variance) if target > launch_variance else math.inf
@@ -99,14 +95,6 @@ def plan_num_rounds(pairs: Sequence[PairCost], *, tolerance: float, limit: float
         num_rounds = min(num_rounds, split)
     # A round of both arms has one of each.
     return _within(num_rounds, min(_MOST_ROUNDS, 2 * _MOST_S / round_s), round_s / 2)
-
-
-def _launch_variance(pairs: Sequence[PairCost]) -> float:
-    """What the results of pairs vary by beyond the error that their rounds explain."""
-    if len(pairs) < LEAST_PAIRS:
-        return 0.0
-    spread = statistics.variance([pair.log_ratio for pair in pairs])
-    return max(0.0, spread - statistics.median([pair.error**2 for pair in pairs]))
 
 
 def _within(num_rounds: float, most: float, round_s: float) -> int:

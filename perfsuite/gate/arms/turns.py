@@ -1,7 +1,4 @@
-"""Whose turn it is: two arms share cores, and one runs while the other is blocked.
-
-A pure state machine over the names of arms.
-"""
+"""Whose turn it is: two arms share cores, and one runs while the other is blocked."""
 
 from collections.abc import Sequence
 
@@ -10,9 +7,9 @@ class Scheduler:
     """Grants turns within a cell, in the order A B B A A B B A, and keeps the arms in one cell.
 
     An arm that requests a turn waits until the other requests one too, or has left the cell: what
-    an arm does before its first turn would otherwise disturb what the other times. An arm that has
-    left a cell waits for the other at a barrier. Where memory has no room for two, one arm enters
-    the cell after the other. By default a method returns the arms whose turn begins now.
+    an arm does before its first turn would otherwise disturb what the other times. Where memory has
+    no room for two, one arm enters the cell after the other. By default a method returns the arms
+    whose turn begins now.
     """
 
     def __init__(self, arms: Sequence[str], *, first: str) -> None:

@@ -1,20 +1,21 @@
 """Reviewed exceptions: the entries of `baselines/accepted.toml`.
 
-Each names a cell, what is accepted of it, why, and until when. A gate heeds those that the change
-itself brings; the merge of the change spends them.
+A gate heeds those that the change itself brings; the merge of the change spends them.
 """
 
 from __future__ import annotations
 
 import datetime
+import itertools
 import math
 import re
 import tomllib
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
+from typing import TYPE_CHECKING, Final, Literal, TypeVar
 
 import msgspec
 
@@ -26,7 +27,6 @@ from perfsuite.units import format_ratio, parse_ratio, parse_seconds
 
 if TYPE_CHECKING:
     from tomlkit import TOMLDocument
-    from tomlkit.items import AoT
 
 # Five thousand exceptions of 200 characters each: more than people review.
 _MAX_FILE_BYTES = 2**20
@@ -38,7 +38,8 @@ _ALLOWED = (
 )
 # In place of a cell's name: every cell.
 EVERY_CELL: Final = "*"
-_HEADER = re.compile(rb"^[ \t]*\[\[[ \t]*accepted[ \t]*\]\]", re.MULTILINE)
+# With the comments right above.
+_HEADER = re.compile(rb"^(?:[ \t]*#.*\n)*[ \t]*\[\[[ \t]*accepted[ \t]*\]\]", re.MULTILINE)
 
 
 class _Entry(
@@ -153,11 +154,11 @@ class Accepted:
 
     def removal(self, cell: str) -> Removal | None:
         """Return what says that the base's cell is gone on purpose."""
-        return next(iter(self._of(cell, Removal)), None)
+        return next(self._of(cell, Removal), None)
 
     def rename_of(self, cell: str) -> Rename | None:
         """Return what gives the base's cell another name."""
-        return next(iter(self._of(cell, Rename)), None)
+        return next(self._of(cell, Rename), None)
 
     def name_in_base(self, cell: str) -> str:
         """Return the base's name of head's cell."""
@@ -175,18 +176,17 @@ class Accepted:
 
     def loosenings(self, cell: str) -> tuple[Loosening, ...]:
         """Return what lets the cell be judged by looser limits than the base's."""
-        return self._of(cell, Loosening)
+        return tuple(self._of(cell, Loosening))
 
-    def _of(self, cell: str, kind: type[_Kind]) -> tuple[_Kind, ...]:
+    def _of(self, cell: str, kind: type[_Kind]) -> Iterator[_Kind]:
         entries = (entry for entry in self.entries if isinstance(entry, kind))
-        return tuple(entry for entry in entries if entry.cell in (cell, EVERY_CELL))
+        return (entry for entry in entries if entry.cell in (cell, EVERY_CELL))
 
 
 def read_accepted(path: Path, today: datetime.date) -> Accepted:
-    """Return all exceptions of a file; none where there is no file.
+    """Return all exceptions of a file, which need not exist; each holds on the day it expires, too.
 
-    An entry holds up to and on the day that it expires. Raises a SettingError that names the file,
-    the line and the field where the file is not such a list.
+    Raises a SettingError with file, line and field where it is not such a list.
     """
     return _accept(_parse(path, _read(path)), today)
 
@@ -201,19 +201,16 @@ def read_brought(path: Path, base: bytes, today: datetime.date) -> Accepted:
         listed = Counter(_parse(path, base))
     except SettingError:
         listed = Counter(entries)
-    brought: list[Entry] = []
-    spent: list[Entry] = []
-    for entry in entries:
-        (spent if listed[entry] else brought).append(entry)
-        listed[entry] -= bool(listed[entry])
-    found = _accept(brought, today)
-    return Accepted(entries=found.entries, expired=found.expired, spent=tuple(spent))
+    return _accept(Counter(entries) - listed, today, Counter(entries) & listed)
 
 
-def _accept(entries: Sequence[Entry], today: datetime.date) -> Accepted:
+def _accept(
+    entries: Iterable[Entry], today: datetime.date, spent: Iterable[Entry] = ()
+) -> Accepted:
     return Accepted(
         entries=tuple(entry for entry in entries if entry.expires >= today),
         expired=tuple(entry for entry in entries if entry.expires < today),
+        spent=tuple(spent),
     )
 
 
@@ -239,8 +236,7 @@ def in_words(entry: Entry) -> str:
 def append_entry(path: Path, entry: Entry) -> None:
     """Add an exception to a file; comments and formatting stay as people wrote them.
 
-    Raises a SettingError where the file is not a list of exceptions or the entry cannot be written
-    as text, a WriteError where the file cannot be written.
+    Raises a SettingError for another file or an entry that is no text, and a WriteError.
     """
     import tomlkit  # here, because sessions only read
     from tomlkit.items import Array
@@ -248,14 +244,9 @@ def append_entry(path: Path, entry: Entry) -> None:
     data = _read(path)
     entries = _parse(path, data)
     plain = msgspec.to_builtins(entry, builtin_types=(datetime.date,))
-    last = ("reason", "expires")
-    order = (
-        "cell",
-        "kind",
-        *(name for name in plain if name not in ("cell", "kind", *last)),
-        *last,
-    )
+    order = dict.fromkeys(("cell", "kind", *plain))
     fields = {name: plain[name] for name in order if plain[name] is not None}
+    fields |= {name: fields.pop(name) for name in ("reason", "expires")}
     document = _parse_formatted(path, data)
     inline = document.get("accepted")
     if isinstance(inline, Array):
@@ -275,28 +266,24 @@ def append_entry(path: Path, entry: Entry) -> None:
 
 
 def prune(path: Path, today: datetime.date) -> tuple[Entry, ...]:
-    """Remove the expired exceptions of a file with the comments right above; return them.
-
-    Raises as `append_entry`.
-    """
-    from tomlkit.items import AoT, Array
-
+    """Remove the expired exceptions of a file with the comments right above; return them."""
     data = _read(path)
     entries = _parse(path, data)
     expired = tuple(entry for entry in entries if entry.expires < today)
-    if expired:
+    if not expired:
+        return ()
+    is_kept = [entry not in expired for entry in entries]
+    starts = [header.start() for header in _HEADER.finditer(data)]
+    if len(starts) == len(entries):
+        tables = (data[start:end] for start, end in pairwise([*starts, len(data)]))
+        edited = data[: starts[0]] + b"".join(itertools.compress(tables, is_kept))
+    else:
         document = _parse_formatted(path, data)
-        listed = document["accepted"]
-        if isinstance(listed, AoT):
-            _attach_comments(document, listed)
-        assert isinstance(listed, AoT | Array)
         for index in reversed(range(len(entries))):
-            if entries[index] in expired:
-                del listed[index]
-        if not listed:
-            del document["accepted"]
-        kept = tuple(entry for entry in entries if entry not in expired)
-        _write(path, document.as_string().encode(), kept)
+            if not is_kept[index]:
+                document["accepted"].pop(index)  # an inline list
+        edited = document.as_string().encode()
+    _write(path, edited, tuple(itertools.compress(entries, is_kept)))
     return expired
 
 
@@ -320,21 +307,6 @@ def _not_editable(path: Path) -> SettingError:
     return SettingError(f"{path} cannot be edited without a change of its meaning; edit it by hand")
 
 
-def _attach_comments(document: TOMLDocument, tables: AoT) -> None:
-    """Make the comment right above a table part of it; tomlkit has it in the table before."""
-    from tomlkit.items import Comment, Null
-
-    place = next(at for at, (_, item) in enumerate(document.body) if item is tables)
-    bodies = [(document.body, place), *((one.value.body, len(one.value.body)) for one in tables)]
-    for table, (body, end) in zip(tables, bodies, strict=False):
-        start = end
-        while start and isinstance(body[start - 1][1], Comment):
-            start -= 1
-        comment = "".join(item.as_string() for _, item in body[start:end])
-        table.trivia.indent = comment + table.trivia.indent
-        body[start:end] = [(None, Null())] * (end - start)
-
-
 def _read(path: Path) -> bytes:
     try:
         return read_untrusted(path, max_bytes=_MAX_FILE_BYTES)
@@ -354,17 +326,14 @@ def _parse(path: Path, data: bytes) -> tuple[Entry, ...]:
     if document or not isinstance(tables, list):
         name = next(iter(document), "accepted")
         raise SettingError(f"{path} has {name!r} at its top; {_ALLOWED}")
-    return tuple(_convert(path, data, number, table) for number, table in enumerate(tables))
-
-
-def _convert(path: Path, data: bytes, index: int, table: Any) -> Entry:
-    try:
-        entry: Entry = msgspec.convert(table, Entry)
-    except msgspec.ValidationError as error:
-        headers = list(_HEADER.finditer(data))
-        place = f"entry {index + 1}"
-        if index < len(headers):  # an inline list has no headers
-            line_number = 1 + data.count(b"\n", 0, headers[index].start())
-            place += f" (line {line_number})"
-        raise SettingError(printable(f"{path}: {place}: {error}; {_ALLOWED}")) from error
-    return entry
+    entries: list[Entry] = []
+    for table in tables:
+        try:
+            entries.append(msgspec.convert(table, Entry))
+        except msgspec.ValidationError as error:
+            place, headers = f"entry {len(entries) + 1}", [*_HEADER.finditer(data)]
+            if len(entries) < len(headers):  # an inline list has no headers
+                above = data[: headers[len(entries)].end()]
+                place += f" (line {len(above.splitlines())})"
+            raise SettingError(printable(f"{path}: {place}: {error}; {_ALLOWED}")) from error
+    return tuple(entries)

@@ -1,7 +1,4 @@
-"""What a cell is beside the code under test: a digest of its benchmark files, recipe and workload.
-
-A stored time is of the same cell only where the digest is the same.
-"""
+"""A digest of what a cell is beside the code under test: benchmark files, recipe and workload."""
 
 import hashlib
 import json
@@ -18,11 +15,7 @@ _NUM_DIGITS = 16
 
 
 class CellDigests:
-    """The digests of a session's cells.
-
-    `root` is pytest's, `paths` are the benchmark files and folders that the session runs, and
-    `python_files` pytest's ini value: patterns of the names of test files.
-    """
+    """The digests of a session's cells, from pytest's root, paths and ini value `python_files`."""
 
     def __init__(self, root: Path, paths: Sequence[Path], python_files: Sequence[str]) -> None:
         top = find_top(root) or root.resolve()
@@ -31,10 +24,7 @@ class CellDigests:
         self._digest_of_file = cache(self._digest_files)
 
     def of(self, cell: str, record: Mapping[str, Any]) -> str | None:
-        """Return the digest of a cell; None where its files are not known.
-
-        `record` is what perfsuite keeps of the cell: empty for a plain benchmark.
-        """
+        """Return the digest of a cell, given its record; None where its files are not known."""
         try:
             files = self._digest_of_file(cell.partition("::")[0])
         except (PerfsuiteError, OSError):  # the session says why, where it needs the files

@@ -1,7 +1,4 @@
-"""How long tests took according to stored runs: a session is cut into shards by it.
-
-Every runner has to come to the same answer, so nothing depends on the machine that it runs on.
-"""
+"""How long tests took according to stored runs: every runner has to find the same for shards."""
 
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -35,13 +32,11 @@ def read_durations(
 ) -> Durations:
     """Return how long tests took the last time that they were measured, on any machine.
 
-    `source` is a folder of stored runs, or one of them; None where they are stored elsewhere. Runs
-    of the commit `but_of` do not count. Raises StorageError where the folder cannot be listed.
+    `source` is a folder of stored runs, a StorageError where it cannot be listed, or one of them.
+    Runs of the commit `but_of` do not count.
     """
     seconds: dict[str, float | None] = dict.fromkeys(names)
-    unknown = set(seconds)
-    num_runs = 0
-    refused = []
+    unknown, num_runs, refused = set(seconds), 0, []
     newest_first: list[AnyPath] = []
     if source is not None:
         is_run = not source.is_dir() if isinstance(source, Path) else source.name.endswith(".json")

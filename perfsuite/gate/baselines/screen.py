@@ -55,7 +55,6 @@ class Candidate:
     Attributes:
         median_s: Median of its rounds, in seconds per iteration.
         fingerprint: The environment that its ranks found, None where it is not known.
-        tolerance: The slowdown that is tolerated, 0.02 = 2 %.
         num_samples: Of a step; None where the cell runs no steps.
         digest: Of its benchmark files, recipe and workload; None where they are not known.
     """
@@ -175,7 +174,7 @@ def why_unfit(history: Sequence[StoredRun], probe_s: Mapping[str, float] | None)
 
 
 def _sessions_of(cell: Candidate, history: Sequence[StoredRun]) -> list[StoredRun]:
-    """Return the last sessions of the cell, since its last change of level, intended or not."""
+    """The last sessions of the cell, since its last change of level, intended or not."""
     sessions: list[StoredRun] = []
     for run in reversed(history):
         stored = run.cells.get(cell.fullname)

@@ -3,7 +3,7 @@
 import math
 import os
 import uuid
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
 from fractions import Fraction
@@ -15,7 +15,7 @@ from pytest_benchmark.utils import get_machine_id
 
 from perfsuite.errors import SettingError, StorageError, WriteError
 from perfsuite.gate.git.find_base import find_trunk
-from perfsuite.gate.git.repository import Base, changed_files, find_top, is_in_history
+from perfsuite.gate.git.repository import changed_files, find_top, is_in_history
 from perfsuite.records import run_file
 from perfsuite.records.run_file import RunHead, StoredRun, Unusable
 from perfsuite.system.files import sync_folder, written_beside
@@ -37,43 +37,26 @@ class Choice:
 
 
 class TrunkRules(TypedDict, total=False):
-    """Which runs belong to a history.
+    """Which runs belong to a history: their commit is in it, and no change brings them itself.
 
-    Attributes:
-        is_in_history: Whether a commit is in it; absent outside of git, where all runs count.
-        is_proposed: Whether a run comes with the commits that are judged.
+    Outside of git there are no rules, and all runs count.
     """
 
     is_in_history: Callable[[str], bool]
     is_proposed: Callable[[AnyPath], bool]
 
 
-def trunk_rules(
-    folder: Path, storage: AnyPath, history: Container[str] | None = None
-) -> TrunkRules:
-    """Return the rules for a change that begins in `folder`.
-
-    In a git checkout runs must be of the upstream's default branch, as far as HEAD has it.
-    `history` are the commits of that branch; without them git looks at each commit.
-    """
+def trunk_rules(folder: Path, storage: AnyPath) -> TrunkRules:
+    """Return the rules for a change in `folder`: the upstream's branch, as far as HEAD has it."""
     root = find_top(folder)
     if root is None:
         return {}
     trunk = find_trunk(root)
 
     def is_of_trunk(commit: str) -> bool:
-        if history is not None:
-            return commit in history
         return trunk is not None and is_in_history(root, commit, trunk)
 
     return TrunkRules(is_in_history=is_of_trunk, is_proposed=find_proposed(root, storage, trunk))
-
-
-def base_rules(root: Path, storage: AnyPath, base: Base, lineage: Container[str]) -> TrunkRules:
-    """Return the rules for a change that is compared with a base, which has this lineage."""
-    return TrunkRules(
-        is_in_history=lineage.__contains__, is_proposed=find_proposed(root, storage, base.revision)
-    )
 
 
 def choose_runs(
@@ -86,8 +69,7 @@ def choose_runs(
 ) -> Choice:
     """Return the runs that `sift_runs` finds, sorted, and why each other one is refused.
 
-    The newest `max_sessions` are enough; older runs are neither used nor refused. A run of one of
-    four shards is a quarter of a session.
+    The newest `max_sessions` are enough. A run of one of four shards is a quarter of a session.
     """
     usable: list[StoredRun] = []
     refused: list[Unusable] = []
@@ -97,8 +79,8 @@ def choose_runs(
             refused.append(run)
             continue
         usable.append(run)
-        shard = None if run.stamp is None else run.stamp.shard
-        num_sessions += Fraction(1, 1 if shard is None else shard.num_shards)
+        shard = run.stamp.shard if run.stamp else None
+        num_sessions += Fraction(1, shard.num_shards if shard else 1)
         if num_sessions >= max_sessions:
             break
     return Choice(
@@ -112,11 +94,9 @@ def sift_runs(
 ) -> Iterator[StoredRun | Unusable]:
     """Yield each stored run to compare with, or why it is refused: the newest first, read lazily.
 
-    Files that hold no run come before all others. `storage` is that of `--benchmark-storage`, and
-    `selector` the value of `--benchmark-compare`: True for every run, else a number, a glob or a
-    path, as pytest-benchmark understands them, or a file's URL. `fingerprint` is the environment of
-    this session; `rules` are those of `trunk_rules`, outside of git none. Raises a SettingError for
-    an invalid selector, a StorageError where the storage cannot be listed.
+    Files that hold no run come first. `selector` is the value of `--benchmark-compare`: True for
+    every run, else a number, a glob or a path, as pytest-benchmark has them, or a URL. Raises a
+    SettingError for an invalid one, a StorageError where the storage cannot be listed.
     """
     files = find_runs(storage, selector)
     if not files:
@@ -259,33 +239,23 @@ def _why_refused(
 
 
 def save_run(folder: AnyPath, name: str, data: bytes) -> AnyPath:
-    """Save a run under the next free number, even beside other savers, and return where.
-
-    Raises a WriteError where it cannot be saved; nothing half-written stays.
-    """
+    """Save a run under the next free number and return where; raises a WriteError."""
     try:
         if isinstance(folder, RemotePath):
-            return _save_remotely(folder, name, data)
-        return _save_locally(folder, name, data)
+            remote = _take_number(folder, name, lambda path: path.create(data))
+            if remote.refuses(data):
+                return remote
+            # The server lets others write over it, so it is saved again under a name that is drawn
+            # once. The file under the first name may be another session's by now: it stays.
+            drawn = f"{name}-{uuid.uuid4().hex}"
+            return _take_number(folder, drawn, lambda path: path.create(data))
+        with written_beside(folder / f"NNNN_{name}.json", data) as beside:
+            # Unlike a rename a link fails where the name is taken.
+            path = _take_number(folder, name, lambda path: os.link(beside, path))
+            sync_folder(folder)
+            return path
     except OSError as error:
         raise WriteError(f"cannot save {folder}/NNNN_{name}.json: {error.strerror}") from error
-
-
-def _save_locally(folder: Path, name: str, data: bytes) -> Path:
-    with written_beside(folder / f"NNNN_{name}.json", data) as beside:
-        # Unlike a rename a link fails where the name is taken.
-        path = _take_number(folder, name, lambda path: os.link(beside, path))
-        sync_folder(folder)
-        return path
-
-
-def _save_remotely(folder: RemotePath, name: str, data: bytes) -> RemotePath:
-    path = _take_number(folder, name, lambda path: path.create(data))
-    if path.refuses(data):
-        return path
-    # The server lets others write over it, so it is saved again under a name that is drawn once.
-    # The file under the first name may be another session's by now: it stays.
-    return _take_number(folder, f"{name}-{uuid.uuid4().hex}", lambda path: path.create(data))
 
 
 def _take_number(folder: _Folder, name: str, create: Callable[[_Folder], None]) -> _Folder:
@@ -310,10 +280,7 @@ def remove_run(path: AnyPath) -> None:
 
 
 def find_proposed(root: Path, storage: AnyPath, trunk: str | None) -> Callable[[AnyPath], bool]:
-    """Return whether a stored run comes with the commits since `trunk`, as a function.
-
-    Behind a URL nothing comes with a commit, and without a trunk nothing is proposed.
-    """
+    """Return whether a stored run comes with the commits since `trunk`, as a function."""
     if trunk is None or not isinstance(storage, Path):
         return lambda path: False
     changed = changed_files(root, trunk, storage.resolve())

@@ -1,8 +1,4 @@
-"""What stored runs say of a cell: of its counts exactly, of its time where that is clear.
-
-These two steps of the gate cost nothing but the session's own measurement. They fail no cell: what
-they do not let pass goes to pairs.
-"""
+"""What stored runs say of a cell, which fails none: its counts exactly, its time where clear."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,7 +8,7 @@ from typing import Literal
 
 from perfsuite.errors import StorageError
 from perfsuite.gate.baselines.screen import MIN_SESSIONS, NUM_SEARCHED, Candidate, Screener
-from perfsuite.gate.baselines.select import base_rules, choose_runs
+from perfsuite.gate.baselines.select import choose_runs, find_proposed
 from perfsuite.gate.git.changes import is_code_changed
 from perfsuite.gate.git.find_base import read_lineage
 from perfsuite.gate.git.repository import Base
@@ -29,7 +25,6 @@ class History:
 
     Attributes:
         runs: Usable ones of this environment, that of the newest commit last.
-        refused: Why each other stored run is not among them.
         probe: Measures the host when the first cell is screened.
         behind: How many commits each commit of the runs lies behind the base.
         is_of_base: Whether a commit has the base's code.
@@ -66,10 +61,7 @@ class History:
         policy: CellPolicy,
         say: Callable[[str], None],
     ) -> str | None:
-        """Return which counts grew against the base's own run, in words; None where none did.
-
-        A decrease calls for a new stored run, or the count may grow again. `say` shows a line.
-        """
+        """Return which counts grew against the base's own run, in words; None where none did."""
         own = self._find_own(name)
         if own is None or own.cells[name].num_samples != num_samples:
             return None
@@ -124,8 +116,7 @@ def read_history(
     """Return the stored runs of the base and this environment, as many as are needed.
 
     `storage` is None for a place that only pytest-benchmark reads; `selector` is the value of
-    `--benchmark-compare`; `base` is None where there is none in git. Raises a SettingError for an
-    invalid selector.
+    `--benchmark-compare`, a SettingError where it is invalid.
     """
     if base is None or storage is None:
         why = "the runs in Elasticsearch, which only pytest-benchmark reads"
@@ -135,8 +126,14 @@ def read_history(
     revision, behind = base.revision, read_lineage(root, base.revision)
     runs: Sequence[StoredRun] = ()
     try:
-        rules = base_rules(root, storage, base, behind)
-        chosen = choose_runs(storage, selector, fingerprint, **rules, max_sessions=NUM_SEARCHED)
+        chosen = choose_runs(
+            storage,
+            selector,
+            fingerprint,
+            is_in_history=behind.__contains__,
+            is_proposed=find_proposed(root, storage, revision),
+            max_sessions=NUM_SEARCHED,
+        )
         refused = tuple(map(str, chosen.refused))
         runs = sorted(chosen.usable, key=lambda run: -behind[run.commit or ""])  # then by time
     except StorageError as error:

@@ -4,12 +4,12 @@ import filecmp
 import os
 import re
 import stat
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePath
 
 from perfsuite.gate.git.command import output
-from perfsuite.gate.git.repository import find_top, working_files
+from perfsuite.gate.git.repository import find_top, listed_files, working_files
 
 # Documentation touches no cell: texts and these folders at the top of a checkout, and a text with
 # one of these names anywhere. Another text in a package may be a page that the package shows.
@@ -63,7 +63,7 @@ def is_record(path: PurePath) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class Uncommitted:
-    """What git says of a tree beside HEAD: whether a cell could load any of it."""
+    """Whether a tree differs from HEAD, and in what a cell could load."""
 
     is_dirty: bool
     is_clean: bool
@@ -82,10 +82,9 @@ def uncommitted_files(
 ) -> Iterator[tuple[Path, bool]]:
     """Yield each file that differs from HEAD, and whether a cell could load it.
 
-    A tracked file counts unless it is documentation or a record. A file that git neither tracks nor
-    ignores counts where it can be imported, lies in `root` or one of the `folders`, and neither a
-    virtual environment nor a session left it: with one such file, a commit would be compared with
-    itself. `outputs` are files that this session writes.
+    A tracked file counts unless it is documentation or a record. An unknown one that git does not
+    ignore counts where it can be imported, lies in `root` or one of the `folders`, and no virtual
+    environment or session left it. `outputs` are files that this session writes.
     """
     arguments = ("status", "--porcelain=v1", "-z", "--untracked-files=all", "--no-renames")
     top, root = top.resolve(), root.resolve()
@@ -117,10 +116,8 @@ def is_code_changed(root: Path, old: str, new: str) -> bool:
 class Changes:
     """How head's tree differs from the base's; paths from the top.
 
-    Attributes:
-        documents: Documentation and records.
-        modules: Python modules that head added or modified.
-        others: All else: what only the base has, data, configuration, compiled code, its sources.
+    Python modules are those that head added or modified. Others are all else: what only the base
+    has, data, configuration, compiled code, its sources.
     """
 
     documents: tuple[Path, ...]
@@ -129,12 +126,9 @@ class Changes:
 
 
 def compare_trees(
-    top: Path, root: Path, files: Collection[Path], base_top: Path, base_files: Collection[Path]
+    top: Path, root: Path, files: Iterable[Path], base_top: Path, base_files: Iterable[Path]
 ) -> Changes:
-    """Return how the files of head's tree differ from those of the base's, byte by byte.
-
-    `root` is pytest's. The files are those that count as the tree's, relative to its top.
-    """
+    """Return how head's tree differs from the base's, byte by byte, in those files."""
     changed: dict[str, list[Path]] = {"documents": [], "modules": [], "others": []}
     for path in sorted({*files, *base_files}):
         if _are_equal(top / path, base_top / path):
@@ -149,12 +143,8 @@ def compare_trees(
 
 
 def tree_files(top: Path, root: Path, outputs: Sequence[Path]) -> list[Path]:
-    """Return the files of a checkout that a cell could load, relative to its top.
-
-    Tracked ones, and those that git neither tracks nor ignores and no session left.
-    """
-    listed = output(top, "ls-files", "-z", "--others", "--exclude-standard", "--", ".")
-    unknown = {Path(os.fsdecode(name)) for name in listed.split(b"\0") if name}
+    """Return the files of a checkout that a cell could load, from its top: no session left them."""
+    unknown = listed_files(top, "--others", "--exclude-standard", "--", ".")
     is_sessions = _of_sessions(root, outputs)
     left = {
         path

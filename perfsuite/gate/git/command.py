@@ -1,8 +1,4 @@
-"""Runs git: without a shell, a hook, a prompt, a pager or a lock.
-
-Never on another repository than the folder's own: variables of a hook's environment that name
-another one are not passed on.
-"""
+"""Runs git on a folder's own repository: without a shell, a hook, a prompt, a pager or a lock."""
 
 import os
 import subprocess
@@ -86,7 +82,7 @@ def complaint_of(ended: subprocess.CompletedProcess[bytes]) -> str:
 def find_commit(root: Path, name: str) -> str | None:
     """Return the full name of the commit of a branch, a tag or a commit's name; None if none.
 
-    Raises a SettingError for a name that begins as options do: no advice could name it for git.
+    Raises a SettingError for a name that begins as options do.
     """
     if name.startswith("-"):
         raise SettingError(
@@ -101,10 +97,7 @@ def find_commit(root: Path, name: str) -> str | None:
 
 
 def file_at(folder: Path, commit: str, path: Path) -> bytes | None:
-    """Return a file as it is at a commit, by its path from `folder`; None where there is none.
-
-    Of a link it is where it leads. Raises a PerfsuiteError where git cannot tell.
-    """
+    """Return a file as it is at a commit, or where a link leads; None where there is none."""
     if not output(folder, "ls-tree", "-z", commit, "--", os.fspath(path)):
         return None
     return output(folder, "cat-file", "blob", f"{commit}:./{path}")

@@ -1,7 +1,4 @@
-"""What a worktree of the base lacks: submodules, git-lfs files, and files that head shares with it.
-
-Nothing is fetched: head's files serve where both commits have the same.
-"""
+"""What a worktree of the base lacks: submodules, git-lfs files, and what head shares with it."""
 
 import hashlib
 from collections.abc import Sequence
@@ -16,33 +13,31 @@ _COMPILED = (".so", ".pyd", ".dylib", ".dll", ".a", ".o")
 
 
 def copy_same_files(head: Path, tree: Path) -> None:
-    """Copy submodules and git-lfs files of the checkout `head` that the base's tree has too.
-
-    Those that head has at another commit, has changed or has not are left as they are.
-    """
+    """Copy submodules and git-lfs files that `head` has, unchanged, as the base's commit."""
     ours = repository.submodules(head)
     for path, commit in repository.submodules(tree).items():
         files = repository.files_of_commit(head / path, commit) if path in ours else None
         for file in files or ():
             copy_file(head, tree, path / file)
     for path in lfs_pointers(tree):
-        if (head / path).is_file() and _digest(head / path) in (tree / path).read_bytes():
-            copy_file(head, tree, path)
-
-
-def _digest(file: Path) -> bytes:
-    with file.open("rb") as opened:
-        return hashlib.file_digest(opened, "sha256").hexdigest().encode()
+        if (head / path).is_file():
+            with (head / path).open("rb") as opened:
+                digest = hashlib.file_digest(opened, "sha256").hexdigest()
+            if digest.encode() in (tree / path).read_bytes():
+                copy_file(head, tree, path)
 
 
 def lfs_pointers(tree: Path) -> list[Path]:
     """Return the git-lfs files of a tree that are not there, only the pointers to them."""
-    return [path for path in repository.lfs_files(tree) if is_lfs_pointer(tree / path)]
+    files = repository.listed_files(tree, "--", ":(attr:filter=lfs)")
+    return [path for path in files if (tree / path).is_file() and _is_pointer(tree / path)]
 
 
 def missing_files(tree: Path) -> list[Path]:
-    """Return the submodules and git-lfs files of its commit that a worktree lacks."""
-    return [*empty_submodules(tree), *lfs_pointers(tree)]
+    """Return the submodules and git-lfs files of its commit that a tree lacks; none outside git."""
+    return (
+        [] if repository.find_top(tree) is None else [*empty_submodules(tree), *lfs_pointers(tree)]
+    )
 
 
 def empty_submodules(tree: Path) -> list[Path]:
@@ -50,10 +45,7 @@ def empty_submodules(tree: Path) -> list[Path]:
     return [path for path in repository.submodules(tree) if not any((tree / path).glob("*"))]
 
 
-def is_lfs_pointer(file: Path) -> bool:
-    """Whether a file only says which one git-lfs keeps for it."""
-    if not file.is_file():
-        return False
+def _is_pointer(file: Path) -> bool:
     with file.open("rb") as opened:
         return opened.read(len(_LFS_POINTER)) == _LFS_POINTER
 
@@ -70,7 +62,7 @@ def check_shared(root: Path, shared: Sequence[str]) -> None:
                 f"perf_share names {name!r}, and {compiled[0]} is compiled code, which each arm "
                 "needs of its own; build it with --perf-base-build CMD"
             )
-        if repository.find_top(root) and repository.tracked_files(root, [Path(name)]):
+        if repository.tracked_files(root, [Path(name)]):
             raise SettingError(
                 f"perf_share names {name!r}, which git tracks: the base has its own; name what git "
                 "ignores"
@@ -78,10 +70,7 @@ def check_shared(root: Path, shared: Sequence[str]) -> None:
 
 
 def share_files(root: Path, tree: Path, shared: Sequence[str]) -> tuple[str, ...]:
-    """Link what head shares into `tree`, the counterpart of `root`; return what was linked.
-
-    What head does not have, and what the base has itself, is not.
-    """
+    """Link what head has and the base lacks into `tree`; return what was linked."""
     linked = []
     for name in shared:
         if (root / name).exists() and not (tree / name).exists():

@@ -1,7 +1,4 @@
-"""Which commit a change is compared with, and what its history is.
-
-Questions to git alone: nothing is fetched, and nothing is written.
-"""
+"""Which commit a change is compared with: questions to git alone, nothing is fetched or written."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -10,7 +7,13 @@ from typing import Final
 from perfsuite.errors import SettingError
 from perfsuite.gate.git.changes import Uncommitted, read_uncommitted
 from perfsuite.gate.git.command import answer, find_commit, output
-from perfsuite.gate.git.repository import Base, NoBase, is_shallow, why_not_a_checkout
+from perfsuite.gate.git.repository import (
+    Base,
+    NoBase,
+    count_commits,
+    is_shallow,
+    why_not_a_checkout,
+)
 from perfsuite.system.untrusted import printable
 from perfsuite.units import short_commit
 
@@ -43,16 +46,16 @@ def find_base(
     """Return the commit that head is to be compared with.
 
     `revision` where it is given; a SettingError where it names no commit. Else the merge base of
-    HEAD with the upstream's branch: `target`, which a continuous integration names, else
-    origin/HEAD, a local main or master, origin/main, origin/master, the first that exists. Where
-    that is HEAD itself, or no such branch exists: HEAD if the tree is dirty, else HEAD's first
-    parent. See `read_uncommitted` for `outputs` and `folders`.
+    HEAD with the upstream's branch: `target`, which a continuous integration names, else the first
+    of `_UPSTREAMS`. Where that is HEAD itself, or no such branch exists: HEAD if the tree is dirty,
+    else HEAD's first parent. See `uncommitted_files` for `outputs` and `folders`.
     """
-    refusal = why_not_a_checkout(root)
-    if refusal is not None:
+    if (refusal := why_not_a_checkout(root)) is not None:
         return NoBase(reason=refusal)
     if revision is not None:
-        return _named_base(root, revision)
+        named = commit_named(root, "the base", revision)
+        before = "" if named.startswith(revision) else f"{revision}, "
+        return Base(revision=named, described=before + short_commit(named))
     head = find_commit(root, "HEAD")
     if head is None:
         return NoBase(reason=f"the repository of {root} has no commit yet; commit, then try again")
@@ -69,18 +72,17 @@ def find_base(
         return _base_of_default_branch(root, head, uncommitted, why)
     branch = answer(root, "rev-parse", "--abbrev-ref", upstream) or upstream
     merge_base = answer(root, "merge-base", head, upstream)
+    if merge_base is None and is_shallow(root):
+        return NoBase(
+            reason=f"this clone is shallow and ends before the merge base with {branch}; "
+            "run 'git fetch --deepen=100' or 'git fetch --unshallow'"
+        )
     if merge_base is None:
-        reason = f"HEAD and {branch} have no commit in common; {_NAME_ONE}"
-        if is_shallow(root):
-            reason = (
-                f"this clone is shallow and ends before the merge base with {branch}; "
-                "run 'git fetch --deepen=100' or 'git fetch --unshallow'"
-            )
-        return NoBase(reason=reason)
+        return NoBase(reason=f"HEAD and {branch} have no commit in common; {_NAME_ONE}")
     if merge_base == head:
         return _base_of_default_branch(root, head, uncommitted, "")
     described = f"the merge base with {branch}, {short_commit(merge_base)}"
-    warning = None if target is not None else _find_nearer(root, merge_base, upstream)
+    warning = _find_nearer(root, merge_base, upstream) if target is None else None
     return Base(revision=merge_base, described=described, warning=warning)
 
 
@@ -90,10 +92,7 @@ def target_branch(environ: Mapping[str, str]) -> str | None:
 
 
 def find_trunk(root: Path) -> str | None:
-    """Return the newest commit of HEAD that the upstream's default branch has, None without one.
-
-    HEAD where there is no such branch.
-    """
+    """Return the newest commit of HEAD that the upstream's default branch has, if there is any."""
     return answer(root, "merge-base", "HEAD", _find_upstream(root, None) or "HEAD")
 
 
@@ -101,11 +100,6 @@ def read_lineage(root: Path, revision: str) -> dict[str, int]:
     """Return how many commits each one on the first-parent line of a revision lies behind it."""
     lines = output(root, "rev-list", "--first-parent", "--end-of-options", revision).decode()
     return {commit: place for place, commit in enumerate(lines.split())}
-
-
-def is_dirty(root: Path, *, outputs: Sequence[Path] = ()) -> bool:
-    """Whether the tree differs from HEAD in what a cell could load."""
-    return read_uncommitted(root, outputs=outputs).is_dirty
 
 
 def describe_head(root: Path) -> str:
@@ -116,7 +110,7 @@ def describe_head(root: Path) -> str:
     if head is None:
         return "a repository without a commit"
     branch = answer(root, "symbolic-ref", "--quiet", "--short", "HEAD") or "a detached HEAD"
-    changes = " with uncommitted changes" if is_dirty(root) else ""
+    changes = " with uncommitted changes" if read_uncommitted(root).is_dirty else ""
     return f"{branch} at {short_commit(head)}{changes}"
 
 
@@ -128,17 +122,17 @@ def _find_upstream(root: Path, target: str | None) -> str | None:
 
 
 def _find_nearer(root: Path, base: str, upstream: str) -> str | None:
-    """Return a warning where HEAD left another remote branch long after it left the upstream's.
+    """A warning where HEAD left another remote branch long after it left the upstream's.
 
     Branches that hold HEAD, or have its branch's name, are the change itself.
     """
-    num_commits = _count(root, "HEAD", base)
+    num_commits = count_commits(root, base, "HEAD")
     if num_commits <= _FAR_BEHIND:
         return None
     listed = ("for-each-ref", "--format=%(refname)", f"--contains={base}", "--no-contains=HEAD")
     own = answer(root, "symbolic-ref", "--quiet", "--short", "HEAD")
     behind = {
-        name: num_commits - _count(root, "HEAD", base, name)
+        name: num_commits - count_commits(root, base, "HEAD", name)
         for name in output(root, *listed, "refs/remotes").decode(errors="replace").split()
         if name != upstream and name.split("/", 3)[-1] != own
     }
@@ -152,16 +146,8 @@ def _find_nearer(root: Path, base: str, upstream: str) -> str | None:
     )
 
 
-def _count(root: Path, new: str, *old: str) -> int:
-    """Return how many commits `new` has that none of `old` has."""
-    return int(output(root, "rev-list", "--count", new, *(f"^{name}" for name in old)))
-
-
 def commit_named(root: Path, what: str, revision: str) -> str:
-    """Return the full name of a commit; a SettingError where a revision that is `what` names none.
-
-    For people `what` is "the base" or an option.
-    """
+    """Return the full name of a commit; a SettingError where `what`, as people say, names none."""
     found = find_commit(root, revision)
     if found is None:
         hint = f"use a branch, a tag or a commit that 'git log -1 {revision}' shows"
@@ -169,13 +155,6 @@ def commit_named(root: Path, what: str, revision: str) -> str:
             hint = "this clone is shallow: fetch it first, or all with 'git fetch --unshallow'"
         raise SettingError(f"{what} {revision!r} is no commit of the repository {root}; {hint}")
     return found
-
-
-def _named_base(root: Path, revision: str) -> Base:
-    found = commit_named(root, "the base", revision)
-    if found.startswith(revision):
-        return Base(revision=found, described=short_commit(found))
-    return Base(revision=found, described=f"{revision}, {short_commit(found)}")
 
 
 def _base_of_default_branch(

@@ -21,6 +21,7 @@ A folder is laid over by removing the base's first. Head's files are those that 
 add, as they are on disk. A symbolic link stays a link; none of the base's is written through.
 """
 
+import ast
 import fnmatch
 import functools
 import hashlib
@@ -36,7 +37,6 @@ from pathlib import Path
 from perfsuite.errors import SettingError, WriteError
 from perfsuite.gate.git import repository
 from perfsuite.gate.git.changes import LEFT_OUT_MARKS
-from perfsuite.gate.git.importers import importers
 
 _BENCHMARK_WORDS = frozenset(
     {"bench", "benches", "benchmark", "benchmarks", "perf", "test", "tests"}
@@ -56,12 +56,9 @@ _LEFT_OUT_NAMES = frozenset({".git", "__pycache__", SITE_FOLDER})
 
 @dataclass(frozen=True, kw_only=True)
 class Head:
-    """Head's tree.
+    """Head's tree: its top without symbolic links, and pytest's root, which is in it.
 
-    Attributes:
-        top: The folder that the base's tree is the counterpart of; without symbolic links.
-        root: pytest's root: `top` or a folder in it.
-        python_files: Patterns of the names of test files, pytest's ini value.
+    The base's tree is the counterpart of the top. `python_files` is pytest's ini value.
     """
 
     top: Path
@@ -76,45 +73,50 @@ class Head:
 
 @dataclass(frozen=True, kw_only=True)
 class Overlay:
-    """The files of head that are laid over the base's tree, relative to the top.
+    """The files and whole folders of head that are laid over the base's tree, relative to the top.
 
-    Attributes:
-        folders: As wholes.
-        files: One by one.
-        searched: Folders where a test file is removed if only the base has it.
+    In the folders that are searched a test file is removed if only the base has it.
     """
 
     folders: set[Path] = field(default_factory=set)
     files: set[Path] = field(default_factory=set)
     searched: set[Path] = field(default_factory=set)
 
+    @property
+    def conftests(self) -> set[Path]:
+        """The places of a conftest.py above them."""
+        above = {parent for path in self.folders | self.files for parent in path.parents}
+        return {parent / _CONFTEST for parent in above}
+
 
 def plan_overlay(head: Head, paths: Sequence[Path]) -> Overlay:
     """Return the files of head that are laid over, by the rules above, for the paths of the user.
 
-    Raises a SettingError where a path does not exist, is outside head's tree, or holds no file that
-    git tracks or would add.
+    Raises a SettingError for a path that is not there, is outside, or holds nothing for git.
     """
     overlay = Overlay()
     for path in paths:
         lexical = path.parent.resolve() / path.name
         if lexical.is_symlink() and lexical.is_relative_to(head.top):
             overlay.files.add(lexical.relative_to(head.top))
-        place = _place_in(head, path)
-        if (head.top / place).is_dir():
-            _add_folder(overlay, head, place, path)
+        place = path.resolve()
+        if not place.exists():
+            raise SettingError(f"{path} does not exist; name files or folders with benchmarks")
+        if not place.is_relative_to(head.top):
+            raise SettingError(
+                f"{path} is outside of {head.top}, so the base's tree has no place for it; "
+                "name files or folders inside"
+            )
+        if place.is_dir():
+            _add_folder(overlay, head, place.relative_to(head.top), path)
         else:
-            overlay.files.add(place)
-            _add_test_file(overlay, head, place)
+            overlay.files.add(place.relative_to(head.top))
+            _add_test_file(overlay, head, place.relative_to(head.top))
     return overlay
 
 
 def lay_over(tree: Path, head: Head, overlay: Overlay) -> None:
-    """Put head's benchmark files into the base's tree, in the place of its own.
-
-    `tree` is the counterpart of `head.top`, without symbolic links in its own path. Raises an
-    OSError where a file cannot be copied.
-    """
+    """Put head's benchmark files into `tree`, the counterpart of its top, in place of others."""
     for folder in overlay.searched:
         for file in source_files(tree / folder):
             if is_test_file(head, folder / file):
@@ -123,8 +125,7 @@ def lay_over(tree: Path, head: Head, overlay: Overlay) -> None:
         _remove(tree, folder)
         for file in _files_of(head, folder):
             copy_file(head.top, tree, file)
-    above = {parent for path in overlay.folders | overlay.files for parent in path.parents}
-    for conftest in {parent / _CONFTEST for parent in above}:
+    for conftest in overlay.conftests:
         _remove(tree, conftest)
         if (head.top / conftest).is_file():
             copy_file(head.top, tree, conftest)
@@ -135,20 +136,16 @@ def lay_over(tree: Path, head: Head, overlay: Overlay) -> None:
 def benchmark_files(head: Head, overlay: Overlay) -> set[Path]:
     """Return every file of head that is laid over, relative to the top."""
     files = overlay.files.union(*(_files_of(head, folder) for folder in overlay.folders))
-    above = {parent for path in overlay.folders | overlay.files for parent in path.parents}
-    conftests = {parent / _CONFTEST for parent in above}
-    return {path for path in files | conftests if (head.top / path).is_file()}
+    return {path for path in files | overlay.conftests if (head.top / path).is_file()}
 
 
 def lay_configuration(tree: Path, head: Path, inifile: Path | None) -> Path:
     """Put head's pytest configuration into the base's root; return the file for `pytest -c`.
 
-    `inifile` is what pytest read in head's root (`config.inipath`); one from elsewhere is returned
-    as it is. The base keeps its own pyproject.toml, tox.ini and setup.cfg, which also describe its
-    package: a copy of head's is laid beside it under another name. Head's cannot be read in its
-    place, because its paths, such as `pythonpath`, count from its folder and would lead the base's
-    arm to head's code. A file that is pytest's alone replaces the base's. Where head has none, an
-    empty one keeps pytest from reading the base's. Raises a WriteError with the tree and reason.
+    `inifile` is what pytest read in head's root; one from elsewhere is returned as it is. Head's
+    cannot be read in its place, because its paths, such as `pythonpath`, count from its folder. A
+    file that is pytest's alone, or an empty one, replaces the base's; of those that also describe
+    the base's package a copy is laid beside it.
     """
     place = Path(f"{_CONFIGURATION_COPY}.ini")
     if inifile is not None:
@@ -166,20 +163,14 @@ def lay_configuration(tree: Path, head: Path, inifile: Path | None) -> Path:
 
 
 def is_mixed(file: Path, python_files: Sequence[str]) -> bool:
-    """Whether a file of tests is named as code is.
-
-    No word of its path says what it is for, nor does a pattern of pytest's `python_files`.
-    """
+    """Whether a file of tests is named as code is, by its path and pytest's `python_files`."""
     words = {word for part in file.parts for word in re.split(r"[^a-z0-9]", part.lower())}
     telling = [pattern for pattern in python_files if pattern != "*.py"]
     return _BENCHMARK_WORDS.isdisjoint(words) and not _is_named(file, telling)
 
 
 def source_files(folder: Path, *, leave_out: Path | None = None) -> Iterator[Path]:
-    """Yield every file and link of a source tree, relative to it, but not those of `leave_out`.
-
-    No .git, virtual environment or cache.
-    """
+    """Yield every file and link of a source tree but `leave_out`, environments and caches."""
     for at, folders, files in os.walk(folder):
         here = Path(at)
         links = [name for name in folders if (here / name).is_symlink()]
@@ -195,10 +186,7 @@ def source_files(folder: Path, *, leave_out: Path | None = None) -> Iterator[Pat
 
 
 def tree_files(folder: Path) -> list[Path]:
-    """Return the files of a source tree that git tracks or would add; outside of git, all.
-
-    Relative to it; no .git, virtual environment or cache.
-    """
+    """Return the files of a source tree that git tracks or would add; outside of git, all."""
     if repository.find_top(folder) is None:
         return list(source_files(folder))
 
@@ -257,18 +245,6 @@ def as_write_error(tree: Path) -> Iterator[None]:
         ) from error
 
 
-def _place_in(head: Head, path: Path) -> Path:
-    place = path.resolve()
-    if not place.exists():
-        raise SettingError(f"{path} does not exist; name files or folders with benchmarks")
-    if not place.is_relative_to(head.top):
-        raise SettingError(
-            f"{path} is outside of {head.top}, so the base's tree has no place for it; "
-            "name files or folders inside"
-        )
-    return place.relative_to(head.top)
-
-
 def _add_folder(overlay: Overlay, head: Head, place: Path, named: Path) -> None:
     files = _files_of(head, place)
     if not files:
@@ -293,7 +269,7 @@ def _add_test_file(overlay: Overlay, head: Head, file: Path) -> None:
 
 
 def _benchmark_folder(head: Head, folder: Path) -> Path | None:
-    """Return the outermost benchmark folder that `folder` is or is in: rule 1."""
+    """The outermost benchmark folder that `folder` is or is in: rule 1."""
     for candidate in reversed([folder, *folder.parents]):
         words = re.split(r"[^a-z0-9]", candidate.name.lower())
         if _BENCHMARK_WORDS.intersection(words) and not _holds_code(head, candidate):
@@ -302,32 +278,27 @@ def _benchmark_folder(head: Head, folder: Path) -> Path | None:
 
 
 def _holds_code(head: Head, folder: Path) -> bool:
-    here = head.top / folder
-    return (
+    here, is_usual = head.top / folder, folder.name.lower() in _USUAL
+    if (
         head.root.is_relative_to(here)
         or any((here / name).is_file() for name in ("pyproject.toml", "setup.py"))
         or here.parent.name == "src"
         or here.name == _project_package(head.root)
-        or (
-            _is_in_package(here, is_usual=folder.name.lower() in _USUAL)
-            and any(not is_test_file(head, folder / path.name) for path in _modules(here))
-        )
-        or any(
-            folder.name.lower() not in _USUAL or not _is_for_tests(head, importer)
-            for importer in importers(head.top, _all_files(head.top), folder)
-        )
-    )
-
-
-def _is_in_package(folder: Path, *, is_usual: bool) -> bool:
-    """Whether modules of a folder are a package's; by itself only an unusual one is a package."""
-    packages = [folder.parent] if is_usual else [folder.parent, folder]
-    return any((one / "__init__.py").is_file() for one in packages)
-
-
-def _is_for_tests(head: Head, path: Path) -> bool:
-    folders = {folder.name.lower() for folder in path.parents}
-    return is_test_file(head, path) or not _USUAL.isdisjoint(folders)
+    ):
+        return True
+    # By itself only a folder with an unusual name is a package.
+    packages = [here.parent] if is_usual else [here.parent, here]
+    modules = (folder / path.name for path in here.glob("*.py") if path.name != "__init__.py")
+    if any((one / "__init__.py").is_file() for one in packages) and any(
+        not is_test_file(head, path) for path in modules
+    ):
+        return True
+    for importer in importers(head.top, _all_files(head.top), folder):
+        folders = {parent.name.lower() for parent in importer.parents}
+        is_for_tests = is_test_file(head, importer) or not _USUAL.isdisjoint(folders)
+        if not (is_usual and is_for_tests):
+            return True
+    return False
 
 
 @functools.cache
@@ -335,12 +306,8 @@ def _all_files(top: Path) -> frozenset[Path]:
     return frozenset(tree_files(top))
 
 
-def _modules(folder: Path) -> Iterator[Path]:
-    return (path for path in folder.glob("*.py") if path.name != "__init__.py")
-
-
 def _project_package(root: Path) -> str | None:
-    """Return the import name that a project of this name has by custom."""
+    """The import name that the root's project has by custom."""
     try:
         text = (root / "pyproject.toml").read_text(encoding="utf-8")
         project = tomllib.loads(text).get("project", {})
@@ -360,7 +327,6 @@ def _is_named(path: Path, patterns: Sequence[str]) -> bool:
 
 
 def _files_of(head: Head, folder: Path) -> list[Path]:
-    """Return head's files in `folder`, relative to the top."""
     return [folder / path for path in tree_files(head.top / folder)]
 
 
@@ -380,3 +346,52 @@ def _remove(tree: Path, path: Path) -> None:
         shutil.rmtree(here)
     else:
         here.unlink(missing_ok=True)
+
+
+def importers(top: Path, files: frozenset[Path], folder: Path) -> Iterator[Path]:
+    """Yield the files, relative to `top`, that import the folder or a module in it from elsewhere.
+
+    An import counts under each end of the folder's path: only the suite knows what is on its path.
+    """
+    for file in sorted(files):
+        if file.suffix != ".py" or file.is_relative_to(folder):
+            continue
+        text = _text(top / file)
+        if folder.name.encode() in text and any(
+            _leads_to(folder.parts, parts) for parts in _imports(file, text)
+        ):
+            yield file
+
+
+@functools.cache
+def _text(file: Path) -> bytes:
+    return file.read_bytes() if file.is_file() else b""
+
+
+def _imports(file: Path, text: bytes) -> Iterator[tuple[str, ...]]:
+    """Yield the parts of what a file imports; a relative import begins with "" and is whole."""
+    try:
+        module = ast.parse(text)
+    except (SyntaxError, ValueError):  # Python will say so
+        return
+    for node in ast.walk(module):
+        if isinstance(node, ast.Import):
+            yield from (tuple(alias.name.split(".")) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            begin = file.parts[: -node.level] if node.level else ()
+            parts = (*begin, *(node.module or "").split("."))
+            whole = ("",) if node.level else ()
+            yield from ((*whole, *filter(None, (*parts, alias.name))) for alias in node.names)
+
+
+def _leads_to(folder: tuple[str, ...], parts: tuple[str, ...]) -> bool:
+    """Whether imported parts begin with the folder's path, or with an end of it.
+
+    >>> _leads_to(("acme", "perf"), ("perf", "engine"))
+    True
+    >>> _leads_to(("acme", "perf"), ("", "acme", "tests"))
+    False
+    """
+    if parts[0] == "":
+        return parts[1 : 1 + len(folder)] == folder
+    return any(parts[:count] == folder[-count:] for count in range(1, len(folder) + 1))

@@ -1,7 +1,4 @@
-"""Questions to git: what a checkout holds, and what its commits are.
-
-Only `add_worktree` writes, and only in the folder it is given and in git's record of it.
-"""
+"""Questions to git: what a checkout holds, and what its commits are. Only `add_worktree` writes."""
 
 from __future__ import annotations
 
@@ -36,12 +33,9 @@ USE_FOLDER = "use --base-dir=DIR (pytest: --perf-base-dir)"
 
 @dataclass(frozen=True, kw_only=True)
 class Base:
-    """The commit that head is compared with, by its full name.
+    """The commit that head is compared with: how it was found, and why another may be meant.
 
-    Attributes:
-        described: How it was found, for people: "the merge base with origin/main, 1a2b3c4".
-        warning: Why another commit may be meant.
-        instead: The base where no cell loads what head has and this commit has not.
+    `instead` is the base where no cell loads what head has and this commit has not.
     """
 
     revision: str
@@ -76,21 +70,16 @@ def find_top(folder: Path) -> Path | None:
 
 
 def worktree_records(root: Path) -> Path | None:
-    """Return the folder of git's records of linked worktrees, which need not exist.
-
-    It is `worktrees` in gitrepository-layout(5), with one folder each. None outside git.
-    """
+    """Return where git records linked worktrees (gitrepository-layout(5)); None outside git."""
     common = answer(root, "rev-parse", "--git-common-dir") if find_top(root) else None
     return None if common is None else (root / common).resolve() / "worktrees"
 
 
-def add_worktree(root: Path, base: Base, folder: Path, *, has_files: bool = True) -> None:
+def add_worktree(root: Path, base: Base, folder: Path) -> None:
     """Check the base out in `folder`, an empty one, as a worktree that is on no branch.
 
-    Filters of the user's configuration run, as in any checkout, except git-lfs: its files stay
-    pointers. Submodules stay empty. A sparse checkout is as sparse as the user's. A partial clone
-    fetches what it lacks, as for any command. Without files it only keeps git's own state. Raises a
-    WriteError that names the folder, the space there, and git's reason.
+    Filters of the user run, but git-lfs does not: its files stay pointers. Submodules stay empty. A
+    sparse checkout is as sparse as the user's. A partial clone fetches what it lacks.
     """
     made = run_git(
         *(root, *_WORKTREE_OPTIONS, "worktree", "add", "--quiet", "--detach", "--no-checkout"),
@@ -98,7 +87,7 @@ def add_worktree(root: Path, base: Base, folder: Path, *, has_files: bool = True
     )
     # Two steps, because a worktree that is added with its files runs the hook post-checkout, and
     # hooks that newer versions read from the configuration know no core.hooksPath.
-    if made.returncode == 0 and has_files:
+    if made.returncode == 0:
         made = run_git(
             folder, *_WORKTREE_OPTIONS, "reset", "--quiet", "--hard", "--no-recurse-submodules"
         )
@@ -113,8 +102,7 @@ def add_worktree(root: Path, base: Base, folder: Path, *, has_files: bool = True
 def read_log(root: Path, revision: str) -> dict[str, datetime]:
     """Return when each commit up to a revision was made, parents before their children.
 
-    A commit without a time counts as made with the one before it in this order, and at the
-    beginning with the one after it.
+    A commit without a time has that of the one before it, or at the beginning of the one after.
     """
     options = ("--topo-order", "--reverse", "--no-show-signature", "--format=%H %ct")
     lines = output(root, "log", *options, revision).decode().splitlines()
@@ -132,9 +120,9 @@ def _moment_of(seconds: str) -> datetime | None:
         return None
 
 
-def count_commits(root: Path, old: str, new: str) -> int:
-    """Return how many commits `new` has that `old` has not."""
-    return int(output(root, "rev-list", "--count", f"{old}..{new}"))
+def count_commits(root: Path, old: str, new: str, other: str | None = None) -> int:
+    """Return how many commits `new` has that `old` has not, nor `other`."""
+    return int(output(root, "rev-list", "--count", f"{old}..{new}", *([f"^{other}"] * bool(other))))
 
 
 def subject_of(root: Path, commit: str) -> str:
@@ -144,14 +132,10 @@ def subject_of(root: Path, commit: str) -> str:
 
 
 def working_files(folder: Path) -> list[Path]:
-    """Return the files below `folder`, relative to it: tracked, or untracked and not ignored.
-
-    Symbolic links count as files. Files of submodules and other nested checkouts are included.
-    """
-    listed = output(folder, "ls-files", "-z", "--cached", "--others", "--exclude-standard")
+    """Return the files below `folder` that git has or would add, links and nested checkouts too."""
+    listed = listed_files(folder, "--cached", "--others", "--exclude-standard")
     files: list[Path] = []
-    for name in dict.fromkeys(filter(None, listed.split(b"\0"))):
-        path = Path(os.fsdecode(name))
+    for path in dict.fromkeys(listed):
         if (folder / path).is_file() or (folder / path).is_symlink():
             files.append(path)
         elif (folder / path / ".git").exists():
@@ -159,10 +143,17 @@ def working_files(folder: Path) -> list[Path]:
     return files
 
 
+def listed_files(folder: Path, *arguments: str) -> list[Path]:
+    """Return what `git ls-files` lists with these arguments, relative to the folder."""
+    listed = output(folder, "ls-files", "-z", *arguments)
+    return [Path(os.fsdecode(name)) for name in listed.split(b"\0") if name]
+
+
 def tracked_files(top: Path, paths: Iterable[Path]) -> set[Path]:
-    """Return those of the paths, relative to the top, that git tracks."""
-    listed = output(top, "ls-files", "-z", "--cached", "--", *(f":(literal){one}" for one in paths))
-    return {Path(os.fsdecode(name)) for name in listed.split(b"\0") if name}
+    """Return those of the paths, relative to the top, that git tracks: none outside of it."""
+    if find_top(top) is None:
+        return set()
+    return {*listed_files(top, "--cached", "--", *(f":(literal){path}" for path in paths))}
 
 
 def is_ignored(top: Path, path: Path) -> bool:
@@ -185,14 +176,7 @@ def files_of_commit(checkout: Path, commit: str) -> list[Path] | None:
         return None
     if run_git(checkout, "diff", "--quiet", "--no-ext-diff", "HEAD").returncode != 0:
         return None
-    listed = output(checkout, "ls-files", "-z", "--cached", "--recurse-submodules")
-    return [Path(os.fsdecode(name)) for name in listed.split(b"\0") if name]
-
-
-def lfs_files(tree: Path) -> list[Path]:
-    """Return the tracked files that git-lfs stores, relative to `tree`."""
-    names = output(tree, "ls-files", "-z", "--", ":(attr:filter=lfs)").split(b"\0")
-    return [Path(os.fsdecode(name)) for name in names if name]
+    return listed_files(checkout, "--cached", "--recurse-submodules")
 
 
 def why_not_a_checkout(root: Path) -> str | None:

@@ -13,15 +13,14 @@ from perfsuite.gate.git.repository import find_top
 def digest_tree(root: Path, *, outputs: Sequence[Path] = ()) -> str | None:
     """Return the digest of what a cell could load from a checkout; None without a commit.
 
-    The same before and after a commit of it. `outputs` are files that this session writes.
+    It is the same before and after a commit of it.
     """
     top = find_top(root)
     if top is None or find_commit(root, "HEAD") is None:
         return None
     blobs: dict[PurePath, bytes] = {}
-    for entry in filter(
-        None, output(root, "ls-tree", "-r", "-z", "--full-tree", "HEAD").split(b"\0")
-    ):
+    listed = output(root, "ls-tree", "-r", "-z", "--full-tree", "HEAD").split(b"\0")
+    for entry in filter(None, listed):
         described, _, name = entry.partition(b"\t")
         blobs[PurePath(os.fsdecode(name))] = described.split()[-1]
     changed = [path for path, is_code in uncommitted_files(root, top, outputs=outputs) if is_code]

@@ -1,7 +1,6 @@
 """The base's source tree: made in a temporary folder, and always removed.
 
-Its name carries this process's id, so a later session removes the tree of a killed one. The user's
-own tree, index, stash, branches and configuration are not touched.
+Its name carries this process's id, so a later session removes the tree of a killed one.
 """
 
 import contextlib
@@ -43,8 +42,7 @@ _TREE_NAME = re.compile(rf"perfsuite-(\d+)-(?:base-{_HOST}|pair)-\w+")
 def base_tree(root: Path, base: Base) -> Iterator[Path]:
     """Give the base's counterpart of `root`, in a git worktree that is gone after the context.
 
-    Raises a SettingError where `root` is not in a git checkout, and a WriteError with the folder
-    and the reason where the tree cannot be made: nothing stays.
+    Raises a SettingError where `root` is in no git checkout, a WriteError where none can be made.
     """
     top = repository.find_top(root)
     if top is None:
@@ -60,11 +58,7 @@ def base_tree(root: Path, base: Base) -> Iterator[Path]:
 
 @contextmanager
 def directory_tree(root: Path, base_dir: Path) -> Iterator[Path]:
-    """Give a copy of the base's root `base_dir` that is gone after the context, as `base_tree`.
-
-    Files that git ignores are copied too, since an extension that was built in place is ignored;
-    .git, virtual environments and caches are not.
-    """
+    """Give a copy of the base's root `base_dir` likewise, ignored files too: builds are ignored."""
     check_base_dir(base_dir)
     source = base_dir.resolve()
     with _temporary_folder(None, near=repository.find_top(root) or root.resolve()) as folder:
@@ -75,11 +69,7 @@ def directory_tree(root: Path, base_dir: Path) -> Iterator[Path]:
 
 
 def lay_benchmarks(tree: Path, head: Head, paths: Sequence[Path]) -> list[Path]:
-    """Lay head's benchmark files over `tree`, the counterpart of its root, by `overlay`'s rules.
-
-    Return the Python files in the tree that are others then. Raises a SettingError as
-    `plan_overlay`, and a WriteError where a file cannot be copied.
-    """
+    """Lay head's benchmark files over `tree`; return its Python files that are others then."""
     laid, folder = plan_overlay(head, paths), head.top_of(tree)
     before = python_digests(tree)
     with as_write_error(folder):
@@ -96,19 +86,8 @@ def check_base_dir(base_dir: Path) -> None:
         raise SettingError(f"the base {str(base_dir)!r} is not a folder; name one")
 
 
-@contextmanager
-def empty_worktree(root: Path, base: Base) -> Iterator[Path]:
-    """Give a git worktree without files, for git's own state; raises WriteError."""
-    with _temporary_folder(repository.worktree_records(root), near=root) as folder:
-        repository.add_worktree(root, base, folder, has_files=False)
-        yield folder
-
-
 def import_roots(tree: Path, pythonpath: Sequence[str]) -> tuple[Path, ...]:
-    """Return the folders that come first on the path of an arm's launches, in that order.
-
-    `pythonpath` is head's pytest ini value, relative to the root; missing folders are left out.
-    """
+    """Return the folders that come first on the path of an arm's launches; missing ones do not."""
     folders = [tree / entry for entry in (*pythonpath, "src")]
     return tuple(dict.fromkeys([*(folder for folder in folders if folder.is_dir()), tree]))
 
@@ -135,9 +114,8 @@ def what_is_missing(tree: Path) -> tuple[str, ...]:
         f"the submodule {path} is empty in the base's tree" for path in empty_submodules(top)
     ]
     if pointers := lfs_pointers(top):
-        missing.append(
-            f"git-lfs files are pointers in the base's tree: {len(pointers)}, {pointers[0]} for one"
-        )
+        told = f"git-lfs files are pointers in the base's tree: {len(pointers)}, {pointers[0]}"
+        missing.append(f"{told} for one")
     return tuple(missing)
 
 
@@ -157,49 +135,38 @@ def why_elsewhere(tree: Path, root: Path) -> str | None:
     """Return where the base's tree is, if that is another file system than that of `root`."""
     if tree.stat().st_dev == root.stat().st_dev:
         return None
-    top = repository.find_top(root) or root
-    return (
-        f"it is in {tree}, on another file system than the checkout, because none can be made in "
-        f"{top.parent}"
-    )
+    place = (repository.find_top(root) or root).parent
+    return f"it is in {tree}, on another file system than the checkout: none can be made in {place}"
 
 
 @contextmanager
 def _temporary_folder(records: Path | None, *, near: Path) -> Iterator[Path]:
     """Give an empty folder, for a worktree where git's records are given.
 
-    Beside the checkout `near`, so that both arms read one file system; not in it, where tools that
-    look for a file in the folders above would find head's.
+    Beside the checkout `near`: on one file system, and not in it, where tools would find its files.
     """
-    folder = _make_folder(near.resolve().parent, near) or _make_folder(None, near)
-    assert folder is not None
+    beside, prefix = near.resolve().parent, f"perfsuite-{os.getpid()}-base-{_HOST}-"
+    name = None
+    with contextlib.suppress(OSError):
+        if beside.stat().st_dev == near.stat().st_dev:
+            name = tempfile.mkdtemp(prefix=prefix, dir=beside)
+    try:
+        folder = Path(name or tempfile.mkdtemp(prefix=prefix, dir=None)).resolve()
+    except OSError as error:
+        raise WriteError(
+            f"cannot make a temporary folder for the base's tree: {error.strerror or error}"
+        ) from error
     try:
         yield folder
     finally:
         _remove_tree(folder, records)
 
 
-def _make_folder(place: Path | None, near: Path) -> Path | None:
-    """Make a folder in a place, the temporary folder for None, or return None for a wrong place."""
-    try:
-        if place is not None and place.stat().st_dev != near.stat().st_dev:
-            return None
-        name = tempfile.mkdtemp(prefix=f"perfsuite-{os.getpid()}-base-{_HOST}-", dir=place)
-    except OSError as error:
-        if place is not None:
-            return None
-        raise WriteError(
-            f"cannot make a temporary folder for the base's tree: {error.strerror or error}"
-        ) from error
-    return Path(name).resolve()
-
-
 def _remove_tree(folder: Path, records: Path | None) -> None:
     """Remove a tree, and git's record of it, as far as there is any.
 
-    Not through git: `git worktree remove` needs a whole worktree, a record that is not locked by
-    its making, and one more process on a machine that may be out of them. `git worktree prune`
-    would remove other stale records too, which are the user's.
+    Not through git: `git worktree remove` needs a whole worktree, an unlocked record and one more
+    process; `git worktree prune` would remove other stale records too, which are the user's.
     """
     with uninterrupted():
         # A folder without the right to write keeps what is in it.

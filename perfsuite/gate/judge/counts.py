@@ -1,46 +1,36 @@
-"""The gates that need no statistics: counts and peak memory against the base's.
+"""The gates that need no statistics: counts and peak memory against those of the base.
 
-The base is a stored run, or the base's launches of all pairs. An increase beyond the slack of its
-counter fails, and must stand in every launch; a decrease never does.
+An increase beyond the slack of its counter fails, and must stand in every launch.
 """
 
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final, Literal
 
 import msgspec
 
 from perfsuite.errors import SettingError
 from perfsuite.gate.arms.arm import CellRun
-from perfsuite.records.cell import COUNT_NAMES, Counts, Memory
+from perfsuite.records.cell import COUNT_NAMES, CellRecord, Counts, Memory
+from perfsuite.records.run_file import StoredCell
 from perfsuite.units import format_bytes, format_count, format_ratio, parse_ratio
 
 
-class Counted(Protocol):
-    """What has counts: a stored cell, or the record of a cell that was just measured."""
+class _CountedRecord(msgspec.Struct, frozen=True):
+    """What is compared of a record; the base's perfsuite may keep other things beside it."""
 
-    @property
-    def fingerprint(self) -> str | None:
-        """Of the environment that its ranks found."""
+    fingerprint: str | None = None
+    counts: Counts | None = None
+    memory: Memory | None = None
 
-    @property
-    def counts(self) -> Counts | None:
-        """None where nothing was counted."""
 
-    @property
-    def memory(self) -> Memory | None:
-        """None where it was not followed."""
+Counted = CellRecord | StoredCell | _CountedRecord
 
 
 @dataclass(frozen=True, kw_only=True)
 class Slack:
-    """How much more a count may be though no code changed: the larger of two allowances.
-
-    Attributes:
-        ratio: Of the base's count; 0.01 = 1 %.
-        num_bytes: Whatever the base's count; 0 for what is not memory.
-    """
+    """How much more a count may be though no code changed: a part of the base's, or some bytes."""
 
     ratio: float = 0.0
     num_bytes: int = 0
@@ -77,10 +67,7 @@ _VISIBLE_RATIO = 0.0005
 class CountChange:
     """A count that changed, per iteration of the busiest rank.
 
-    Attributes:
-        name: One of `COUNT_NAMES`.
-        slack: Within it neither an increase nor a decrease counts.
-        accepted_ratio: How many times the base's a reviewed exception lets it be; 1.0 without one.
+    A reviewed exception lets it be `accepted_ratio` times the base's.
     """
 
     name: str
@@ -90,31 +77,18 @@ class CountChange:
     accepted_ratio: float = 1.0
 
     @property
-    def is_increase(self) -> bool:
-        """Whether it grew beyond its slack and beyond what was accepted."""
-        return self.is_beyond_slack and self.head > self.base and not self.is_accepted
-
-    @property
-    def is_accepted(self) -> bool:
-        """Whether it grew beyond its slack, and a reviewed exception lets it."""
+    def kind(self) -> Literal["increase", "accepted", "decrease"] | None:
+        """What it is beyond its slack; after a decrease the stored run hides a later increase."""
+        if abs(self.head - self.base) <= self.slack.allowance(self.base):
+            return None
+        if self.head < self.base:
+            return "decrease"
         is_within = math.isinf(self.accepted_ratio) or self.head <= self.accepted_ratio * self.base
-        return self.is_beyond_slack and self.head > self.base and is_within
-
-    @property
-    def is_decrease(self) -> bool:
-        """Whether it shrank beyond its slack, so that the stored run hides a later increase."""
-        return self.is_beyond_slack and self.head < self.base
-
-    @property
-    def is_beyond_slack(self) -> bool:
-        """Whether it changed by more than its slack."""
-        return abs(self.head - self.base) > self.slack.allowance(self.base)
+        return "accepted" if is_within else "increase"
 
     def __str__(self) -> str:
         """One line.
 
-        >>> print(CountChange(name="flops", base=1_200_000_000, head=1_450_000_000, slack=EXACT))
-        flops 1.20 G -> 1.45 G (+20.8 %), allowed 0 %
         >>> print(CountChange(name="memory", base=2648080, head=2656272, slack=_EXACT_PEAK_SLACK))
         memory 2,648,080 B -> 2,656,272 B (+0.3 %), allowed 4.00 KiB
         """
@@ -134,30 +108,20 @@ class CountChange:
 
 @dataclass(frozen=True, kw_only=True)
 class CountComparison:
-    """What `compare_counts` found.
+    """Every count that differs and is not switched off, and why others are not compared."""
 
-    Attributes:
-        changes: Every count that differs and is not switched off, within its slack or not.
-        unavailable: Why a count that one side has is not compared, one line each.
-    """
-
-    changes: tuple[CountChange, ...]
-    unavailable: tuple[str, ...]
+    changes: tuple[CountChange, ...] = ()
+    unavailable: tuple[str, ...] = ()
 
     @property
     def increases(self) -> tuple[CountChange, ...]:
         """Those that fail the cell."""
-        return tuple(change for change in self.changes if change.is_increase)
-
-    @property
-    def accepted(self) -> tuple[str, ...]:
-        """The counts that an exception lets grow."""
-        return tuple(change.name for change in self.changes if change.is_accepted)
+        return tuple(change for change in self.changes if change.kind == "increase")
 
     @property
     def decreases(self) -> tuple[CountChange, ...]:
         """Those that ask for a new stored run."""
-        return tuple(change for change in self.changes if change.is_decrease)
+        return tuple(change for change in self.changes if change.kind == "decrease")
 
 
 def parse_slacks(counts: Mapping[str, object], source: str) -> dict[str, Slack | None]:
@@ -194,16 +158,15 @@ def compare_counts(
 ) -> CountComparison:
     """Return which counts of a cell changed since a stored run, and which cannot be compared.
 
-    A `base` of another environment says nothing. `slacks` stand in place of the usual ones, by
-    name: None switches a count off, and of several the strictest holds. `accepted_ratio` returns
-    how many times the base's a reviewed exception lets a count be.
+    `slacks` stand in place of the usual ones: None switches a count off, of several the strictest
+    holds. `accepted_ratio` returns how many times the base's an exception lets a count be.
     """
     if None not in (base.fingerprint, head.fingerprint) and base.fingerprint != head.fingerprint:
         reason = (
             f"counts and memory are not compared: the base ran in the environment "
             f"{base.fingerprint}, head in {head.fingerprint}"
         )
-        return CountComparison(changes=(), unavailable=(reason,))
+        return CountComparison(unavailable=(reason,))
     return _compare((base,), (head,), slacks, accepted_ratio)
 
 
@@ -215,8 +178,10 @@ def _compare(
 ) -> CountComparison:
     changes: list[CountChange] = []
     unavailable: list[str] = []
+    is_of_blocks = _metric(bases[0]) == "max_memory_allocated"
+    peak_slack = _ALLOCATOR_SLACK if is_of_blocks else _EXACT_PEAK_SLACK
     for name in COUNT_NAMES:
-        usual = _usual_slack(name, bases[0])
+        usual = peak_slack if name in ("saved_activation_bytes", "memory") else EXACT
         wanted = [slack for one in slacks if (slack := one.get(name, usual)) is not None]
         before, after = _values(bases, name), _values(heads, name)
         if not wanted or not (before or after):
@@ -231,8 +196,7 @@ def _compare(
             )
         elif (moved := _nearest(before, after)) is not None:
             base, head = moved
-            ratio = accepted_ratio(name)
-            slack = min(wanted, key=lambda one: one.allowance(base))
+            ratio, slack = accepted_ratio(name), min(wanted, key=lambda one: one.allowance(base))
             changes.append(
                 CountChange(name=name, base=base, head=head, slack=slack, accepted_ratio=ratio)
             )
@@ -250,12 +214,6 @@ def _nearest(before: Sequence[int], after: Sequence[int]) -> tuple[int, int] | N
     return (min(before), max(after)) if max(after) < min(before) else None
 
 
-def _usual_slack(name: str, cell: Counted) -> Slack:
-    if name not in ("saved_activation_bytes", "memory"):
-        return EXACT
-    return _ALLOCATOR_SLACK if _metric(cell) == "max_memory_allocated" else _EXACT_PEAK_SLACK
-
-
 def _values(cells: Sequence[Counted], name: str) -> list[int]:
     parts = [cell.memory if name == "memory" else cell.counts for cell in cells]
     field = "peak_bytes" if name == "memory" else name
@@ -267,14 +225,6 @@ def _metric(cell: Counted) -> str | None:
     return None if cell.memory is None else cell.memory.metric
 
 
-class _CountedRecord(msgspec.Struct, frozen=True):
-    """What is compared of a record; the base's perfsuite may keep other things beside it."""
-
-    fingerprint: str | None = None
-    counts: Counts | None = None
-    memory: Memory | None = None
-
-
 def compare_run_counts(
     base: Sequence[CellRun],
     head: Sequence[CellRun],
@@ -282,11 +232,7 @@ def compare_run_counts(
     slacks: Sequence[Mapping[str, Slack | None]],
     accepted_ratio: Callable[[str], float],
 ) -> CountComparison:
-    """Return which counts of a cell differ between all launches of the arms.
-
-    They ran beside each other, so a change of the environment is a change like others. Of several
-    `slacks` the strictest holds. A plain benchmark has no counts.
-    """
+    """Return which counts of a cell differ between all launches, whatever their environments."""
     try:
         before, after = (
             [msgspec.convert(run.record, _CountedRecord) for run in runs if run.record is not None]
@@ -294,7 +240,7 @@ def compare_run_counts(
         )
     except msgspec.ValidationError as error:
         reason = f"counts and memory are not compared: a record has another form: {error}"
-        return CountComparison(changes=(), unavailable=(reason,))
+        return CountComparison(unavailable=(reason,))
     if not before or not after:
-        return CountComparison(changes=(), unavailable=())
+        return CountComparison()
     return _compare(before, after, slacks, accepted_ratio)

@@ -2,7 +2,7 @@
 
 import contextlib
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -26,10 +26,7 @@ class _Profiled(msgspec.Struct, frozen=True):
 
 
 def explain(trial: Trial, base: CellRun, head: CellRun) -> Explanation:
-    """Return what moved in a cell over its pairs, and the functions of two profiled launches.
-
-    Counts alone explain a verdict that does not rest on times.
-    """
+    """Return what moved over the pairs of a cell, by counts alone if these gave the verdict."""
     moves_s = [head_s - base_s for base_s, head_s in trial.raw] if trial.by == "pairs" else []
     # A failure that an earlier session found has no other launches in this one.
     pairs = [*zip(trial.runs.get("base", [base]), trial.runs.get("head", [head]), strict=False)]
@@ -95,46 +92,38 @@ def _part(run: CellRun, name: str) -> Mapping[str, Any]:
 
 
 def _pairs(base: Mapping[str, Any], head: Mapping[str, Any]) -> dict[str, tuple[float, float]]:
+    # A test may put there what it likes, more than a float holds, or NaN.
+    both: dict[str, tuple[Any, Any]] = {name: (base[name], head.get(name)) for name in base}
     return {
-        name: (float(base[name]), float(head[name]))
-        for name in base
-        if _is_number(base[name]) and _is_number(head.get(name))
+        name: (float(values[0]), float(values[1]))
+        for name, values in both.items()
+        if all(isinstance(value, int | float) and 0 <= value <= MOST for value in values)
     }
 
 
-def _is_number(value: object) -> bool:
-    # A test may put there what it likes, more than a float holds, or NaN.
-    return isinstance(value, int | float) and 0 <= value <= MOST
-
-
 def _functions(base: CellRun, head: CellRun) -> list[dict[str, Any]]:
-    """The operators that both ranks' records have, else the functions of both profiles."""
+    """The operators that both records have, else the functions of both profiles."""
     with contextlib.suppress(msgspec.ValidationError):  # the base's perfsuite has another form
         found = [msgspec.convert(run.record or {}, _Profiled).operators for run in (base, head)]
         if found[0] and found[1]:
             return _operators(found[0], found[1])
-    profiles = (
-        {name: (calls, own_s) for name, calls, own_s in one.profile} for one in (base, head)
-    )
-    return _rows(*profiles, missing=(0.0, 0.0))
+    return _rows(base.profile, head.profile, missing=0.0)
 
 
 def _operators(base: Sequence[Operator], head: Sequence[Operator]) -> list[dict[str, Any]]:
     """Rows of operators; None for one that a run did not keep."""
-    kept = ({one.name: (one.calls, one.self_s) for one in run} for run in (base, head))
-    return _rows(*kept, missing=(None, None))
+    return _rows(*(map(msgspec.structs.astuple, run) for run in (base, head)), missing=None)
 
 
 def _rows(
-    before: Mapping[str, tuple[float, float]],
-    after: Mapping[str, tuple[float, float]],
-    *,
-    missing: tuple[float | None, float | None],
+    base: Iterable[tuple[Any, ...]], head: Iterable[tuple[Any, ...]], *, missing: float | None
 ) -> list[dict[str, Any]]:
     """Calls and own seconds, [base, head], by name; what moved most first."""
+    before, after = ({name: values for name, *values in one} for one in (base, head))
     rows: list[dict[str, Any]] = []
     for name in dict.fromkeys([*before, *after]):
-        calls, self_s = zip(before.get(name, missing), after.get(name, missing), strict=True)
+        found = (one.get(name, (missing, missing)) for one in (before, after))
+        calls, self_s = zip(*found, strict=True)
         rows.append({"name": name, "calls": calls, "self_s": self_s})
     return sorted(rows, key=lambda row: -abs(_move_s(row)))
 

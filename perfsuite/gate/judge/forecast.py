@@ -1,24 +1,18 @@
 """What a judgement will cost: an estimate before the first pair, and a better one after it."""
 
 import math
-import statistics
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from typing import Final
 
-from perfsuite.gate.arms.num_rounds import LEAST_PAIRS, plan_num_rounds
-from perfsuite.gate.judge.trial import Budget, Trial
+from perfsuite.gate.judge.trial import Budget
 from perfsuite.stats.spending import FIRST_FULL_LOOK, FIRST_LOOK
 from perfsuite.units import counted
 
 # The slowest of N cells of identical code takes so many pairs beyond the first look, where the
-# standard deviation of a pair is a third of the gap from tolerance to limit, 1 % by default, and
-# with its square more: within a quarter of the mean that `tests/support/simulation.py` finds for 1
-# to 24 cells at 0.4 to 2 %, with a history and without.
+# standard deviation of a pair is a third of the gap from tolerance to limit, 1 % by default: within
+# a quarter of the mean that `tests/support/simulation.py` finds for 1 to 24 cells.
 _MORE_PAIRS: Final = 0.7
 _MORE_PAIRS_PER_DOUBLING: Final = 1 / 3
-_SDS_IN_GAP: Final = 3.0
-# Of the variance of a pair its rounds explain so much (eight cells: 0.5 to 1, median 0.76).
-_EXPLAINED: Final = 0.7
 # How far a forecast from stored durations may be off before the first pair.
 _DOUBT: Final = 2.0
 # Longer times are shown in minutes.
@@ -41,16 +35,14 @@ def forecast_pair_s(
     return 2 * (launch_s + math.fsum(one for one in known if one is not None))
 
 
-def expect_pairs(num_cells: int, variance: float = 1.0, *, has_history: bool = False) -> float:
+def expect_pairs(num_cells: int, *, has_history: bool = False) -> float:
     """Return how many pairs the slowest cell will take where nothing became slower.
 
-    `variance` is a pair's, relative to the usual one.
-
-    >>> expect_pairs(1), expect_pairs(8, has_history=True), expect_pairs(8, 4.0)
-    (3.7, 3.7, 9.8)
+    >>> expect_pairs(1), expect_pairs(8, has_history=True)
+    (3.7, 3.7)
     """
     first = FIRST_LOOK if has_history else FIRST_FULL_LOOK
-    return first + (_MORE_PAIRS + _MORE_PAIRS_PER_DOUBLING * math.log2(num_cells)) * variance
+    return first + _MORE_PAIRS + _MORE_PAIRS_PER_DOUBLING * math.log2(num_cells)
 
 
 def describe_cost(num_cells: int, pair_s: float | None, budget: Budget) -> str:
@@ -58,8 +50,6 @@ def describe_cost(num_cells: int, pair_s: float | None, budget: Budget) -> str:
 
     >>> describe_cost(8, 60.0, Budget(max_pairs=16, max_s=1800.0))
     '8 cells, about 4.7 min, at most 30 min'
-    >>> describe_cost(8, None, Budget(max_pairs=16, max_s=1800.0))
-    '8 cells, at most 30 min; the first pair will tell how long'
     """
     cells = counted(num_cells, "cell")
     most = f"at most {_time(budget.max_s)}"
@@ -71,11 +61,7 @@ def describe_cost(num_cells: int, pair_s: float | None, budget: Budget) -> str:
 def why_too_much(
     num_cells: int, pair_s: float, budget: Budget, *, is_forecast: bool = False
 ) -> str | None:
-    """Return why no pairs can decide in the budget, and what could; None where they can.
-
-    >>> why_too_much(100, 1200.0, Budget(max_pairs=16, max_s=1800.0)) is None
-    False
-    """
+    """Return why no pairs can decide in the budget, and what could; None where they can."""
     needed_s = FIRST_LOOK * pair_s / (_DOUBT if is_forecast else 1.0)
     if needed_s <= budget.max_s:
         return None
@@ -88,33 +74,11 @@ def why_too_much(
     )
 
 
-def describe_rest(
-    trials: Sequence[Trial], first_s: float, budget: Budget, has_history: bool
-) -> str:
-    """Return what people read after the first pair, which took so long, of undecided cells.
-
-    Rounds are reckoned as planned once there are enough such pairs. What is no round is paid as
-    long as one cell is undecided, and the rounds of a cell until it is decided.
-    """
-    other_s, rounds_s, variances = first_s, 0.0, []
-    for trial in (trial for trial in trials if trial.costs):
-        cost, policy = trial.costs[-1], trial.policy
-        planned = plan_num_rounds(
-            [cost] * LEAST_PAIRS, tolerance=policy.tolerance, limit=policy.limit
-        )
-        other_s -= cost.num_rounds * cost.round_s
-        rounds_s += planned * cost.round_s
-        usual_sd = math.log((1 + policy.limit) / (1 + policy.tolerance)) / _SDS_IN_GAP
-        variance = cost.error**2 * cost.num_rounds / planned / _EXPLAINED
-        variances.append(variance / usual_sd**2 if usual_sd > 0 else math.inf)
-    variance = statistics.fmean(variances or [1.0])
-    most, usual = (
-        min(budget.max_pairs, expect_pairs(number, variance, has_history=has_history))
-        for number in (len(trials), 1)
-    )
-    other_s = max(0.0, other_s)
-    rest_s = min((most - 1) * other_s + (usual - 1) * rounds_s, max(0.0, budget.max_s - first_s))
-    pair = f"a pair takes {_time(other_s + rounds_s)}"
+def describe_rest(num_cells: int, pair_s: float, budget: Budget, *, has_history: bool) -> str:
+    """Return what people read after the first pair, which took so long, of undecided cells."""
+    more = expect_pairs(num_cells, has_history=has_history) - 1
+    rest_s = min(more * pair_s, max(0.0, budget.max_s - pair_s))
+    pair = f"a pair takes {_time(pair_s)}"
     return f"{pair}: about {_time(rest_s)} more where nothing became slower"
 
 

@@ -1,8 +1,4 @@
-"""The judge: pairs of launches until every cell is decided, or the budget is spent.
-
-The rule itself is `stats.sequential`. Everything that a verdict rests on is kept: seeds, order, and
-the raw value of each launch.
-"""
+"""The judge: pairs of launches until every cell is decided, or the budget is spent."""
 
 import math
 import os
@@ -60,20 +56,28 @@ def judge(
     kept: Mapping[str, KeptCell] = MappingProxyType({}),
     say: Callable[[str], None],
 ) -> Judgement:
-    """Run pairs until every cell has its verdict, or the budget is spent.
+    """Return the verdict of every cell, of INCONCLUSIVE where the budget is spent.
 
     `num_cells` cells share the error rate, those of other sessions included; None is these alone.
-    `priors` say what this machine's history knows of the noise of a pair, by cell; `kept` is what
-    earlier sessions of the same two trees found.
     """
     trials = [Trial(name=name, policy=policy) for name, policy in policies.items()]
-    rules = {
-        trial.name: _rule_of(trial, num_cells or len(trials), budget, priors, kept)
-        for trial in trials
-    }
+    rules: dict[str, Rule] = {}
+    for trial in trials:
+        if (found := kept.get(printable(trial.name))) is not None:
+            rules[trial.name] = resume(trial, found)
+            continue
+        rules[trial.name] = Rule(
+            tolerance=trial.policy.tolerance,
+            limit=trial.policy.limit,
+            num_cells=num_cells or len(trials),
+            max_pairs=budget.max_pairs,
+            prior=priors.get(trial.name),
+        )
     session = _Session(arms=(base, head), budget=budget, random_numbers=random.Random(seed))
     pair: _Pair | None = None
-    while (undecided := [trial for trial in trials if trial.word is None]) and session.has_budget():
+    while undecided := [trial for trial in trials if trial.word is None]:
+        if session.spent_s + session.longest_s > budget.max_s:
+            break  # no pair takes longer than the longest so far
         pair = session.run_pair(undecided)
         if pair.invalid is not None:
             break
@@ -85,43 +89,17 @@ def judge(
         pair.decide(undecided, rules)
         for line in _progress(session, undecided, trials, rules):
             say(line)
+    too_long = why_too_much(len(trials), session.first_s, budget)
     for trial in trials:
-        _end(trial, pair, session.why_too_long(trials))
-    return Judgement(
-        trials=tuple(trials),
-        seed=seed,
-        num_pairs=session.num_pairs,
-        wall_s=session.spent_s,
-        invalid=None if pair is None else pair.invalid,
-    )
-
-
-def _rule_of(
-    trial: Trial,
-    num_cells: int,
-    budget: Budget,
-    priors: Mapping[str, Prior],
-    kept: Mapping[str, KeptCell],
-) -> Rule:
-    """The rule of a cell, which goes on where an earlier session has ended."""
-    if (found := kept.get(printable(trial.name))) is not None:
-        return resume(trial, found)
-    return Rule(
-        tolerance=trial.policy.tolerance,
-        limit=trial.policy.limit,
-        num_cells=num_cells,
-        max_pairs=budget.max_pairs,
-        prior=priors.get(trial.name),
-    )
+        _end(trial, pair, too_long)
+    return Judgement(trials=tuple(trials), num_pairs=session.num_pairs, wall_s=session.spent_s)
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Pair:
     """One pair of launches over cells in that order.
 
-    Attributes:
-        unfit: Why the machine was not fit for it; None where it was.
-        invalid: Why it did not compare two trees; None where it did.
+    It says nothing where the machine was unfit for it, or it did not compare two trees.
     """
 
     plan: PairPlan
@@ -133,30 +111,21 @@ class _Pair:
 
     def decide(self, trials: Sequence[Trial], rules: Mapping[str, Rule]) -> None:
         """Add what it says to those trials that were fair in it, and decide them if possible."""
-        was_apart = self.plan.is_apart
+        cells = self.launches["head"].cells
+        alternated_s = sum(run.alternated_s for run in cells.values())
+        other_s = max(0.0, self.wall_s - alternated_s) / max(1, len(cells))
         for trial in trials:
-            if is_postponed(trial, self.launches, self.names, was_apart=was_apart):
+            if is_postponed(trial, self.launches, self.names, was_apart=self.plan.is_apart):
                 continue
-            add_pair(trial, self.launches, self.plan.first, self._other_s)
+            add_pair(trial, self.launches, self.plan.first, other_s)
             _count_until_alike(trial)
             if trial.word is None:
                 decide_by_pairs(trial, rules[trial.name])
 
-    @property
-    def _other_s(self) -> float:
-        """What the pair cost beside its rounds, for each of its cells."""
-        cells = self.launches["head"].cells
-        alternated_s = sum(run.alternated_s for run in cells.values())
-        return max(0.0, self.wall_s - alternated_s) / max(1, len(cells))
-
 
 @dataclass(kw_only=True)
 class _Session:
-    """Runs one pair after the other, and counts what they cost.
-
-    Attributes:
-        num_unfit: Pairs for which the machine was not fit.
-    """
+    """Runs one pair after the other, and counts what they cost."""
 
     arms: Sequence[Arm]
     budget: Budget
@@ -170,14 +139,6 @@ class _Session:
     @property
     def spent_s(self) -> float:
         return time.monotonic() - self.began_s
-
-    def has_budget(self) -> bool:
-        """Whether another pair may begin, as none takes longer than the longest so far."""
-        return self.spent_s + self.longest_s <= self.budget.max_s
-
-    def why_too_long(self, trials: Sequence[Trial]) -> str | None:
-        """Why the first pair showed that none can decide in the budget."""
-        return why_too_much(len(trials), self.first_s, self.budget)
 
     def run_pair(self, trials: Sequence[Trial]) -> _Pair:
         """Run the next pair over the cells, in random order."""
@@ -258,7 +219,7 @@ def _compare_counts(trial: Trial) -> CountComparison:
 def _judge_counts(trial: Trial) -> None:
     """Fail a cell in which head counts more than the base, whatever its times say."""
     compared = _compare_counts(trial)
-    trial.accepted_counts = compared.accepted
+    trial.accepted_counts = tuple(one.name for one in compared.changes if one.kind == "accepted")
     if compared.increases and trial.word != "FAIL":
         trial.word, trial.by, trial.reason = "FAIL", "counts", None
     for one in (*compared.increases, *compared.unavailable):
@@ -279,9 +240,9 @@ def _judge_numerics(trial: Trial) -> None:
 
 
 def _judge_size(trial: Trial) -> None:
-    """Refuse times of a smaller step of the user's own, which no recipe tells from a faster one.
+    """Refuse times of a step of the user's own that may train less, which no recipe tells.
 
-    It may have fewer micro-batches. With fewer FLOPs for the same numbers it is a better step.
+    With fewer FLOPs for the same numbers it is a better step.
     """
     fewer = [one for one in _compare_counts(trial).decreases if one.name == "flops"]
     is_own = (trial.last["head"].record or {}).get("recipe", {}) is None
@@ -298,15 +259,16 @@ def _judge_size(trial: Trial) -> None:
 def _progress(
     session: _Session, judged: Sequence[Trial], trials: Sequence[Trial], rules: Mapping[str, Rule]
 ) -> Iterator[str]:
-    """How many cells are decided, and the running intervals: those decided now, the widest else."""
+    """Yield how many cells are decided, and intervals: of those decided now, and the widest."""
     undecided = [trial for trial in trials if trial.word is None]
     decided = f"{len(trials) - len(undecided)} of {counted(len(trials), 'cell')} decided"
     yield f"pair {session.num_pairs}: {decided} ({session.spent_s:.0f} s)"
     if session.num_pairs < 2:  # one pair does not show its spread
         if undecided:
             has_history = all(rules[trial.name].prior for trial in undecided)
-            rest = describe_rest(undecided, session.first_s, session.budget, has_history)
-            yield session.why_too_long(trials) or rest
+            pair_s, budget = session.first_s, session.budget
+            rest = describe_rest(len(undecided), pair_s, budget, has_history=has_history)
+            yield why_too_much(len(trials), pair_s, budget) or rest
         return
     shown = [trial for trial in judged if trial.word is not None]
     shown += sorted(undecided, key=_width, reverse=True)[:_MOST_SHOWN]
@@ -320,7 +282,6 @@ def _progress(
 
 
 def _width(trial: Trial) -> float:
-    """The width of the running interval, as a logarithm."""
     if trial.decision is None:
         return 0.0
     low, high = trial.decision.interval

@@ -1,8 +1,7 @@
 """What earlier sessions found of the same two trees: each FAIL, and the pairs of each INCONCLUSIVE.
 
 Without it every re-run of a red session would be another draw: a slowdown that passes in one of
-seven sessions passes in half of five re-runs. A FAIL is kept, and the rule goes on from pairs that
-it found inconclusive. The file is untrusted: it may come from a CI's cache.
+seven sessions passes in half of five re-runs. The file is untrusted, as from a CI's cache.
 """
 
 import dataclasses
@@ -17,16 +16,9 @@ from perfsuite.gate.judge.pairs_verdict import decide_beyond, decide_by_pairs
 from perfsuite.gate.judge.trial import Trial
 from perfsuite.stats.evidence import Pair
 from perfsuite.stats.sequential import Rule
+from perfsuite.system import untrusted
 from perfsuite.system.files import write_atomically
-from perfsuite.system.untrusted import (
-    MOST,
-    Amount,
-    Label,
-    printable,
-    printable_lines,
-    read_untrusted,
-    why_unreadable,
-)
+from perfsuite.system.untrusted import MOST, Amount, Label, printable, printable_lines
 
 PAIRS_FILE = "pairs.json"
 _MAX_FILE_BYTES = 64 * 2**20
@@ -40,8 +32,7 @@ Positive = Annotated[float, msgspec.Meta(gt=0, le=float(MOST))]
 class KeptCell(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """A cell that a re-run does not judge again; its fields are those of a `Trial`.
 
-    Attributes:
-        rule: As it was: with another history, earlier looks would now end otherwise.
+    The rule is as it was: with another history, earlier looks would now end otherwise.
     """
 
     word: Literal["FAIL", "INCONCLUSIVE"]
@@ -74,11 +65,8 @@ class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
 class KeptPairs:
     """What is kept of a comparison of two trees.
 
-    Attributes:
-        path: The file.
-        base, head: What tells the trees from others.
-        cells: Found in it, by `printable` name: what is no text cannot be written.
-        told: What a reader should know of where they come from.
+    Cells are by their `printable` names: what is no text cannot be written. `told` is what a
+    reader should know of where they come from.
     """
 
     path: Path
@@ -113,7 +101,7 @@ def read_kept_pairs(path: Path, base: str, head: str) -> KeptPairs:
             if (one.base, one.head) == (base, head):
                 cells = one.cells
     except (OSError, ValueError) as error:
-        told = f"{path} cannot be read ({printable(why_unreadable(error))}): judged anew"
+        told = f"{path} cannot be read ({printable(untrusted.why_unreadable(error))}): judged anew"
     if cells:
         who = "1 cell goes" if len(cells) == 1 else f"{len(cells)} cells go"
         told = f"{who} on from what {path} has of these two trees"
@@ -161,26 +149,16 @@ def _is_kept(trial: Trial) -> bool:
 
 
 def _keep(trial: Trial) -> KeptCell:
-    return msgspec.convert(
-        {
-            "word": trial.word,
-            "by": trial.by,
-            "reason": None if trial.reason is None else printable_lines(trial.reason),
-            "rule": {
-                name: value for name, value in trial.rule.items() if name != "accepted_slowdown"
-            },
-            "accepted_slowdown": trial.policy.accepted_slowdown,
-            "floor_s": trial.policy.floor_s,
-            "raw": trial.raw,
-            "pairs": trial.pairs,
-            "firsts": trial.firsts,
-        },
-        KeptCell,
-    )
+    kept = {name: getattr(trial, name) for name in ("word", "by", "raw", "pairs", "firsts")}
+    rule = {name: value for name, value in trial.rule.items() if name != "accepted_slowdown"}
+    reason = None if trial.reason is None else printable_lines(trial.reason)
+    bounds = {name: getattr(trial.policy, name) for name in ("accepted_slowdown", "floor_s")}
+    return msgspec.convert({**kept, **bounds, "reason": reason, "rule": rule}, KeptCell)
 
 
 def _read(path: Path) -> _File:
     try:
-        return msgspec.json.decode(read_untrusted(path, max_bytes=_MAX_FILE_BYTES), type=_File)
+        data = untrusted.read_untrusted(path, max_bytes=_MAX_FILE_BYTES)
+        return msgspec.json.decode(data, type=_File)
     except FileNotFoundError:
         return _File()

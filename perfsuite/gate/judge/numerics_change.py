@@ -1,7 +1,6 @@
 """What changed in the mathematics: the first losses and weights of head against the base's.
 
-The two launches of a pair have one seed and one hash seed, so the same training gives the same
-numbers, bit for bit, or within rounding where its sums have another order.
+The launches of a pair have one seed and one hash seed: the same training gives the same bits.
 """
 
 import itertools
@@ -45,7 +44,7 @@ class _Trained(msgspec.Struct, frozen=True):
         return _FACTOR * epsilon * math.sqrt(self.world_size * num_steps)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class _Difference:
     """A number of one step that differs in its bits; whether rounding explains it."""
 
@@ -103,7 +102,7 @@ def _beyond_rounding(differences: Sequence[_Difference | None]) -> _Difference |
 
 
 def _compare(before: _Trained, after: _Trained, limit: float) -> _Difference | None:
-    """Return the first number that is not rounded alike, else the first whose bits differ.
+    """The first number that is not rounded alike, else the first whose bits differ.
 
     Beyond the steps after the first such difference, rounding has grown with the training.
     """
@@ -117,9 +116,7 @@ def _differences(before: _Trained, after: _Trained, limit: float) -> Iterator[_D
     for step, (old, new) in enumerate(zip(before.losses, after.losses, strict=False), 1):
         if repr(old) != repr(new):
             is_rounding = abs(new - old) <= limit * max(abs(old), abs(new))
-            yield _Difference(
-                step=step, what="loss", before=old, after=new, is_rounding=is_rounding
-            )
+            yield _Difference(step, "loss", old, new, is_rounding)
     steps = zip(before.weights or (), after.weights or (), strict=False)
     for step, (theirs, ours) in enumerate(steps, 1):
         pairs = itertools.zip_longest(theirs, ours, fillvalue=_NOTHING)
@@ -146,13 +143,7 @@ def _compare_digests(
     differing = [one for one in found if repr(one[1]) != repr(one[2])]
     beyond = [one for one in differing if not abs(one[2] - one[1]) <= one[3]]
     name, old, new, _ = (beyond or differing)[0]
-    return _Difference(
-        step=step,
-        what=f"{name} of parameter {number}",
-        before=old,
-        after=new,
-        is_rounding=not beyond,
-    )
+    return _Difference(step, f"{name} of parameter {number}", old, new, not beyond)
 
 
 def _write(before: float, after: float) -> tuple[str, str]:

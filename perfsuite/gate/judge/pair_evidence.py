@@ -48,12 +48,16 @@ _MOST_CLOCKS_APART = 0.01
 # there is work uses less, and less than so many seconds.
 _MOST_BACKGROUND = 0.01
 _LEAST_BACKGROUND_S = 0.001
+_LEFT_OUT = (
+    "so its times leave a part of the work out; end such threads before the benchmark, or have a "
+    "process do their work: it is stopped meanwhile"
+)
 
 
 def add_pair(trial: Trial, launches: Mapping[str, Launch], first: str, launch_s: float) -> None:
     """Add what a pair says of a cell, or end its trial with the reason why it says nothing.
 
-    `first` is the arm that ran the first round; `launch_s` is what the pair cost beside its rounds.
+    `launch_s` is what the pair cost beside its rounds.
     """
     # The one that failed by itself first: the other was ended because of it.
     for arm in sorted(launches, key=lambda arm: _is_ended_by_other(launches[arm])):
@@ -68,9 +72,14 @@ def add_pair(trial: Trial, launches: Mapping[str, Launch], first: str, launch_s:
         if "failed" in (base.outcome, head.outcome) and len(launches["head"].cells) > 1:
             trial.add_reason(_ORDER)
         return
-    if (reason := _why_incomplete({"base": base, "head": head})) is not None:
-        trial.word, trial.reason = "INCONCLUSIVE", reason
-        return
+    for arm, run in trial.last.items():
+        if run.background_s > max(_MOST_BACKGROUND * run.turns_s, _LEAST_BACKGROUND_S):
+            trial.word = "INCONCLUSIVE"
+            trial.reason = (
+                f"threads of the {arm} arm worked for {run.background_s:.3g} s while the other arm "
+                f"had its turn, beside {run.turns_s:.3g} s of its own turns, {_LEFT_OUT}"
+            )
+            return
     # Where counts are not compared, what the arms train is meant to differ.
     if trial.policy.slacks and (reason := _why_incomparable(base, head)) is not None:
         trial.word, trial.reason = "INVALID", reason
@@ -80,24 +89,19 @@ def add_pair(trial: Trial, launches: Mapping[str, Launch], first: str, launch_s:
     base_samples, head_samples = trial.policy.num_samples
     raw = base_s / base_samples, base_s * math.exp(log_ratio) / head_samples
     trial.raw.append(raw)
-    total = mean_log_ratio(base.rounds_s, head.rounds_s)
-    pair = Pair(
-        log_ratio=math.log(raw[1] / raw[0]),
-        mean_log_ratio=total + math.log(base_samples / head_samples),
-        error=error if math.isfinite(error) else None,
-    )
-    trial.pairs.append(pair)
     trial.firsts.append(first)
-    num_rounds = min(len(base.rounds_s), len(head.rounds_s))
-    if head.alternated_s > 0 and math.isfinite(error):
-        cost = PairCost(
-            log_ratio=log_ratio,
-            error=error,
-            num_rounds=num_rounds,
-            round_s=head.alternated_s / num_rounds,
-            launch_s=launch_s,
+    total = mean_log_ratio(base.rounds_s, head.rounds_s)
+    trial.pairs.append(
+        Pair(
+            log_ratio=math.log(raw[1] / raw[0]),
+            mean_log_ratio=total + math.log(base_samples / head_samples),
+            error=error if math.isfinite(error) else None,
         )
-        trial.costs.append(cost)
+    )
+    num_rounds = min(len(base.rounds_s), len(head.rounds_s))
+    round_s = head.alternated_s / num_rounds
+    if round_s > 0 and math.isfinite(error):
+        trial.costs.append(PairCost(log_ratio, error, num_rounds, round_s, launch_s))
 
 
 def why_clocks_differ(launches: Mapping[str, Launch]) -> str | None:
@@ -119,7 +123,6 @@ def why_clocks_differ(launches: Mapping[str, Launch]) -> str | None:
 
 
 def _why_missing(cell: str, arm: str, launch: Launch) -> tuple[VerdictWord, str]:
-    """The verdict of a cell that a launch did not reach, and its reason."""
     word: VerdictWord = "INVALID"
     why = launch.failure or "its session stopped before the cell had ended"
     if launch.suite is not None and (broken := launch.suite.why_broken(cell)) is not None:
@@ -146,34 +149,23 @@ def _why_untimed(base: CellRun, head: CellRun) -> tuple[VerdictWord, str] | None
     return None
 
 
-def _why_incomplete(runs: Mapping[str, CellRun]) -> str | None:
-    """Why the turns of an arm leave out a part of its work; None where they do not."""
-    for arm, run in runs.items():
-        if run.background_s > max(_MOST_BACKGROUND * run.turns_s, _LEAST_BACKGROUND_S):
-            return (
-                f"threads of the {arm} arm worked for {run.background_s:.3g} s while the other arm "
-                f"had its turn, beside {run.turns_s:.3g} s of its own turns, so its times leave a "
-                "part of the work out; end such threads before the benchmark, or have a process do "
-                "their work: it is stopped meanwhile"
-            )
-    return None
-
-
 def is_postponed(
     trial: Trial, launches: Mapping[str, Launch], names: Sequence[str], *, was_apart: bool
 ) -> bool:
-    """Whether the cell had no fair trial in a pair.
+    """Whether the cell had no fair trial in a pair, so that the next has it again, in another way.
 
-    It shared memory, a core that it outgrew or what one arm alone can have, as a lock or a daemon,
-    or a launch had ended before. The next pair has it again: alone in memory, on all cores, launch
-    after launch, and without the cell in which the launch ended.
+    That is alone in memory, on all cores, launch after launch where one arm alone can have what it
+    needs, or without the cell in which the launch ended.
     """
     runs = [launch.cells[trial.name] for launch in launches.values() if trial.name in launch.cells]
     if not trial.is_unpinned and any(run.outgrew_core for run in runs):
         trial.is_unpinned = True
         return True
     failures = [*_failures(trial.name, launches)]
-    lacked_memory = any(map(_OUT_OF_MEMORY.search, failures)) or any(map(_has_retried, runs))
+    # An allocator that waited for memory may have waited for the other arm's.
+    records = [record for record in map(_read, runs) if record is not None]
+    has_retried = any(one.counts is not None and one.counts.allocator_retries for one in records)
+    lacked_memory = has_retried or any(map(_OUT_OF_MEMORY.search, failures))
     if not trial.is_one_by_one and lacked_memory:
         trial.is_one_by_one = True
         return True
@@ -198,15 +190,8 @@ def _cell_that_ended(launches: Mapping[str, Launch], names: Sequence[str]) -> st
     return None
 
 
-def _has_retried(run: CellRun) -> bool:
-    """Whether the allocator of an arm waited for memory, which may be the other arm's."""
-    record = _read(run)
-    counts = None if record is None else record.counts
-    return counts is not None and bool(counts.allocator_retries)
-
-
 def _is_taken(failure: str) -> bool:
-    """Whether an arm wanted what one process alone may have, or may have waited for it."""
+    """Whether an arm wanted, or may have waited for, what one process alone may have."""
     said = (_PATH.sub("", text) for text in _EXCEPTION.findall(failure))
     return _is_stuck(failure) or any(map(_IS_TAKEN.search, said))
 
@@ -216,7 +201,6 @@ def _is_stuck(failure: str) -> bool:
 
 
 def _failures(name: str, launches: Mapping[str, Launch]) -> Iterator[str]:
-    """Yield why the arms failed in the cell, or before it."""
     for launch in launches.values():
         run = launch.cells.get(name)
         why = launch.failure if run is None else run.reason if run.outcome == "failed" else None
@@ -233,10 +217,9 @@ def _is_ended_by_other(launch: Launch) -> bool:
 def locate_log_ratio(base_s: Sequence[float], head_s: Sequence[float]) -> tuple[float, float]:
     """Return log(head / base) and its standard error: a trimmed mean over rounds beside each other.
 
-    What the machine did meanwhile happened to both rounds of a pair, and is not in their ratio. On
-    two shared cores, over 14 launches of a loop of 240 LeNet steps in turns of one, its standard
-    deviation was 0.69 %, that of the median of the same ratios 1.38 %, and that of the ratio of the
-    two means 1.04 %. Of an unequal number of rounds the first are taken.
+    What the machine did meanwhile happened to both rounds of a pair. Over 14 launches of a loop of
+    240 LeNet steps on two shared cores its standard deviation was 0.69 %, that of the median of the
+    ratios 1.38 %, that of the ratio of means 1.04 %. Of more rounds in one arm the first are taken.
 
     >>> round(math.exp(locate_log_ratio([1.0, 2.0, 4.0], [1.5, 3.0, 6.0])[0]), 9)
     1.5
@@ -272,38 +255,28 @@ class _Trained(msgspec.Struct, frozen=True):
 
 
 def _why_incomparable(base: CellRun, head: CellRun) -> str | None:
-    """Why the times of two launches are of different things; None where no reason is known.
-
-    A step over a quarter of the samples is faster, and needs less of everything, while training
-    may have become slower.
-    """
+    """Why the times of two launches are of different things, as of steps of another size."""
+    before, after = _read(base), _read(head)
+    if before is None or after is None:
+        return None
     num_rounds = len(base.rounds_s), len(head.rounds_s)
-    if _trains(base) and _trains(head) and len(set(num_rounds)) > 1:
+    # The rounds of a cell of ours the gate itself counts off.
+    if None not in (before.workload, after.workload) and num_rounds[0] != num_rounds[1]:
         return (
             f"the loop ended by itself, after {num_rounds[0]} rounds in the base and "
             f"{num_rounds[1]} in head, so that neither times nor counts compare; let both take the "
             "steps that the test asks for"
         )
-    before, after = _samples_of(base), _samples_of(head)
-    if before is None or after is None or before == after:
+    samples = [
+        samples_of_step(record.samples_per_s, statistics.median(run.rounds_s))
+        for record, run in ((before, base), (after, head))
+    ]
+    if None in samples or samples[0] == samples[1]:
         return None
     return (
-        f"a step has {before} samples in the base and {after} in head, so that neither times nor "
-        "counts compare; give the test another name where that is meant"
+        f"a step has {samples[0]} samples in the base and {samples[1]} in head, so that neither "
+        "times nor counts compare; give the test another name where that is meant"
     )
-
-
-def _trains(run: CellRun) -> bool:
-    """Whether a cell is one of ours, whose rounds the gate itself counts off."""
-    record = _read(run)
-    return record is not None and record.workload is not None
-
-
-def _samples_of(run: CellRun) -> int | None:
-    record = _read(run)
-    if record is None or not run.rounds_s:
-        return None
-    return samples_of_step(record.samples_per_s, statistics.median(run.rounds_s))
 
 
 def describe_changes(base: CellRun, head: CellRun) -> str | None:
@@ -311,11 +284,10 @@ def describe_changes(base: CellRun, head: CellRun) -> str | None:
 
     Says nothing where a launch has no record, or one of another form, which `counts` reports.
     """
-    before, after = _read(base), _read(head)
-    if before is None or after is None:
-        return None
-    ours = {"workload": after.workload, **(after.recipe or {})}
-    theirs = {"workload": before.workload, **(before.recipe or {})}
+    theirs, ours = (
+        {"workload": record.workload, **(record.recipe or {})} if (record := _read(run)) else {}
+        for run in (base, head)
+    )
     changed = [
         f"{name} {ours[name]!r} instead of {theirs[name]!r}"
         for name in ours.keys() & theirs.keys()

@@ -3,13 +3,15 @@
 import dataclasses
 import math
 import statistics
+from collections.abc import Collection, Iterator
+from pathlib import Path
 from typing import Any
 
 from perfsuite.gate.judge.trial import Trial
 from perfsuite.records.verdict import CellVerdict, Explanation
 from perfsuite.stats.evidence import Pair
 from perfsuite.stats.sequential import Decision, Rule, decide
-from perfsuite.units import format_change, format_ratio
+from perfsuite.units import format_change, format_ratio, listed
 
 
 def decide_by_pairs(trial: Trial, rule: Rule) -> None:
@@ -35,7 +37,12 @@ def decide_by_pairs(trial: Trial, rule: Rule) -> None:
         # Faster than what is accepted is not yet faster than the base.
         if trial.word == "IMPROVED" and decide(trial.pairs, rule).word != "IMPROVED":
             trial.word = "PASS"
-    slower_s = _slower_s(trial)
+    typical = [head_s - base_s * accepted for base_s, head_s in trial.raw]
+    total = [
+        base_s * (math.exp(pair.mean_log_ratio) - accepted)
+        for (base_s, _), pair in zip(trial.raw, trial.pairs, strict=True)
+    ]
+    slower_s = max(statistics.median(typical), statistics.median(total))
     if trial.word == "FAIL" and slower_s < trial.policy.floor_s:
         trial.word = "PASS"
         trial.add_reason(
@@ -70,17 +77,6 @@ def tell_stalls(trial: Trial) -> None:
         trial.add_reason(f"{both}: the mean is not proven to be below the limit")
 
 
-def _slower_s(trial: Trial) -> float:
-    """Seconds an iteration by which head is slower than accepted, stalls included."""
-    accepted = trial.policy.accepted_slowdown
-    typical = [head_s - base_s * accepted for base_s, head_s in trial.raw]
-    total = [
-        base_s * (math.exp(pair.mean_log_ratio) - accepted)
-        for (base_s, _), pair in zip(trial.raw, trial.pairs, strict=True)
-    ]
-    return max(statistics.median(typical), statistics.median(total))
-
-
 def verdict_of(trial: Trial, explanation: Explanation | None, base: str) -> CellVerdict:
     """Return what became of a cell that was judged against the base, as it is called."""
     tolerance, limit = trial.policy.bounds
@@ -105,3 +101,19 @@ def verdict_of(trial: Trial, explanation: Explanation | None, base: str) -> Cell
         rule=trial.rule,
         **proven,
     )
+
+
+def remarks_on(trial: Trial, root: Path, changed: Collection[Path]) -> Iterator[str]:
+    """Yield what is head's on both sides, and which processes could not say what they loaded.
+
+    `changed` are benchmark files that head has otherwise, relative to its `root`.
+    """
+    if "head" not in trial.last:
+        return
+    loaded = trial.last["head"].loaded
+    own = Path(trial.name.partition("::")[0])
+    same = [path for path in sorted(changed) if str(root / path) in loaded.files]
+    if others := [path for path in same if path != own and path.name != "conftest.py"]:
+        yield f"what this cell runs is head's on both sides: {listed(others)}"
+    if loaded.silent:
+        yield f"no process of these could say what it loaded: {listed(sorted(loaded.silent))}"

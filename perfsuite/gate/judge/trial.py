@@ -18,14 +18,11 @@ class CellPolicy:
     """How one cell is judged.
 
     Attributes:
-        tolerance: The slowdown that is accepted, 0.02 = 2 %.
         floor_s: A slowdown of an iteration below this many seconds is never a FAIL.
         accepted_slowdown: A reviewed exception: the base may be taken to be this many times slower.
-        slacks: Of counts, in place of the usual ones, by name; the value None switches a count
-            off. Of several, head's and the base's, the strictest holds; without any the counts of
-            the arms are not compared at all.
+        slacks: Of counts, in place of the usual ones; None switches one off. Of several, head's and
+            the base's, the strictest holds; without any the arms' counts are not compared at all.
         accepted_increase: How many times the base's a reviewed exception lets a count be.
-        refuses_numerics_change: Whether a cell fails whose mathematics changed.
         num_samples: Of an iteration of base and of head, where times are compared per sample.
     """
 
@@ -55,10 +52,7 @@ LAUNCH_TIMEOUT_S: Final = 300.0
 
 @dataclass(frozen=True, kw_only=True)
 class Budget:
-    """What a judgement may cost: pairs, and seconds, in which the last pair must end too.
-
-    A launch without any message for `timeout_s` is stuck: no round should take as long.
-    """
+    """What a judgement may cost; a launch without any message for `timeout_s` is stuck."""
 
     max_pairs: int
     max_s: float
@@ -67,26 +61,20 @@ class Budget:
 
 @dataclass(kw_only=True)
 class Trial:
-    """One cell on its way to a verdict.
+    """One cell on its way to a verdict; its `word` is None until then.
 
     Attributes:
         raw: Seconds an iteration of both launches of each pair, base first: the median of the base,
             and that times the location of head's rounds over the base's beside them. Seconds a
             sample where the policy says how many samples an iteration has.
-        pairs: What the rule sees of each pair in `raw`.
-        word: The verdict; None while there is none.
-        by: What decided: "pairs", "counts" or "numerics".
-        reason: What a reader should know beside the numbers.
-        decision: What the pairs prove so far.
+        pairs: What the rule sees of each pair in `raw`; `decision` is what they prove so far.
         rule: The arguments of the rule, accepted slowdown included; empty before the first pair.
         runs: Those of all pairs, by arm.
         num_counted: The first so many of these have counts; None where all have.
         firsts: The arm that ran the first round of each pair in `raw`.
-        costs: Of each pair, for the number of rounds of the next.
         is_one_by_one: Whether memory had no room for both arms.
         is_apart: Whether both arms wanted what one of them alone can have.
         is_unpinned: Whether the core that both arms share was too little.
-        numerics_change: What changed in the mathematics, as `Verdict` has it.
         accepted_counts: Those that grew, as a reviewed exception lets them.
     """
 
@@ -131,10 +119,8 @@ def draw_seed() -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class Judgement:
-    """The result of the pairs; `invalid` says why it does not count, None where it does."""
+    """The result of the pairs."""
 
     trials: tuple[Trial, ...]
-    seed: int
     num_pairs: int
     wall_s: float
-    invalid: str | None

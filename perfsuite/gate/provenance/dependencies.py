@@ -22,10 +22,7 @@ ANY = "*"
 
 
 def changed_dependencies(base: Path, head: Path) -> dict[str, frozenset[str]]:
-    """Return the files that declare dependencies otherwise, and to each the distributions' names.
-
-    Not those that head alone names: the base does without them. ANY stands for unknown ones.
-    """
+    """Return the files that declare the base's dependencies otherwise, with the names, or ANY."""
     before, after = _declared(base), _declared(head)
     changed = {}
     for file in sorted(before.keys() | after.keys()):
@@ -38,9 +35,11 @@ def changed_dependencies(base: Path, head: Path) -> dict[str, frozenset[str]]:
 
 def find_changed_dependency(base: Path, head: Path, files: frozenset[str]) -> str | None:
     """Return why the base ran with dependencies of head, where `files` are what it loaded."""
-    changed = changed_dependencies(base, head)
-    used = {name for file in files for name in _distributions_of(file)} if changed else set()
-    for file, names in changed.items():
+    for file, names in changed_dependencies(base, head).items():
+        matches = ((loaded, SITE.search(loaded)) for loaded in files)
+        places = (loaded[match.end() :] for loaded, match in matches if match is not None)
+        tops = {place.partition("/")[0].partition(".")[0] for place in places}
+        used = {normalized(name) for top in tops for name in _owners().get(top, ())}
         reached = sorted(used & names)
         if reached or ANY in names:
             which = ", ".join(reached) or "what it declares"
@@ -50,14 +49,6 @@ def find_changed_dependency(base: Path, head: Path, files: frozenset[str]) -> st
                 "--perf-base-python)"
             )
     return None
-
-
-def _distributions_of(file: str) -> list[str]:
-    match = SITE.search(file)
-    if match is None:
-        return []
-    top = file[match.end() :].partition("/")[0].partition(".")[0]
-    return [normalized(name) for name in _owners().get(top, ())]
 
 
 @functools.cache
@@ -78,7 +69,6 @@ def _declared(tree: Path) -> dict[str, dict[str, str]]:
 
 
 def _read(path: Path) -> dict[str, str] | None:
-    """What one file declares, by the distribution; None of a file of another kind."""
     place = f"{path.parent.name}/{path.name}"
     read = next((read for name, read in _READERS.items() if re.fullmatch(name, place)), None)
     if read is None:
@@ -95,8 +85,9 @@ def _read_any(text: str) -> dict[str, str]:
 
 
 def _read_list(text: str) -> dict[str, str]:
+    """Of pip, and of conda, whose other lines name nothing that is installed."""
     lines = (line.partition(" #")[0].strip() for line in text.replace("\\\n", " ").splitlines())
-    return _named(line for line in lines if line and not line.startswith("#"))
+    return _named(line.removeprefix("- ") for line in lines if line and not line.startswith("#"))
 
 
 def _named(requirements: Iterator[str]) -> dict[str, str]:
@@ -106,17 +97,6 @@ def _named(requirements: Iterator[str]) -> dict[str, str]:
         match = _NAME.match(requirement)
         found.setdefault(normalized(match[0]) if match else ANY, []).append(requirement)
     return {name: "\n".join(sorted(lines)) for name, lines in found.items()}
-
-
-def _read_pipfile(text: str) -> dict[str, str]:
-    document = tomllib.loads(text)
-    tables = [document.get("packages", {}), document.get("dev-packages", {})]
-    return {normalized(name): json.dumps(table[name]) for table in tables for name in table}
-
-
-def _read_conda(text: str) -> dict[str, str]:
-    lines = (line.partition(" #")[0].strip() for line in text.splitlines())
-    return _named(line[2:].strip() for line in lines if line.startswith("- "))
 
 
 def _read_lock(text: str) -> dict[str, str]:
@@ -174,9 +154,9 @@ _READERS: Final[Mapping[str, Callable[[str], dict[str, str]]]] = {
     r".*/pyproject\.toml": _read_project,
     r".*/setup\.cfg": _read_setup_cfg,
     r".*/setup\.py": _read_setup,
-    r".*/Pipfile": _read_pipfile,
-    r".*/(environment|conda)\.ya?ml": _read_conda,
     r".*/((uv|poetry|pdm)\.lock|pylock(\..*)?\.toml)": _read_lock,
     r"requirements/.*\.(txt|in)|.*/.*(requirements.*\.(txt|in)|constraints.*\.txt)": _read_list,
-    r".*/(Pipfile\.lock|pixi\.(lock|toml)|conda-lock\.yml)": _read_any,  # may change everything
+    r".*/(environment|conda)\.ya?ml": _read_list,
+    # May change everything.
+    r".*/(Pipfile(\.lock)?|pixi\.(lock|toml)|conda-lock\.yml)": _read_any,
 }

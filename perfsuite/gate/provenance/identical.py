@@ -1,7 +1,6 @@
 """Which cells run the same code in both trees, so that no pair can find a difference.
 
-Head's files are compared with the base's byte by byte. What a cell loads is what a launch of head
-has logged (`arms.launched.load_log`); where that cannot be known, the cell is not identical.
+What a cell loads is what a launch of head has logged; where that is unknown, it is not identical.
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -21,12 +20,9 @@ Run = Callable[[Sequence[str]], Launch]
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """The trees of a session, and how to launch head's.
+    """The trees of a session, with head's checkout at `top`, and how to launch cells of head alone.
 
-    Attributes:
-        top: Of head's checkout, without symbolic links.
-        collected: Head's launch that collected everything and ran nothing.
-        run: Runs cells of head alone, in a launch with their files alone.
+    `collected` is head's launch that collected everything and ran nothing.
     """
 
     top: Path
@@ -50,7 +46,10 @@ class Comparison:
         if changes.others or self._loads_documents:
             return []
         if not changes.modules:
-            return [_identical(name, _name_all(changes)) for name in cells]
+            why = "no file differs from the base"
+            if changes.documents:
+                why = f"only documentation differs from the base: {listed(changes.documents)}"
+            return [_identical(name, why) for name in cells]
         why = f"it loads none of the changed modules: {listed(changes.modules)}"
         found: list[CellVerdict] = []
         for names in self._group(cells):
@@ -72,8 +71,8 @@ class Comparison:
         by_file: dict[str, list[str]] = {}
         for name in cells:
             by_file.setdefault(name.partition("::")[0], []).append(name)
-        suite = self.collected.suite
-        collected = {name.partition("::")[0] for name in (() if suite is None else suite.cells)}
+        assert self.collected.suite is not None
+        collected = {name.partition("::")[0] for name in self.collected.suite.cells}
         return [*by_file.values()] if len(collected) > 1 else []
 
     def _find_touching(self, loaded: Loaded) -> Path | None:
@@ -97,9 +96,3 @@ def _identical(name: str, why: str) -> CellVerdict:
     return CellVerdict(
         name=name, word="PASS", by="identical", reason=why, compared_with=f"identical: {why}"
     )
-
-
-def _name_all(changes: Changes) -> str:
-    if not changes.documents:
-        return "no file differs from the base"
-    return f"only documentation differs from the base: {listed(changes.documents)}"

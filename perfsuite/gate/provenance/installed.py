@@ -1,7 +1,6 @@
 """Modules by their names: which of a tree's lie elsewhere too, and what its projects installed."""
 
 import functools
-import json
 import os
 import re
 import sys
@@ -33,8 +32,7 @@ Names = tuple[str, ...]
 def by_names(top: Path, modules: Iterable[Path]) -> dict[Names, Path]:
     """Return modules of a tree by their names from the outermost package on; the first of equals.
 
-    A namespace package has no file that says so, and is none. Nor is `top`, or `src` in it: they
-    are on the path of both arms in any case (`worktree.import_roots`).
+    A namespace package has no file that says so, and is none. Nor is an import root of both arms.
     """
     found: dict[Names, Path] = {}
     for module in modules:
@@ -118,7 +116,8 @@ def installed_by_projects(tree: Path, files: Iterable[str]) -> dict[str, str]:
     """
     found: dict[str, str] = {}
     for distribution in _project_distributions(tree, _site_folders(files)):
-        is_editable = '"editable": true' in json.dumps(_origin_of(distribution))
+        origin = distribution.read_text("direct_url.json") or ""
+        is_editable = re.search(r'"editable"\s*:\s*true', origin) is not None
         for file in distribution.files or ():
             if not (is_editable and file.suffix == ".py"):
                 place = os.path.realpath(str(distribution.locate_file(file)))
@@ -127,14 +126,11 @@ def installed_by_projects(tree: Path, files: Iterable[str]) -> dict[str, str]:
 
 
 def is_any_installed(tree: Path, python: str, files: Iterable[str]) -> str | None:
-    """Return the name of a project of the tree that an interpreter has, if any is.
-
-    It is looked for in its own folder of packages and where `files` were loaded from.
-    """
+    """Return a project of the tree that an interpreter has by itself, or where `files` are."""
     own = Path(python).parent.parent.glob("lib*/python*/*-packages")
     folders = _site_folders([*files, *(f"{folder}/" for folder in own)])
     names = (one.metadata["Name"] for one in _project_distributions(tree, folders))
-    return next(iter(sorted(names)), None)
+    return min(names, default=None)
 
 
 def _site_folders(files: Iterable[str]) -> frozenset[str]:
@@ -150,10 +146,3 @@ def _project_distributions(tree: Path, folders: frozenset[str]) -> tuple[Distrib
         for distribution in distributions(path=sorted(folders))
         if normalized(distribution.metadata["Name"] or "") in projects
     )
-
-
-def _origin_of(distribution: Distribution) -> object:
-    try:
-        return json.loads(distribution.read_text("direct_url.json") or "{}")
-    except ValueError:
-        return {}

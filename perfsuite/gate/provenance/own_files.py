@@ -30,10 +30,7 @@ def find_mixed(
 def give_back(
     tree: Path, laid: Suite | None, own_files: Mapping[str, bytes], cells: Collection[str]
 ) -> dict[str, str]:
-    """Put the base's own files where it cannot import head's; return why, by cell.
-
-    `laid` is what the base has collected in its tree with head's benchmarks laid over it.
-    """
+    """Put the base's own files where it cannot collect head's, `laid`; return why, by cell."""
     replaced = {}
     for name in cells if laid is not None else ():
         file = name.partition("::")[0]

@@ -13,7 +13,7 @@ from perfsuite.gate.arms.arm import Launch
 from perfsuite.gate.git import repository
 from perfsuite.gate.git.fill_tree import missing_files
 from perfsuite.gate.git.overlay import SITE_FOLDER, are_alike, is_left_out
-from perfsuite.gate.git.repository import find_top
+from perfsuite.gate.git.repository import tracked_files
 from perfsuite.gate.provenance.dependencies import find_changed_dependency
 from perfsuite.gate.provenance.installed import (
     SITE,
@@ -36,14 +36,12 @@ _OF_LAUNCHES = re.compile(r"perfsuite-\d+-")
 
 @dataclass(frozen=True, kw_only=True)
 class Loading:
-    """What one arm loaded and started.
+    """What one arm loaded and started, programs included, with links outside its checkout followed.
 
     Attributes:
-        top: Of its checkout.
         roots: Folders that come first on its path.
         site: Where the base's build installs.
         prefix: Of its interpreter.
-        files: With links followed, but not those of its checkout; programs included.
     """
 
     name: str
@@ -80,7 +78,7 @@ def find_asymmetry(base: Launch, head: Launch) -> str | None:
     if base.arm.tree.resolve() == head.arm.tree.resolve():
         return None  # the arms differ by interpreter or environment alone
     ours, theirs = _loading(base), _loading(head)
-    return (
+    found = (
         _find_foreign(ours, theirs)
         or _find_foreign(theirs, ours)
         or _find_installed_instead(ours, theirs)
@@ -88,8 +86,10 @@ def find_asymmetry(base: Launch, head: Launch) -> str | None:
         or _find_shared(ours, theirs)
         or _find_built(ours, theirs)
         or _find_silent(base, theirs)
-        or _find_dependency(base, head, ours.top, theirs.top)
     )
+    if found is None and base.arm.python == head.arm.python:
+        found = find_changed_dependency(ours.top, theirs.top, base.loaded.files)
+    return found
 
 
 def _loading(launch: Launch) -> Loading:
@@ -109,23 +109,17 @@ def _loading(launch: Launch) -> Loading:
 
 
 _is_left_out = functools.cache(is_left_out)
+_missing_files = functools.cache(missing_files)
 _real_path = functools.cache(os.path.realpath)
-
-
-def _find_dependency(base: Launch, head: Launch, base_top: Path, head_top: Path) -> str | None:
-    if base.arm.python != head.arm.python:
-        return None
-    return find_changed_dependency(base_top, head_top, base.loaded.files)
+_began_s = functools.cache(lambda: psutil.Process().create_time())
 
 
 def _find_silent(base: Launch, head: Loading) -> str | None:
     """Why the base may have run head's code where it could not say what it loads."""
-    if not base.loaded.silent:
-        return None
-    project = is_any_installed(head.top, base.arm.python, base.loaded.files)
+    command = min(base.loaded.silent, default=None)
+    project = command and is_any_installed(head.top, base.arm.python, base.loaded.files)
     if project is None:
         return None
-    command = min(base.loaded.silent)
     return (
         f"the base arm started '{command}', which cannot say what it loads, and {project} is "
         "installed where it runs; start it with the environment of the test and without -I, -E "
@@ -147,7 +141,7 @@ def _find_foreign(arm: Loading, other: Loading) -> str | None:
             continue
         place = path.relative_to(other.top)
         is_data = not file.endswith(_CODE) and ".so." not in file and file not in arm.programs
-        if is_data and place not in _tracked(other.top, [place]):
+        if is_data and place not in tracked_files(other.top, [place]):
             continue
         if not are_alike(path, arm.top / place):
             advice = "have the code find it beside itself"
@@ -178,10 +172,7 @@ def _find_installed_instead(base: Loading, head: Loading) -> str | None:
 
 
 def _find_missing(base: Loading, head: Loading) -> str | None:
-    """Why the base's tree lacks what head loads from its own, if that is no part of head's change.
-
-    Nothing else would say so where the code can do without, such as a module in Python.
-    """
+    """Why the base's tree lacks what head loads from its own, if the change did not add it."""
     for path in (*head.own_files, *base.own_files):
         if (lacked := _is_lacked(base.top, path)) is not None:
             return (
@@ -192,7 +183,7 @@ def _find_missing(base: Loading, head: Loading) -> str | None:
     missing = [path for path in head.own_files if not _has(base, head, path)]
     if not missing:
         return None
-    tracked = _tracked(head.top, missing)
+    tracked = tracked_files(head.top, missing)
     for path in missing:
         is_built = _is_compiled(head.top / path)
         if path not in tracked and (is_built or repository.is_ignored(head.top, path)):
@@ -210,18 +201,9 @@ def _has(base: Loading, head: Loading, path: Path) -> bool:
     return any(one.exists() for one in (base.top / path, *(base.site / name for name in names)))
 
 
-def _tracked(top: Path, paths: list[Path]) -> set[Path]:
-    return set() if find_top(top) is None else repository.tracked_files(top, paths)
-
-
 def _is_lacked(top: Path, path: Path) -> Path | None:
     """The submodule or git-lfs file that a path is in, and that the base's tree lacks."""
-    return next((one for one in _lacks(top) if path.is_relative_to(one)), None)
-
-
-@functools.cache
-def _lacks(top: Path) -> tuple[Path, ...]:
-    return () if find_top(top) is None else tuple(missing_files(top))
+    return next((one for one in _missing_files(top) if path.is_relative_to(one)), None)
 
 
 def _find_shared(base: Loading, head: Loading) -> str | None:
@@ -262,11 +244,6 @@ def _find_built(base: Loading, head: Loading) -> str | None:
     return None
 
 
-@functools.cache
-def _began_s() -> float:
-    return float(psutil.Process().create_time())
-
-
 def _find_source(base: Loading, head: Loading, file: Path) -> Path | None:
     """The module of both trees with the names of a file that is no code of either tree."""
     is_inside = file.is_relative_to(head.top) or file.is_relative_to(base.top)
@@ -282,8 +259,8 @@ def _find_source(base: Loading, head: Loading, file: Path) -> Path | None:
 def _is_of_another(file: Path, tree: Path, source: Path) -> bool:
     """Whether a project that is none of the tree's has installed what is named as `source` is.
 
-    The projects of the tree are known by their records; where none has a name, equal contents
-    decide. A file without a record, as in a folder on PYTHONPATH, is the tree's.
+    Where no project of the tree has a name, equal contents decide. A file without a record, as in a
+    folder on PYTHONPATH, is the tree's.
     """
     if not is_recorded(str(file)) or computes_name(tree):
         return False

@@ -16,23 +16,24 @@ SHARE = "name it in pytest's perf_share where both may use head's"
 
 
 def name_untracked(reason: str, head: Path, base: Path, roots: Sequence[Path]) -> str | None:
-    """Return what head has, git does not track, and the base failed for; None where nothing.
+    """Return what head has, git does not track, and the base failed for, by its `reason`.
 
-    `reason` is why the base failed, `head` and `base` are the roots, `roots` head's import roots.
+    `head` and `base` are pytest's roots, `roots` head's import roots.
     """
     for path in _candidates(reason, head, base, roots):
         top = find_top(head)
         is_lacking = path.exists() and not (base / path.relative_to(head)).exists()
         if is_lacking and top is not None and not repository.tracked_files(head, [path]):
-            name = path.relative_to(head)
-            is_shareable = path.is_dir() or path.suffix == ".py" or not _is_binary(path)
-            advice = f"{SHARE}, or {BUILD}" if is_shareable else BUILD
-            return f"head has {name}, which git does not track: {advice}"
+            is_text = path.is_dir()
+            if not is_text:
+                with path.open("rb") as opened:
+                    is_text = b"\0" not in opened.read(4096)
+            advice = f"{SHARE}, or {BUILD}" if is_text else BUILD
+            return f"head has {path.relative_to(head)}, which git does not track: {advice}"
     return None
 
 
 def _candidates(reason: str, head: Path, base: Path, roots: Sequence[Path]) -> Iterator[Path]:
-    """Yield where head may have what the base misses."""
     modules = [match[1] for match in _NO_MODULE.finditer(reason)]
     modules += [f"{match[2]}.{match[1]}" for match in _NO_NAME.finditer(reason)]
     for module in modules:
@@ -45,8 +46,3 @@ def _candidates(reason: str, head: Path, base: Path, roots: Sequence[Path]) -> I
         # The outermost folder that the base lacks, as of all data.
         inside = [one for one in reversed(path.parents) if one.is_relative_to(head)]
         yield next((one for one in inside if not (base / one.relative_to(head)).exists()), path)
-
-
-def _is_binary(path: Path) -> bool:
-    with path.open("rb") as opened:
-        return b"\0" in opened.read(4096)

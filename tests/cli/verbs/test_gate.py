@@ -72,7 +72,7 @@ ARMS = {"head": "main at 1a2b3c4", "base": "HEAD~1"}
 
 
 def result(*cells: CellVerdict, refusal: str | None = None) -> GateResult:
-    judgement = Judgement(trials=(), seed=7, num_pairs=3, wall_s=2.4, invalid=None)
+    judgement = Judgement(trials=(), num_pairs=3, wall_s=2.4)
     return GateResult(
         cells=cells,
         refusal=refusal,

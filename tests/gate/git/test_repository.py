@@ -10,13 +10,13 @@ import pytest
 from git_checkouts import clone, commit, git, head_of
 
 from perfsuite.errors import WriteError
-from perfsuite.gate.git.find_base import find_base, is_dirty
+from perfsuite.gate.git.changes import read_uncommitted
+from perfsuite.gate.git.find_base import find_base
 from perfsuite.gate.git.repository import (
     Base,
     add_worktree,
     find_top,
     is_in_history,
-    lfs_files,
     submodules,
     working_files,
     worktree_records,
@@ -35,7 +35,7 @@ def test_the_environment_of_a_hook_does_not_mislead(
     monkeypatch.setenv("GIT_INDEX_FILE", str(tmp_path / "index"))
 
     assert find_top(repository) == repository.resolve()
-    assert not is_dirty(repository)
+    assert not read_uncommitted(repository).is_dirty
 
 
 def test_asking_writes_nothing_to_the_repository(repository: Path) -> None:
@@ -44,7 +44,7 @@ def test_asking_writes_nothing_to_the_repository(repository: Path) -> None:
     before = hashlib.sha256(index.read_bytes()).hexdigest(), index.stat().st_mtime_ns
 
     find_base(repository, None)
-    is_dirty(repository)
+    read_uncommitted(repository)
     working_files(repository)
 
     assert (hashlib.sha256(index.read_bytes()).hexdigest(), index.stat().st_mtime_ns) == before
@@ -102,13 +102,6 @@ def test_a_submodule_that_was_not_fetched_has_no_files(repository: Path) -> None
     assert working_files(repository) == [Path("code.py")]
     assert working_files(repository / "part") == []
     assert [*submodules(repository)] == [Path("part")]
-
-
-def test_files_of_git_lfs_are_found_by_their_attribute(repository: Path) -> None:
-    commit(repository, ".gitattributes", "*.bin filter=lfs\n")
-    commit(repository, "weights.bin")
-
-    assert lfs_files(repository) == [Path("weights.bin")]
 
 
 # --- worktrees ---

@@ -448,7 +448,7 @@ def test_a_wrong_import_makes_everything_invalid_at_once(run: Run) -> None:
         "the base arm loaded /trees/head/pkg.py, which is head's; is it installed in editable "
         "mode? Name its folder in pytest's pythonpath, or have the code find it beside itself"
     )
-    assert (judgement.invalid, judgement.num_pairs) == (reason, 1)
+    assert judgement.num_pairs == 1
     assert words(judgement) == {"a": "INVALID", "b": "INVALID"}
     assert {trial.reason for trial in judgement.trials} == {reason}
     assert [trial.raw for trial in judgement.trials] == [[], []]

@@ -61,7 +61,7 @@ def change(folder: Path, file: str, old: str | None, new: str | None) -> dict[st
             '[[package]]\nname = "b"\nversion = "2"\n[[package]]\nname = "a"\nversion = "1"\n',
             "b",
         ),
-        ("Pipfile", '[packages]\na = "*"\n', '[packages]\na = "==1"\n', "a"),
+        ("Pipfile", '[packages]\na = "*"\n', '[packages]\na = "==1"\n', ANY),
         ("environment.yml", "a:\n  - numpy=1\n  - b\n", "a:\n  - numpy=2\n  - b\n", "numpy"),
         ("pixi.lock", "a: 1", "a: 2", ANY),
     ],

@@ -236,7 +236,7 @@ def test_what_stored_runs_leave_open_is_judged_in_one_batch_and_reported_by_its_
 
     def run_gate(request: GateRequest, *, say: Callable[[str], None]) -> GateResult:
         asked.append(request)
-        judgement = Judgement(trials=(), seed=1, num_pairs=1, wall_s=60.0, invalid=None)
+        judgement = Judgement(trials=(), num_pairs=1, wall_s=60.0)
         return dataclasses.replace(judge(request, say=say), judgement=judgement)
 
     monkeypatch.setattr(gate, "run_gate", run_gate)

@@ -1,8 +1,7 @@
 """The arm's end of the gate: a pytest plugin that takes turns with the other arm and sends times.
 
-It is copied into the launches of both arms, whose interpreters and perfsuite may differ. So it
-imports only the standard library, pytest and the files that are copied with it, and nothing else
-of ours. The other end of its socket is `perfsuite.gate.arms.channel`, which documents the messages.
+It is copied into the launches of both arms, whose interpreters and perfsuite may differ. The other
+end of its socket is `perfsuite.gate.arms.channel`, which documents the messages.
 """
 
 from __future__ import annotations
@@ -147,20 +146,22 @@ class ArmPlugin:
     def pytest_collection_modifyitems(self, config: pytest.Config, items: list[Any]) -> Any:
         """Send the cells that no other plugin deselected, and keep those that the gate chooses."""
         result = yield
+        plugin = config.pluginmanager.get_plugin("perfsuite")
+        typed = [*shlex.split(os.environ.get("PYTEST_ADDOPTS", "")), *config.invocation_params.args]
         cells = [item for item in items if "benchmark" in getattr(item, "fixturenames", ())]
+        others = [item for item in items if item not in cells]
         answer = self._channel.request(
             kind="collected",
             cells={item.nodeid: self._collected.policy_of(item) for item in cells},
             broken=self._broken,
-            hidden=[
-                item.nodeid
-                for item in items
-                if item not in cells and self._collected.hides_benchmark(item)
-            ],
+            hidden=[one.nodeid for one in others if self._collected.hides_benchmark(one)],
             paths=self._collected.from_root(config, config.args),
-            named=self._collected.from_root(config, self._named_paths(config)),
+            # Without those of an ini file.
+            named=self._collected.from_root(
+                config, self._parser.parse_known_args(typed).file_or_dir
+            ),
             variables=self._changed_variables(),
-            takes_turns=_takes_turns(config),
+            takes_turns=plugin is None or getattr(plugin, "TAKES_TURNS", None) == _PROTOCOL,
             root=str(config.rootpath),
             inifile=None if config.inipath is None else str(config.inipath),
             pythonpath=[str(path) for path in config.getini("pythonpath")],
@@ -174,11 +175,6 @@ class ArmPlugin:
         config.hook.pytest_deselected(items=[item for item in items if item not in kept])
         items[:] = kept
         return result
-
-    def _named_paths(self, config: pytest.Config) -> list[str]:
-        """The paths on the command line and in PYTEST_ADDOPTS, without those of an ini file."""
-        typed = [*shlex.split(os.environ.get("PYTEST_ADDOPTS", "")), *config.invocation_params.args]
-        return list(self._parser.parse_known_args(typed).file_or_dir)
 
     def _changed_variables(self) -> dict[str, str | None]:
         """The variables that changed since this process began, without those that pytest sets."""
@@ -253,10 +249,7 @@ class ArmPlugin:
         """Set no timer, since pytest-timeout would count how long a cell waits for its turns."""
         return True
 
-    @pytest.hookimpl(tryfirst=True, optionalhook=True)
-    def pytest_timeout_cancel_timer(self) -> bool:
-        """Cancel no timer, as none was set."""
-        return True
+    pytest_timeout_cancel_timer = pytest_timeout_set_timer
 
     def pytest_runtest_logfinish(self) -> None:
         """Send the outcome of a cell, and wait until the other arm has left it too."""
@@ -272,11 +265,8 @@ class ArmPlugin:
             clock, core = self._clocks.pop(item.nodeid)
             clock.end()
             core.unpin()
-            used = {
-                "turns_s": clock.turns_s,
-                "background_s": clock.background_s,
-                "outgrew_core": core.is_late,
-            }
+            used = {"turns_s": clock.turns_s, "background_s": clock.background_s}
+            used["outgrew_core"] = core.is_late
         stats = getattr(fixture, "stats", None)
         self._turn_clock.free_device_memory()
         self._channel.request(
@@ -307,12 +297,6 @@ def _profile(stats: Any) -> list[tuple[str, float, float]]:
     return sorted(functions, key=lambda function: -function[2])[:_NUM_FUNCTIONS]
 
 
-def _takes_turns(config: pytest.Config) -> bool:
-    """Whether the ranks of this arm's perfsuite can take turns; true where it has none."""
-    plugin = config.pluginmanager.get_plugin("perfsuite")
-    return plugin is None or getattr(plugin, "TAKES_TURNS", None) == _PROTOCOL
-
-
 def _agree_on_rounds(fixture: Any, channel: Channel, core: Any, sets_rounds: bool) -> None:
     """Take iterations from the gate, and rounds too unless the test sets them.
 
@@ -338,10 +322,7 @@ def _agree_on_rounds(fixture: Any, channel: Channel, core: Any, sets_rounds: boo
 
 
 def _know_precision(clock: Any, given: Any) -> None:
-    """Give pytest-benchmark the precision of the clock that ours wraps.
-
-    It would measure it by single reads, where ours is read in pairs, and has no public setter.
-    """
+    """Give pytest-benchmark, which has no setter, the precision of the clock that ours wraps."""
     from pytest_benchmark.fixture import BenchmarkFixture
     from pytest_benchmark.timers import compute_timer_precision
 

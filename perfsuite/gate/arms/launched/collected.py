@@ -1,7 +1,4 @@
-"""What an arm reports about the tests that it has collected.
-
-Copied into the launches beside the arm's plugin, as independent of us as that.
-"""
+"""What an arm reports about the tests that it has collected; copied beside the arm's plugin."""
 
 from __future__ import annotations
 

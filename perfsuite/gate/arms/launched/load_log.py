@@ -16,7 +16,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from importlib import import_module
+from importlib import _bootstrap_external
 from importlib.machinery import PathFinder
 from importlib.util import module_from_spec
 
@@ -32,6 +32,8 @@ _FOLDER = os.path.dirname(__file__)
 _READ = (".py", ".pyc", ".so", ".zip", ".egg", ".whl", ".pyz", ".md", ".rst")
 _SHELLS = frozenset({"sh", "ash", "bash", "dash", "zsh", "env", "nice", "nohup", "timeout"})
 _MOST_CHARACTERS = 200
+_STANDARD_LIBRARY = os.path.dirname(os.__file__) + os.sep
+_PACKAGES = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
 
 
 class LoadLog:
@@ -88,7 +90,10 @@ class LoadLog:
         if not isinstance(path, str) or path in self._seen:
             return
         is_read = path.endswith(_READ) or ".so." in path
-        if is_read or (self._watched and _is_below(path, self._watched)):
+        if not is_read and self._watched:
+            whole = path if path[:1] == "/" else os.path.abspath(path)
+            is_read = whole.startswith(self._watched)
+        if is_read:
             self._seen.add(path)
             # A name without a folder is a library that the linker finds; the map has its path.
             if "/" in path or os.path.exists(path):
@@ -127,10 +132,6 @@ class LoadLog:
             elif not option.startswith(("-W", "-X", "--")) and {*"EIS"} & {*option}:
                 return False
         return True
-
-
-def _is_below(path: str, folders: tuple[str, ...]) -> bool:
-    return (path if path[:1] == "/" else os.path.abspath(path)).startswith(folders)
 
 
 def _text(value: Any) -> str:
@@ -172,6 +173,29 @@ def _interpreter_of(program: str) -> list[str]:
     return []
 
 
+def read_installed_bytecode() -> None:
+    """Have imports look beside an installed source first; nothing is written there.
+
+    What is under test is compiled into a folder of the arm's own (PYTHONPYCACHEPREFIX). To compile
+    all packages again takes seconds in each arm, and both arms import the same.
+    """
+    if sys.pycache_prefix is None:
+        return
+    find_in_prefix = _bootstrap_external.cache_from_source
+
+    def cache_from_source(path: Any, *arguments: Any, **options: Any) -> str:
+        cached: str = find_in_prefix(path, *arguments, **options)
+        path = os.fspath(path)
+        if path.startswith(_STANDARD_LIBRARY) or any(folder in path for folder in _PACKAGES):
+            folder = os.path.join(os.path.dirname(path), "__pycache__")
+            beside = os.path.join(folder, os.path.basename(cached))
+            if os.path.exists(beside):
+                return beside
+        return cached
+
+    _bootstrap_external.cache_from_source = cache_from_source
+
+
 def _run_the_next() -> None:
     """Run the environment's own `sitecustomize`, which this one hides."""
     spec = PathFinder.find_spec(__name__, sys.path[sys.path.index(_FOLDER) + 1 :])
@@ -187,6 +211,5 @@ if __name__ == "sitecustomize":
         os.register_at_fork(before=_log.note_fork, after_in_child=_log.note_process)
         _log.note_process()
         _log.note_modules()
-        # Beside this file, under the name that `arms.launch` gives it.
-        import_module("perfsuite_bytecode").read_installed_bytecode()
+        read_installed_bytecode()
     _run_the_next()

@@ -1,7 +1,4 @@
-"""The clock of a plain benchmark in an arm: it takes turns, and times all that its arm caused.
-
-Copied into the launches of both arms: imports the standard library alone.
-"""
+"""The clock of a plain benchmark in an arm: it takes turns, and times all that its arm caused."""
 
 from __future__ import annotations
 
@@ -14,44 +11,18 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 # Processor seconds a second that the launch may use beside the timed thread, 1.05 with it: with
 # more, two cores are in use, and a single core would make the cell slower.
 _MOST_BESIDE = 0.05
 
 
-class Process(Protocol):
-    """Another process of the launch."""
-
-    @property
-    def cpu_s(self) -> float:
-        """Its processor time."""
-
-
-class Background(Protocol):
-    """What works beside the main thread of a launch."""
-
-    def processes(self) -> Mapping[int, Process]:
-        """Return all other processes of the launch, by their ids."""
-
-    def threads(self) -> list[int]:
-        """Return the other threads of this process."""
-
-    def thread_seconds(self) -> Mapping[int, float]:
-        """Return the processor seconds of each of them that is Python's."""
-
-    def stop(self) -> None:
-        """Stop the other processes of the launch."""
-
-    def resume(self) -> None:
-        """Resume them."""
-
-
 class TurnClock:
     """A clock that is read in pairs: the first read waits for the arm's turn, the second ends it.
 
-    The name keeps pytest-benchmark from storing one that holds an address.
+    The name keeps pytest-benchmark from storing one that holds an address. Where pytest-benchmark
+    keeps the collector from running in rounds, the clock `collects_garbage` at the end of each.
 
     Attributes:
         turns_s: Duration of all turns so far.
@@ -67,11 +38,6 @@ class TurnClock:
         end_turn: Callable[[], object],
         collects_garbage: bool,
     ) -> None:
-        """Take turns with the other arm on `core`.
-
-        Where pytest-benchmark keeps the collector from running in rounds, the clock
-        `collects_garbage` at the end of each, in its time.
-        """
         self.__name__ = self.__qualname__ = "turn_clock"
         self.turns_s = 0.0
         self.background_s = 0.0
@@ -126,20 +92,19 @@ class TurnClock:
 class SharedCore:
     """The core on which a cell runs in both arms, if it keeps no second one busy.
 
-    A difference between two cores would be taken for one between the arms. But threads and
-    processes that start on one core stay there, where parallel work is as slow as serial work. So
-    the first turns, in which pytest-benchmark calibrates, are not pinned; they show what it uses.
+    A difference between two cores would be taken for one between the arms. But what starts on one
+    core stays there, where parallel work is as slow as serial work. So the first turns, in which
+    pytest-benchmark calibrates, are not pinned; they show what the cell uses.
 
     Attributes:
         number: Of the core; None pins nothing.
-        background: What works beside the main thread of the launch.
-        is_calibrating: Whether more turns will show what the cell uses.
+        background: What works beside the main thread, a `perfsuite_background.Background`.
         is_late: Whether a cell that was pinned turned out to use more than a thread: what it
             started until then was pinned too.
     """
 
     number: int | None
-    background: Background
+    background: Any
     is_calibrating: bool = False
     is_late: bool = False
     _is_pinned: bool = False
@@ -214,10 +179,7 @@ def free_device_memory() -> None:
 
 
 def collection_s() -> float:
-    """Collect what was made since the collector was switched off; return how long it took.
-
-    Nothing is added where there was no garbage: what is alive costs the same in each arm.
-    """
+    """Collect what was made since the collector was switched off; return how long garbage took."""
     began_s = time.perf_counter()
     found = gc.collect(0)
     return time.perf_counter() - began_s if found else 0.0

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from perfsuite.gate.arms.launched import bytecode
+from perfsuite.gate.arms.launched import load_log
 
 SCRIPT = f"""
 import runpy
-runpy.run_path({bytecode.__file__!r})["read_installed_bytecode"]()
+runpy.run_path({load_log.__file__!r})["read_installed_bytecode"]()
 import {{}} as module
 print(module.__cached__)
 """
