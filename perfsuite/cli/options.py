@@ -3,6 +3,7 @@
 Each field of `Recipe` becomes an option, made from the field itself, so that no verb names it.
 """
 
+import copy
 import functools
 import inspect
 import json
@@ -10,7 +11,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar, get_args, get_origin
 
 import typer
 
@@ -31,6 +32,7 @@ from perfsuite.stats.sequential import LEAST_MAX_PAIRS
 from perfsuite.system.environment import host_fingerprint
 from perfsuite.system.timing_lock import WAIT_S, TimingLock
 
+Verb = TypeVar("Verb", bound=Callable[..., None])
 WorkloadName = Annotated[
     str, typer.Argument(help='A name, or "package.module:attribute" from here.')
 ]
@@ -86,6 +88,23 @@ _HELP = {
     "find_unused_parameters": "DDP's.",
     "comm_hook": f"DDP's, one of {', '.join(COMM_HOOKS)}.",
 }
+
+
+def explained(**texts: str) -> Callable[[Verb], Verb]:
+    """Return a decorator of a verb that gives its options, by name, their help."""
+
+    def explain(verb: Verb) -> Verb:
+        for name, text in texts.items():
+            annotation = verb.__annotations__[name]
+            if get_origin(annotation) is not Annotated:
+                annotation = Annotated[annotation, typer.Option()]
+            kind, option = get_args(annotation)
+            option = copy.copy(option)
+            option.help = text
+            verb.__annotations__[name] = Annotated[kind, option]
+        return verb
+
+    return explain
 
 
 def takes_recipe(

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from perfsuite.cli.options import DrawnSeed, wait_for_machine
+from perfsuite.cli import options
 from perfsuite.cli.output import JsonFile, pick, say, write_json
 from perfsuite.errors import ExitCode
 from perfsuite.gate.bisect import BisectRequest, BisectResult, BisectStep, bisect
@@ -14,7 +14,7 @@ from perfsuite.gate.judge.trial import Budget
 from perfsuite.gate.noise import read_noise
 from perfsuite.records.verdict import exit_code
 from perfsuite.report.summary import reason_text
-from perfsuite.stats.sequential import DEFAULT_MAX_PAIRS, LEAST_MAX_PAIRS
+from perfsuite.stats.sequential import DEFAULT_MAX_PAIRS
 from perfsuite.system.files import check_writable
 from perfsuite.system.untrusted import printable_lines
 from perfsuite.units import counted, format_change, format_ratio, option_bounds, short_commit
@@ -22,35 +22,25 @@ from perfsuite.units import counted, format_change, format_ratio, option_bounds,
 # The gate's, for the one that is not given beside the other.
 _TOLERANCE, _LIMIT = "2%", "5%"
 
-Tolerance = Annotated[
-    str | None,
-    typer.Option(
-        help="Slowdown that is accepted; a quarter of the bad commit's unless given, 2% at least."
-    ),
-]
-Limit = Annotated[
-    str | None, typer.Option(help="Slowdown that must not pass; three quarters of it, 5% at least.")
-]
-MaxPairs = Annotated[
-    int, typer.Option(min=LEAST_MAX_PAIRS, help="Launches of each side in a step, at most.")
-]
-MaxMinutes = Annotated[
-    float, typer.Option(min=0, help="Of a step; no pair starts that would end later.")
-]
 
-
+@options.explained(
+    good="A revision at which it was not slower yet.",
+    bad="One at which it is.",
+    tolerance="Slowdown that is accepted; a quarter of the bad commit's unless given, 2% at least.",
+    limit="Slowdown that must not pass; three quarters of it, 5% at least.",
+    max_pairs="Launches of each side in a step, at most.",
+    max_minutes="Of a step; no pair starts that would end later.",
+)
 def bisect_commits(
     cell: Annotated[str, typer.Argument(metavar="NODEID", help="One test, as pytest shows it.")],
-    good: Annotated[
-        str, typer.Option(metavar="REV", help="A revision at which it was not slower yet.")
-    ],
-    bad: Annotated[str, typer.Option(metavar="REV", help="One at which it is.")] = "HEAD",
-    tolerance: Tolerance = None,
-    limit: Limit = None,
-    max_pairs: MaxPairs = DEFAULT_MAX_PAIRS,
-    max_minutes: MaxMinutes = 30.0,
+    good: Annotated[str, typer.Option(metavar="REV")],
+    bad: Annotated[str, typer.Option(metavar="REV")] = "HEAD",
+    tolerance: str | None = None,
+    limit: str | None = None,
+    max_pairs: options.MaxPairs = DEFAULT_MAX_PAIRS,
+    max_minutes: options.MaxMinutes = 30.0,
     *,
-    seed: DrawnSeed,
+    seed: options.DrawnSeed,
     json_file: JsonFile = None,
 ) -> None:
     """Find the commit that made a benchmark slower: git bisect, with the gate's verdict of each.
@@ -73,7 +63,7 @@ def bisect_commits(
         priors=read_noise(Path.cwd(), os.environ),
     )
     check_writable(json_file)
-    result = bisect(request, say=say, machine=wait_for_machine())
+    result = bisect(request, say=say, machine=options.wait_for_machine())
     for line in describe(result):
         typer.echo(printable_lines(line))
     typer.echo(f"seed {request.seed}")
