@@ -109,6 +109,21 @@ class Claim:
     experiment: Callable[[Bench], ClaimFinding]
 
 
+def claim(
+    name: str, *, quoted: str, source: str
+) -> Callable[[Callable[[Bench], ClaimFinding]], Claim]:
+    """Return a decorator that makes a claim of its experiment; the docstring says what is claimed.
+
+    `name` is the claim's in reference.md.
+    """
+
+    def make(experiment: Callable[[Bench], ClaimFinding]) -> Claim:
+        text = (experiment.__doc__ or "").removesuffix(".")
+        return Claim(id=name, text=text, quoted=quoted, source=source, experiment=experiment)
+
+    return make
+
+
 def call_by_name(name: str, *args: Any) -> Any:
     """Return what the function "package.module:name" returns of the arguments.
 

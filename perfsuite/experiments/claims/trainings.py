@@ -8,6 +8,7 @@ from perfsuite.experiments.claims.claim import (
     Bench,
     ClaimFinding,
     as_figure,
+    claim,
     weigh,
     weigh_interval,
 )
@@ -50,8 +51,13 @@ class LearningCurve:
     peak_bytes: int
 
 
+@claim(
+    "C7",
+    quoted="final loss 0.33 for both; memory -30 %, epoch time -20 %; accuracy +0.6 points",
+    source="S0, S1",
+)
 def try_mixed_precision(bench: Bench) -> ClaimFinding:
-    """C7: whether mixed precision reaches the same loss and accuracy in less time and memory."""
+    """Mixed precision reaches the same loss and accuracy with less time and memory."""
     low = "amp-fp16" if bench.session.hardware.device == "cuda" else "amp-bf16"
     recipes = {"fp32": Recipe(), low: Recipe(precision=low)}
     curves = {}
@@ -122,8 +128,13 @@ def weigh_precisions(
     )
 
 
+@claim(
+    "C10",
+    quoted="eval 81.7 s, load 73.76 s, forward 5.81 s, loss + backward 11.7 s, other 66.84 s",
+    source="S1",
+)
 def try_stages(bench: Bench) -> ClaimFinding:
-    """C10: whether evaluation, loading and the rest outweigh forward and backward."""
+    """Evaluation, loading and the rest dominate a fine-tuning run."""
     profile = bench.profile(_SENTENCES, Recipe(), num_epochs=2)
     return weigh_stages(profile.stages_s).on(_SENTENCES)
 
@@ -143,8 +154,9 @@ def weigh_stages(stages_s: ProfileStages) -> ClaimFinding:
     )
 
 
+@claim("C11", quoted="DDP 3.08 s, then about 2.5 s; DP 26.2 s, then about 15 s", source="S3")
 def try_first_epoch(bench: Bench) -> ClaimFinding:
-    """C11: whether the first epoch of a DDP run is slower than the following ones."""
+    """Epoch 1 is slower than the following ones."""
     durations_s = []
     for number in range(1, _NUM_RUNS + 1):
         bench.say(f"run {number} of {_NUM_RUNS}")
