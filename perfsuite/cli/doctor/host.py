@@ -1,8 +1,7 @@
 """Processors, clocks, memory and disks: what a time on the CPU depends on, and room to write.
 
 The functions over plain values decide; the others only read the machine for them. A control group
-(cgroups(7), version 1 or 2) may limit the process on any level above it, and a container shows its
-own group as the root of the mount, so all folders from the group up to the root are looked at.
+(cgroups(7), version 2) may limit the process on any level above it.
 """
 
 import os
@@ -33,9 +32,14 @@ _ONE_RANK_BYTES = 2**30
 _TWO_RANKS_BYTES = 3 * 2**29
 # Docker's default for all of /dev/shm. Measured: two workers with batches of 9.6 MB pass at 64 MiB
 # and fail at 4 MiB with "No space left on device".
-_SHARED_MEMORY_BYTES = 64 * 2**20
+_SHARED_MEMORY = "shared memory"
+_FOR_LOADERS = (
+    64 * 2**20,
+    "loader workers pass their batches through it, and need",
+    "docker run --shm-size=1g, or remove what fills it",
+)
 # MNIST takes 66 MB on disk, downloaded and unpacked, and a trace of torch.profiler tens of MB.
-_LITTLE_DISK_BYTES = 256 * 2**20
+_FOR_FILES = 256 * 2**20, "data sets and traces may need", "make room"
 
 
 def examine_host() -> list[Finding]:
@@ -54,9 +58,9 @@ def examine_host() -> list[Finding]:
         load_finding(os.getloadavg()[0], num_allowed),
         _examine_steal(),
         memory_finding(available if left is None else min(available, left)),
-        examine_folder("shared memory", lambda: Path("/dev/shm"), shared_memory_finding),
-        examine_folder("temporary folder", lambda: Path(tempfile.gettempdir()), disk_finding),
-        examine_folder("current directory", Path.cwd, disk_finding),
+        room_finding(_SHARED_MEMORY, lambda: Path("/dev/shm"), *_FOR_LOADERS),
+        room_finding("temporary folder", lambda: Path(tempfile.gettempdir()), *_FOR_FILES),
+        room_finding("current directory", Path.cwd, *_FOR_FILES),
     ]
 
 
@@ -134,10 +138,10 @@ def memory_finding(available_bytes: int) -> Finding:
     return Finding("memory", "ok", text)
 
 
-def examine_folder(
-    subject: str, find: Callable[[], Path], judge: Callable[[str, Path, int], Finding]
+def room_finding(
+    subject: str, find: Callable[[], Path], num_bytes: int, purpose: str, advice: str
 ) -> Finding:
-    """Return `judge(subject, folder, free bytes)` of the folder found, which can be written."""
+    """Judge whether the folder found can be written, and has so many bytes free for the purpose."""
     try:
         folder = find()
         free_bytes = shutil.disk_usage(folder).free
@@ -146,27 +150,12 @@ def examine_folder(
     if not os.access(folder, os.W_OK | os.X_OK):
         text = f"{folder} cannot be written by user {os.getuid()}"
         return Finding(subject, "fail", text, "change its permissions, or work in another folder")
-    return judge(subject, folder, free_bytes)
-
-
-def shared_memory_finding(subject: str, folder: Path, free_bytes: int) -> Finding:
-    """Judge the free part of the shared memory."""
     text = f"{format_bytes(free_bytes)} free in {folder}"
-    if free_bytes >= _SHARED_MEMORY_BYTES:
+    if free_bytes >= num_bytes:
         return Finding(subject, "ok", text)
-    text += ": loader workers pass their batches through it, and need "
-    text += format_bytes(_SHARED_MEMORY_BYTES)
-    return Finding(subject, "fail", text, "docker run --shm-size=1g, or remove what fills it")
-
-
-def disk_finding(subject: str, folder: Path, free_bytes: int) -> Finding:
-    """Judge the free part of the disk under a folder."""
-    text = f"{format_bytes(free_bytes)} free in {folder}"
-    if free_bytes >= _LITTLE_DISK_BYTES:
-        return Finding(subject, "ok", text)
-    status: Status = "warn" if free_bytes else "fail"
-    text += f": data sets and traces may need {format_bytes(_LITTLE_DISK_BYTES)}"
-    return Finding(subject, status, text, "make room")
+    # A disk may be enough for what is done; what is missing of shared memory never is.
+    status: Status = "warn" if free_bytes and subject != _SHARED_MEMORY else "fail"
+    return Finding(subject, status, f"{text}: {purpose} {format_bytes(num_bytes)}", advice)
 
 
 def _examine_steal() -> Finding:
@@ -180,49 +169,24 @@ def _examine_steal() -> Finding:
 
 def cpu_quota(groups: Path = _OWN_GROUPS, mount: Path = _MOUNT) -> float | None:
     """Return how many processors' worth of time the process may use; None without a limit."""
-    quotas = []
-    for folder in group_folders("cpu", groups, mount):
-        if text := read_text(folder / "cpu.max"):
-            quotas.append(parse_cpu_max(text))
-        quota, period = (read_text(folder / f"cpu.cfs_{name}_us") for name in ("quota", "period"))
-        if quota and period:
-            quotas.append(parse_cpu_max(f"{quota} {period}"))
-    return min((quota for quota in quotas if quota is not None), default=None)
+    limits = (read_text(folder / "cpu.max") for folder in group_folders("cpu", groups, mount))
+    pairs = (limit.split() for limit in limits if limit)
+    quotas = (int(quota) / int(period) for quota, period in pairs if quota != "max")
+    return min(quotas, default=None)
 
 
 def memory_left_bytes(groups: Path = _OWN_GROUPS, mount: Path = _MOUNT) -> int | None:
     """Return how many more bytes the process's groups may use; None without a limit."""
     left = []
     for folder in group_folders("memory", groups, mount):
-        for limit_name, usage_name in (
-            ("memory.max", "memory.current"),
-            ("memory.limit_in_bytes", "memory.usage_in_bytes"),
-        ):
-            limit, usage = read_text(folder / limit_name), read_text(folder / usage_name)
-            if limit and usage and limit != "max":
-                reclaimable = parse_inactive_file(read_text(folder / "memory.stat") or "")
-                left.append(int(limit) - int(usage) + reclaimable)
+        limit, usage = (read_text(folder / f"memory.{name}") for name in ("max", "current"))
+        if limit and usage and limit != "max":
+            # Cached files, which the kernel drops first, count as usage.
+            stat = dict(
+                line.split() for line in (read_text(folder / "memory.stat") or "").splitlines()
+            )
+            left.append(int(limit) - int(usage) + int(stat.get("inactive_file", 0)))
     return min(left, default=None)
-
-
-def parse_cpu_max(text: str) -> float | None:
-    """Return the processors that a quota and a period, both in microseconds, come to.
-
-    >>> parse_cpu_max("150000 100000"), parse_cpu_max("max 100000"), parse_cpu_max("-1 100000")
-    (1.5, None, None)
-    """
-    quota, period = text.split()
-    return None if quota in ("max", "-1") else int(quota) / int(period)
-
-
-def parse_inactive_file(memory_stat: str) -> int:
-    r"""Return the bytes of cached files that the kernel drops first; they count as usage.
-
-    >>> parse_inactive_file("anon 4096\ninactive_file 8192\n")
-    8192
-    """
-    values = dict(line.split(maxsplit=1) for line in memory_stat.splitlines())
-    return int(values.get("total_inactive_file") or values.get("inactive_file") or 0)
 
 
 def parse_cpu_times(stat: str) -> tuple[int, int]:

@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from perfsuite.cli.doctor import host
 from perfsuite.cli.doctor.findings import Finding
 from perfsuite.cli.doctor.host import (
     cores_finding,
     cpu_quota,
-    disk_finding,
-    examine_folder,
     governor_finding,
     load_finding,
     memory_finding,
     memory_left_bytes,
     parse_cpu_times,
     read_text,
-    shared_memory_finding,
+    room_finding,
     steal_finding,
     turbo_finding,
 )
@@ -169,26 +171,14 @@ def test_the_smallest_quota_of_all_groups_above_counts(tmp_path: Path) -> None:
     assert cpu_quota(mount / "groups", mount) == 1.5
 
 
-def test_a_version_1_quota_is_read_where_the_container_mounts_its_own_group(tmp_path: Path) -> None:
-    mount = kernel_files(
-        tmp_path,
-        {
-            "groups": "4:cpu,cpuacct:/docker/8f3a\n3:memory:/docker/8f3a\n",
-            "cpu/cpu.cfs_quota_us": "50000\n",
-            "cpu/cpu.cfs_period_us": "100000\n",
-        },
-    )
-
-    assert cpu_quota(mount / "groups", mount) == 0.5
-
-
 def test_no_limit_and_no_control_groups_are_none(tmp_path: Path) -> None:
     mount = kernel_files(
         tmp_path,
         {
-            "groups": "1:cpu:/\n",
-            "cpu/cpu.cfs_quota_us": "-1\n",
-            "cpu/cpu.cfs_period_us": "100000\n",
+            "groups": "0::/\n",
+            "cpu.max": "max 100000\n",
+            "memory.max": "max\n",
+            "memory.current": "900000\n",
         },
     )
 
@@ -211,21 +201,6 @@ def test_cached_files_do_not_count_as_used_memory(tmp_path: Path) -> None:
     assert memory_left_bytes(mount / "groups", mount) == 400_000
 
 
-def test_a_version_1_memory_limit_is_read(tmp_path: Path) -> None:
-    mount = kernel_files(
-        tmp_path,
-        {
-            "groups": "4:memory:/job\n",
-            "memory/job/memory.limit_in_bytes": "1000\n",
-            "memory/job/memory.usage_in_bytes": "300\n",
-            "memory/memory.limit_in_bytes": "9223372036854771712\n",
-            "memory/memory.usage_in_bytes": "300\n",
-        },
-    )
-
-    assert memory_left_bytes(mount / "groups", mount) == 700
-
-
 def test_a_kernel_file_that_is_not_there_has_no_text(tmp_path: Path) -> None:
     assert read_text(tmp_path / "missing") is None
 
@@ -233,11 +208,21 @@ def test_a_kernel_file_that_is_not_there_has_no_text(tmp_path: Path) -> None:
 # --- room to write ---
 
 
-def test_shared_memory_below_dockers_default_is_a_failure() -> None:
-    assert shared_memory_finding("shared memory", Path("/dev/shm"), 64 * MIB) == Finding(
+def room(
+    monkeypatch: pytest.MonkeyPatch, subject: str, folder: Path, num_bytes: int, needed: Any
+) -> Finding:
+    """What is found of a folder with so many bytes free."""
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=num_bytes))
+    return room_finding(subject, lambda: folder, *needed)
+
+
+def test_shared_memory_below_dockers_default_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    shared = "shared memory", Path("/dev/shm")
+
+    assert room(monkeypatch, *shared, 64 * MIB, host._FOR_LOADERS) == Finding(
         "shared memory", "ok", "64.0 MiB free in /dev/shm"
     )
-    assert shared_memory_finding("shared memory", Path("/dev/shm"), 63 * MIB) == Finding(
+    assert room(monkeypatch, *shared, 63 * MIB, host._FOR_LOADERS) == Finding(
         "shared memory",
         "fail",
         "63.0 MiB free in /dev/shm: loader workers pass their batches through it, and need "
@@ -246,25 +231,27 @@ def test_shared_memory_below_dockers_default_is_a_failure() -> None:
     )
 
 
-def test_little_room_on_a_disk_is_a_warning_and_none_a_failure() -> None:
-    folder = Path("/data")
+def test_little_room_on_a_disk_is_a_warning_and_none_a_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = "temporary folder", tmp_path
 
-    assert disk_finding("temporary folder", folder, GIB) == Finding(
-        "temporary folder", "ok", "1.00 GiB free in /data"
+    assert room(monkeypatch, *disk, GIB, host._FOR_FILES) == Finding(
+        "temporary folder", "ok", f"1.00 GiB free in {tmp_path}"
     )
-    assert disk_finding("temporary folder", folder, MIB) == Finding(
+    assert room(monkeypatch, *disk, MIB, host._FOR_FILES) == Finding(
         "temporary folder",
         "warn",
-        "1.00 MiB free in /data: data sets and traces may need 256 MiB",
+        f"1.00 MiB free in {tmp_path}: data sets and traces may need 256 MiB",
         "make room",
     )
-    assert disk_finding("temporary folder", folder, 0).status == "fail"
+    assert room(monkeypatch, *disk, 0, host._FOR_FILES).status == "fail"
 
 
 def test_a_folder_that_is_not_there_is_a_finding(tmp_path: Path) -> None:
     missing = tmp_path / "missing"
 
-    assert examine_folder("temporary folder", lambda: missing, disk_finding) == Finding(
+    assert room_finding("temporary folder", lambda: missing, 1, "", "") == Finding(
         "temporary folder",
         "fail",
         f"[Errno 2] No such file or directory: '{missing}'",
@@ -277,7 +264,7 @@ def test_a_folder_that_cannot_be_written_is_a_finding(
 ) -> None:
     monkeypatch.setattr(os, "access", lambda *_: False)  # root may write anywhere
 
-    assert examine_folder("current directory", lambda: tmp_path, disk_finding) == Finding(
+    assert room_finding("current directory", lambda: tmp_path, 1, "", "") == Finding(
         "current directory",
         "fail",
         f"{tmp_path} cannot be written by user {os.getuid()}",
