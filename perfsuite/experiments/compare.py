@@ -36,7 +36,6 @@ from perfsuite.stats.sequential import Decision, Rule, decide
 Word = Literal["faster", "slower", "same", "undecided"]
 
 _FILE = Path(compared_cell.__file__)
-_TESTS = {"train": "test_training", "load": "test_loading"}
 _UNMEASURED = ("ERROR", "NO-BASELINE", "INVALID", "SKIPPED")
 # What b is by the judge's word on b against a, and then by the one on a against b: there an
 # improvement says that a is faster, though by less than the limit.
@@ -46,7 +45,7 @@ _BACKWARD: dict[str | None, Word] = {"FAIL": "faster", "IMPROVED": "slower"}
 
 @dataclass(frozen=True, kw_only=True)
 class ComparisonRequest:
-    """Two cells of the same activity; b is compared with a.
+    """Two trainings; b is compared with a.
 
     Attributes:
         tolerance: A difference up to this counts as none, 0.02 = 2 %.
@@ -114,16 +113,13 @@ def compare(
     trial, forward, wall_s = _judge(session, request, cells, num_samples, say)
     raw, backward = list(trial.raw), None
     if forward.word == "PASS":
-        max_pairs = request.budget.max_pairs
-        rule = Rule(
-            tolerance=request.tolerance, limit=request.limit, num_cells=1, max_pairs=max_pairs
-        )
+        bounds = {"tolerance": request.tolerance, "limit": request.limit}
+        rule = Rule(**bounds, num_cells=1, max_pairs=request.budget.max_pairs)
         backward = decide([_reversed(pair) for pair in trial.pairs], rule)
         if backward.word is None:
             say("b is not slower; is it faster?")
-            reverse, backward, reverse_s = _judge(
-                session, request, cells[::-1], num_samples[::-1], say
-            )
+            others = cells[::-1], num_samples[::-1]
+            reverse, backward, reverse_s = _judge(session, request, *others, say)
             raw += [(a_s, b_s) for b_s, a_s in reverse.raw]
             wall_s += reverse_s
     word, interval = weigh(forward, backward)
@@ -146,13 +142,7 @@ def _reversed(pair: Pair) -> Pair:
 
 
 def weigh(forward: Decision, backward: Decision | None) -> tuple[Word, tuple[float, float]]:
-    """Return what the decisions of b against a and of a against b prove, and the bounds of b / a.
-
-    >>> figures = {"ratio": 1.0, "mean_ratio": 1.0, "mean_differs": False, "detectable": 0.1}
-    >>> passed = Decision(word="PASS", interval=(0.9, 1.01), num_pairs=4, **figures)
-    >>> weigh(passed, passed)
-    ('same', (0.9900990099009901, 1.01))
-    """
+    """Return what the decisions of b against a and of a against b prove, and the bounds of b / a."""
     if forward.word != "PASS" or backward is None:
         return _FORWARD.get(forward.word, "undecided"), forward.interval
     back_low, back_high = backward.interval
@@ -164,9 +154,7 @@ def weigh(forward: Decision, backward: Decision | None) -> tuple[Word, tuple[flo
 
 def _count_samples(session: Session, cell: Cell) -> int:
     """Return the samples of an iteration, from an untimed one, which also finds mistakes."""
-    outcome = session.measure_cell(
-        cell.workload, cell.recipe, activity=cell.activity, is_timed=False
-    )
+    outcome = session.measure_cell(cell.workload, cell.recipe, is_timed=False)
     samples = samples_of_step(outcome.record.samples_per_s, statistics.median(outcome.step_times_s))
     assert samples is not None
     return samples
@@ -190,7 +178,7 @@ def _judge(
     judgement = judge(
         _arm("base", base, session.hardware.device),
         _arm("head", head, session.hardware.device),
-        {f"{_FILE.name}::{_TESTS[base.activity]}": policy},
+        {f"{_FILE.name}::test_training": policy},
         budget=request.budget,
         seed=request.seed,
         priors={},

@@ -19,7 +19,7 @@ from perfsuite.errors import (
 )
 from perfsuite.experiments import results
 from perfsuite.experiments import user_code as own_code
-from perfsuite.experiments.launcher import Launcher, LocalLauncher, TorchrunLauncher
+from perfsuite.experiments.launcher import LocalLauncher, TorchrunLauncher
 from perfsuite.experiments.profile import combine_profiles
 from perfsuite.experiments.settings import Settings
 from perfsuite.ranks import messages
@@ -59,7 +59,7 @@ class Session:
         )
         self._gpus = [gpu.uuid for gpu in gpus]
         self._lock = TimingLock(wait_s=settings.wait_s, say=say)
-        self._launcher: Launcher = LocalLauncher(hardware, self._lock)
+        self._launcher = LocalLauncher(hardware, self._lock)
         self._policy = GroupPolicy(
             device=hardware.device,
             num_gpus=hardware.num_gpus,
