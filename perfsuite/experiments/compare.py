@@ -142,7 +142,7 @@ def _reversed(pair: Pair) -> Pair:
 
 
 def weigh(forward: Decision, backward: Decision | None) -> tuple[Word, tuple[float, float]]:
-    """Return what the decisions of b against a and of a against b prove, and the bounds of b / a."""
+    """Return what b against a and a against b prove together, and the bounds of b / a."""
     if forward.word != "PASS" or backward is None:
         return _FORWARD.get(forward.word, "undecided"), forward.interval
     back_low, back_high = backward.interval

@@ -125,7 +125,7 @@ class Ownership:
     def _refuse_what_only_a_change_sets(self) -> None:
         """Refuse an ini file that takes the session out of the gate, where the base's does not."""
         if options.given(self._config):
-            from perfsuite.plugin.session.brought_settings import refuse_change
+            from perfsuite.plugin.session.choices import refuse_change
 
             with ends_on_mistakes():
                 refuse_change(self._config, self.environ, measures=self.is_ours)

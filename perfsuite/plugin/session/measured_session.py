@@ -25,11 +25,10 @@ from perfsuite.plugin.fixtures import OUTCOME, is_cell
 from perfsuite.plugin.output import ends_on_mistakes, legible, say
 from perfsuite.plugin.session import markers, phases, saving, sharding
 from perfsuite.plugin.session.choices import Choices
-from perfsuite.plugin.session.gate import SessionGate, refuse_silent_passes
-from perfsuite.plugin.session.held_reports import HeldReports
+from perfsuite.plugin.session.gate import HeldReports, SessionGate, refuse_silent_passes
 from perfsuite.plugin.session.torchrun import TorchrunSession, finished_outcome
 from perfsuite.records.cell import CellLine, Outcome, encode_line
-from perfsuite.records.verdict import CellVerdict, VerdictWord, exit_code
+from perfsuite.records.verdict import CellVerdict, exit_code
 from perfsuite.report.rows import not_exercised_lines, slow_rank_lines
 from perfsuite.report.summary import verdict_sentence
 from perfsuite.report.terminal.gate import verdict_lines
@@ -95,7 +94,6 @@ class MeasuredSession:
         self._saver = saver
         self._sharding = sharding.UNCUT
         self._foreign_markers: str | None = None
-        self._words: list[VerdictWord] = []
         self._num_verdicts_that_fail = 0
         self._session: Session | None = None
         self._signals = contextlib.ExitStack()
@@ -241,7 +239,6 @@ class MeasuredSession:
         report.user_properties.append(("verdict", verdict.word))
         text = verdict_sentence(verdict)
         report.sections.append(("verdict", text))
-        self._words.append(verdict.word)
         if verdict.word == "FAIL":
             self._num_verdicts_that_fail += 1
             report.outcome = "failed"
@@ -307,9 +304,7 @@ class MeasuredSession:
         except WriteError as error:
             self._write_error = error
             return
-        self._config.stash[saving.WRITTEN_RUN] = saving.WrittenRun(
-            path=path, tolerance=gate.tolerance, limit=gate.limit
-        )
+        self._config.stash[saving.WRITTEN_RUN] = path, gate.tolerance, gate.limit
 
     def _gated_exit(self, session: pytest.Session) -> int:
         """Pytest's own exit code where it says more than the verdicts, else theirs."""
@@ -319,10 +314,9 @@ class MeasuredSession:
         has_failed_tests = session.testsfailed > self._num_verdicts_that_fail
         if own not in (0, 1, 5) or (own == 1 and has_failed_tests):
             return own
-        result = self._gate.result
         # This includes cells that vanished, were not reached, or were skipped only here.
-        judged = [cell.word for cell in result.cells] if result is not None else []
-        return exit_code([*self._words, *judged])
+        cells = () if self._gate.result is None else self._gate.result.cells
+        return exit_code(cell.word for cell in cells)
 
     @pytest.hookimpl(trylast=True)
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
