@@ -7,7 +7,6 @@ The functions over plain values decide; the others only read the machine for the
 import os
 import shutil
 import tempfile
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -56,7 +55,7 @@ def examine_host() -> list[Finding]:
             boost=read_text(_CPU / "cpufreq/boost"),
         ),
         load_finding(os.getloadavg()[0], num_allowed),
-        _examine_steal(),
+        steal_finding(psutil.cpu_times_percent(_STEAL_WINDOW_S).steal / 100),
         memory_finding(available if left is None else min(available, left)),
         room_finding(_SHARED_MEMORY, lambda: Path("/dev/shm"), *_FOR_LOADERS),
         room_finding("temporary folder", lambda: Path(tempfile.gettempdir()), *_FOR_FILES),
@@ -115,13 +114,10 @@ def load_finding(load: float, num_cores: int) -> Finding:
     return Finding("load", "warn", text, "end them (see top), or wait a minute if they have ended")
 
 
-def steal_finding(before: tuple[int, int], after: tuple[int, int]) -> Finding:
-    """Judge the time that the hypervisor took between two readings of `parse_cpu_times`."""
-    passed, stolen = after[0] - before[0], after[1] - before[1]
-    if passed <= 0:
-        return Finding("steal time", "ok", NOT_READABLE)
-    text = f"{format_ratio(stolen / passed)} of {passed} ticks"
-    if stolen / passed <= _STEAL_RATIO:
+def steal_finding(stolen_ratio: float) -> Finding:
+    """Judge the part of the processors' time that the hypervisor took."""
+    text = format_ratio(stolen_ratio)
+    if stolen_ratio <= _STEAL_RATIO:
         return Finding("steal time", "ok", text)
     text += ": the hypervisor gives this machine's processors to others"
     return Finding("steal time", "warn", text, "use dedicated processors, or a quieter hour")
@@ -158,15 +154,6 @@ def room_finding(
     return Finding(subject, status, f"{text}: {purpose} {format_bytes(num_bytes)}", advice)
 
 
-def _examine_steal() -> Finding:
-    before = read_text(Path("/proc/stat"))
-    time.sleep(_STEAL_WINDOW_S)
-    after = read_text(Path("/proc/stat"))
-    if before is None or after is None:
-        return Finding("steal time", "ok", NOT_READABLE)
-    return steal_finding(parse_cpu_times(before), parse_cpu_times(after))
-
-
 def cpu_quota(groups: Path = _OWN_GROUPS, mount: Path = _MOUNT) -> float | None:
     """Return how many processors' worth of time the process may use; None without a limit."""
     limits = (read_text(folder / "cpu.max") for folder in group_folders("cpu", groups, mount))
@@ -187,14 +174,3 @@ def memory_left_bytes(groups: Path = _OWN_GROUPS, mount: Path = _MOUNT) -> int |
             )
             left.append(int(limit) - int(usage) + int(stat.get("inactive_file", 0)))
     return min(left, default=None)
-
-
-def parse_cpu_times(stat: str) -> tuple[int, int]:
-    r"""Return (all, stolen) clock ticks of all processors since boot from /proc/stat (proc(5)).
-
-    >>> parse_cpu_times("cpu  70 0 20 900 5 0 1 4 60 0\ncpu0 70 0 20 900 5 0 1 4 60 0\n")
-    (1000, 4)
-    """
-    # user, nice, system, idle, iowait, irq, softirq, steal; guest times are part of user and nice.
-    ticks = [int(field) for field in stat.partition("\n")[0].split()[1:9]]
-    return sum(ticks), ticks[7]
