@@ -132,11 +132,13 @@ class Ownership:
 
     def _begin(self) -> MeasuredSession:
         """Make the session that measures; a UsageError reaches a user from xdist's workers too."""
-        from perfsuite.plugin.session.measured_session import begin
+        from perfsuite.plugin.session.measured_session import MeasuredSession
 
         try:
             self._choices = self._choices or self._resolve()
-            self._measured = begin(self._config, self._choices, self, is_ours=self.is_ours)
+            self._measured = MeasuredSession(
+                self._config, self._choices, self, is_ours=self.is_ours
+            )
         except pytest.UsageError as error:
             recorder.write_nothing(self._config)  # nor say that there is nothing to write
             if hasattr(self._config, "workeroutput"):

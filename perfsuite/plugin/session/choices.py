@@ -214,8 +214,7 @@ def _gate_request(
             f"--perf-limit is {value['limit']:.3g}, below the tolerance of "
             f"{value['tolerance']:.3g} (--perf-tolerance); use a larger limit"
         )
-    arguments = (*config.invocation_params.args, *shlex.split(environ.get("PYTEST_ADDOPTS", "")))
-    typed = {str(argument).partition("=")[0] for argument in arguments}
+    typed = _typed(config, environ)
     typed_words = map(str, config.invocation_params.args)
     command = Command.of_this_process(config.invocation_params.dir, typed_words, given_environ)
     typed_bases = typed & {"--perf-base", "--perf-base-dir"}
@@ -244,6 +243,11 @@ def _gate_request(
         outputs=(config.rootpath / value["report"],),
         pairs_file=config.rootpath / value["report"] / PAIRS_FILE,
     )
+
+
+def _typed(config: pytest.Config, environ: Mapping[str, str]) -> set[str]:
+    words = (*config.invocation_params.args, *shlex.split(environ.get("PYTEST_ADDOPTS", "")))
+    return {str(word).partition("=")[0] for word in words}
 
 
 def _turn_channel(environ: Mapping[str, str]) -> TurnChannel | None:
@@ -275,8 +279,7 @@ def refuse_change(config: pytest.Config, environ: Mapping[str, str], *, measures
     `measures` says whether the session would be gated without any setting. Raises a SettingError
     where the change brings one, or the base is not known.
     """
-    words = (*config.invocation_params.args, *shlex.split(environ.get("PYTEST_ADDOPTS", "")))
-    typed = {str(word).partition("=")[0] for word in words}
+    typed = _typed(config, environ)
     settings = given(config)
     if settings.get("gate") == "off":
         settings.pop("numerics", None)

@@ -44,54 +44,21 @@ _PROGRESS = "perfsuite"
 CELLS_FILE = "cells.jsonl"
 
 
-def begin(
-    config: pytest.Config, choices: Choices, ownership: Ownership, *, is_ours: bool
-) -> MeasuredSession:
-    """Return the session that runs cells, and have pytest call its hooks from now on.
-
-    Where it is not ours, it runs ranks for the fixtures and changes nothing else. Raises a
-    UsageError where what the options say cannot be done.
-    """
-    saver = gate = torchrun = None
-    if is_ours:
-        saver = saving.RunSaver(config, ownership.environ, ownership.num_cores)
-        saver.failed |= set(ownership.failed_collections)
-        if choices.is_gate and config.getoption("benchmark_compare", None):
-            refuse_silent_passes(config, is_under_torchrun=choices.membership is not None)
-            gate = SessionGate(config, choices, saver, partial(say, config))
-    if choices.membership is not None:
-        cells_file = choices.results / CELLS_FILE
-        torchrun = TorchrunSession(config, choices.membership, cells_file, ownership.held_output)
-        config.pluginmanager.register(torchrun, "perfsuite-torchrun")
-    session = MeasuredSession(config, choices, gate, torchrun, saver)
-    config.pluginmanager.register(phases, "perfsuite-phases")
-    config.pluginmanager.register(session, "perfsuite-session")
-    if saver is not None:
-        config.pluginmanager.register(saver, "perfsuite-saver")
-        saver.replace_writers()
-    return session
-
-
 class MeasuredSession:
     """One pytest session's cells: the choices for them, what runs them, what became of them."""
 
     def __init__(
-        self,
-        config: pytest.Config,
-        choices: Choices,
-        gate: SessionGate | None,
-        torchrun: TorchrunSession | None,
-        saver: saving.RunSaver | None,
+        self, config: pytest.Config, choices: Choices, ownership: Ownership, *, is_ours: bool
     ) -> None:
+        """Have pytest call its hooks from now on; raises a UsageError for what cannot be done.
+
+        Where it is not ours, it runs ranks for the fixtures and changes nothing else.
+        """
         self._config = config
         self.choices = choices
-        self._gate = gate
-        if gate is not None:
-            held = HeldReports(gate, self._finish_held)
-            config.pluginmanager.register(held, "perfsuite-held-reports")
-        self._torchrun = torchrun
-        self._writes = torchrun is None or torchrun.is_first
-        self._saver = saver
+        self._saver: saving.RunSaver | None = None
+        self._gate: SessionGate | None = None
+        self._torchrun: TorchrunSession | None = None
         self._sharding = sharding.UNCUT
         self._foreign_markers: str | None = None
         self._num_verdicts_that_fail = 0
@@ -99,6 +66,28 @@ class MeasuredSession:
         self._signals = contextlib.ExitStack()
         self._lines: dict[str, CellLine] = {}
         self._write_error: WriteError | None = None
+        register = config.pluginmanager.register
+        if is_ours:
+            self._saver = saving.RunSaver(config, ownership.environ, ownership.num_cores)
+            self._saver.failed |= set(ownership.failed_collections)
+            if choices.is_gate and config.getoption("benchmark_compare", None):
+                refuse_silent_passes(config, is_under_torchrun=choices.membership is not None)
+                self._gate = SessionGate(config, choices, self._saver, partial(say, config))
+        if choices.membership is not None:
+            file, output = choices.results / CELLS_FILE, ownership.held_output
+            self._torchrun = TorchrunSession(config, choices.membership, file, output)
+            register(self._torchrun, "perfsuite-torchrun")
+        if self._gate is not None:
+            register(HeldReports(self._gate, self._finish_held), "perfsuite-held-reports")
+        register(phases, "perfsuite-phases")
+        register(self, "perfsuite-session")
+        if self._saver is not None:
+            register(self._saver, "perfsuite-saver")
+            self._saver.replace_writers()
+
+    @property
+    def _writes(self) -> bool:
+        return self._torchrun is None or self._torchrun.is_first
 
     @property
     def finished(self) -> Mapping[str, CellLine]:
@@ -107,7 +96,7 @@ class MeasuredSession:
 
     def finished_outcome(self, name: str) -> Outcome | None:
         """Return what was measured of a cell that needs no second run; None of any other."""
-        return None if self._torchrun is None else finished_outcome(self._torchrun.finished, name)
+        return finished_outcome(self.finished, name)
 
     @property
     def session(self) -> Session:
