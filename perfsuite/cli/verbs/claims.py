@@ -6,25 +6,21 @@ from typing import Annotated, Any
 
 import typer
 
-from perfsuite.cli.options import DeviceName, DrawnSeed, open_session
+from perfsuite.cli.options import DeviceName, DrawnSeed, explained, open_session
 from perfsuite.cli.output import JsonFile, pick, say, write_json
 from perfsuite.errors import ExitCode
 from perfsuite.experiments.claims.catalogue import Tested, choose_claims, try_claims
 from perfsuite.experiments.claims.claim import Bench
 from perfsuite.experiments.interleave import ROUND_S
 from perfsuite.records.cell import encode_line
-from perfsuite.report.terminal.tables import text_table
 from perfsuite.system.files import check_writable, write_atomically
 
 RECORDS_FILE = Path("results") / "claims.jsonl"
-_COLUMNS = ("", "status", "figures here", "quoted", "source")
 
 
+@explained(only="Test this claim alone; may be given several times.")
 def claims(
-    only: Annotated[
-        list[str] | None,
-        typer.Option(metavar="C5", help="Test this claim alone; may be given several times."),
-    ] = None,
+    only: Annotated[list[str] | None, typer.Option(metavar="C5")] = None,
     device: DeviceName = "auto",
     *,
     seed: DrawnSeed,
@@ -41,11 +37,6 @@ def claims(
     with closing(open_session(device, shows_output=False, round_s=ROUND_S)) as session:
         bench = Bench(session=session, seed=seed, say=say)
         results = try_claims(chosen, bench, show=lambda one: typer.echo(_lines(one)))
-    rows = (
-        (one.claim.id, one.finding.status, one.finding.here, one.claim.quoted, one.claim.source)
-        for one in results
-    )
-    typer.echo(text_table([(title, False) for title in _COLUMNS], rows))
     typer.echo(f"seed {seed}")
     if bench.lines:
         write_atomically(RECORDS_FILE, b"".join(encode_line(line) + b"\n" for line in bench.lines))
@@ -64,4 +55,6 @@ def _figures(one: Tested) -> dict[str, Any]:
 
 
 def _lines(one: Tested) -> str:
-    return f"{one.claim.id} {one.finding.status}: {one.claim.text}\n    {one.finding.reason}"
+    claim, finding = one.claim, one.finding
+    first = f"{claim.id} {finding.status}: {claim.text}"
+    return f"{first}\n    here: {finding.reason}\n    quoted ({claim.source}): {claim.quoted}"

@@ -45,7 +45,7 @@ def try_claims(
         except PerfsuiteError as error:
             is_broken = not isinstance(error, NotExercisedError)
             reason = f"the experiment broke: {error}" if is_broken else str(error)
-            finding = weigh("cannot be tested here", here="-", reason=reason)
+            finding = weigh("cannot be tested here", reason)
         results.append(Tested(claim=claim, finding=finding, is_broken=is_broken))
         show(results[-1])
     return results

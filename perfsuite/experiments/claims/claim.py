@@ -12,7 +12,6 @@ from typing import Any, Literal, TypeVar
 from perfsuite.experiments.interleave import Cell, measure_interleaved, times_of
 from perfsuite.experiments.rank_session import Session
 from perfsuite.records.cell import CellLine, Outcome
-from perfsuite.records.profile import Profile
 from perfsuite.records.recipe import Recipe
 from perfsuite.stats import intervals
 
@@ -28,12 +27,11 @@ class ClaimFinding:
 
     Attributes:
         figures: Everything that was measured and decides, as JSON has it.
-        here: The figures that are shown beside the quoted ones, in words.
+        reason: What was found, in words, to be read beside the quoted figures.
     """
 
     status: Status
     figures: dict[str, Any]
-    here: str
     reason: str
 
     def on(self, workload: str) -> ClaimFinding:
@@ -78,10 +76,6 @@ class Bench:
         """Return seconds of an iteration of each cell in each repetition, as `measure` does."""
         measured = self.measure(cells, num_repetitions=num_repetitions)
         return {key: times_of(outcomes) for key, outcomes in measured.items()}
-
-    def profile(self, workload: str, recipe: Recipe, *, num_epochs: int) -> Profile:
-        """Return where the time of a real training goes, and what the training reaches."""
-        return self.session.profile(workload, recipe, num_epochs=num_epochs).profile
 
     def on_ranks(self, num_ranks: int, name: str, *args: Any) -> list[Any]:
         """Return what "package.module:name", which may need torch, returns on each rank."""
@@ -133,10 +127,10 @@ def call_by_name(name: str, *args: Any) -> Any:
     return pkgutil.resolve_name(name)(*args)
 
 
-def weigh(holds: bool | Status, *, here: str, reason: str, **figures: Any) -> ClaimFinding:
+def weigh(holds: bool | Status, reason: str, **figures: Any) -> ClaimFinding:
     """Return a finding: its status, or the fact that decides it, and its figures by name."""
     status: Status = holds if isinstance(holds, str) else ("does not hold", "holds")[holds]
-    return ClaimFinding(status=status, figures=figures, here=here, reason=reason)
+    return ClaimFinding(status=status, figures=figures, reason=reason)
 
 
 def weigh_interval(interval: intervals.Interval, *, low: float, high: float = math.inf) -> Status:
@@ -157,9 +151,5 @@ def weigh_interval(interval: intervals.Interval, *, low: float, high: float = ma
 
 
 def as_figure(interval: intervals.Interval) -> dict[str, float]:
-    """Return an interval as JSON has it.
-
-    >>> as_figure(intervals.Interval(centre=1.0, low=0.5, high=2.0))
-    {'value': 1.0, 'low': 0.5, 'high': 2.0}
-    """
+    """Return an interval as JSON has it."""
     return {"value": interval.centre, "low": interval.low, "high": interval.high}

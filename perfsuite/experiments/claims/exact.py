@@ -45,8 +45,7 @@ def weigh_tensors(num_bytes: Mapping[str, int]) -> ClaimFinding:
     single, half = num_bytes["float32"], num_bytes["float16"]
     return weigh(
         2 * half == single,
-        here=f"ratio {half / single:g}",
-        reason=f"a tensor takes {format_bytes(half)} in fp16 and {format_bytes(single)} in fp32",
+        f"a tensor takes {format_bytes(half)} in fp16 and {format_bytes(single)} in fp32",
         float32_bytes=single,
         float16_bytes=half,
         ratio=half / single,
@@ -80,12 +79,9 @@ def weigh_checkpoints(
         and _is_linear(by_checkpoints)
         and set(constant) == {0.0}
         and recomputed == expected,
-        here=f"saved bytes a block: {per_block} with no, {num_checkpoints}, n checkpoints",
-        reason=(
-            f"over n = {', '.join(map(str, plain.saved_bytes))} blocks the saved activations grow "
-            f"by {per_block} bytes a block without checkpoints, with {num_checkpoints}, with one "
-            f"each; {num_checkpoints} checkpoints recompute {layers} layers"
-        ),
+        f"over n = {', '.join(map(str, plain.saved_bytes))} blocks the saved activations grow "
+        f"by {per_block} bytes a block without checkpoints, with {num_checkpoints}, with one "
+        f"each; {num_checkpoints} checkpoints recompute {layers} layers",
         saved_bytes={name: dict(chain.saved_bytes) for name, chain in chains.items()},
         slopes_bytes_per_block=slopes,
         recomputed_layers=recomputed,
@@ -125,11 +121,8 @@ def weigh_shards(shards: Sequence[Sequence[Sequence[int]]], *, num_samples: int)
     (size,) = sizes if len(sizes) == 1 else (None,)
     return weigh(
         holds,
-        here=f"batch {size} = {global_batch} / {len(shards)}; {num_repeated} shared samples",
-        reason=(
-            f"{len(shards)} ranks load {len(seen)} of {num_samples} samples in an epoch, "
-            f"{num_repeated} of them more than once, {num_left_out} left out"
-        ),
+        f"{len(shards)} ranks load {len(seen)} of {num_samples} samples in an epoch, "
+        f"{num_repeated} of them more than once, {num_left_out} left out, in batches of {size}",
         world_size=len(shards),
         samples=num_samples,
         samples_per_rank=[sum(map(len, batches)) for batches in shards],
@@ -155,8 +148,7 @@ def weigh_check(report: EquivalenceReport, check: str, what: str) -> ClaimFindin
     compared = "" if row.error is None else f"error {row.error:.2g}, limit {row.limit:.2g}; "
     return weigh(
         _STATUSES.get(row.status, "cannot be tested here"),
-        here=f"{compared}planted bugs found: {row.power or 'none'}",
-        reason=f"{what}: {row.reason}",
+        f"{what}: {row.reason}; {compared}planted bugs found: {row.power or 'none'}",
         check=row.check,
         world_size=row.world_size,
         error=row.error,

@@ -69,8 +69,7 @@ def weigh_workers(times_s: Mapping[int, Sequence[float]]) -> ClaimFinding:
     rise = f"is worse from {hurts_from} on" if hurts_from else "does not rise again beyond noise"
     return weigh(
         falls and hurts_from is not None,
-        here=f"optimum {optimum} ({quick})",
-        reason=f"the time of a batch {fall}, and {rise}",
+        f"the time of a batch {fall}, and {rise} ({quick})",
         times_s={count: as_figure(one) for count, one in centres.items()},
         optimum=optimum,
         hurts_from=hurts_from,
@@ -113,11 +112,8 @@ def weigh_bound(times_s: Mapping[int, Sequence[tuple[float, float]]]) -> ClaimFi
     status = weigh_interval(alone, low=1.0)
     return weigh(
         status,
-        here="; ".join(here),
-        reason=(
-            f"without workers loading takes {alone.centre:.2g} times as long as the update "
-            f"(between {alone.low:.2g} and {alone.high:.2g}){NOISE.get(status, '')}"
-        ),
+        f"without workers loading takes {alone.centre:.2g} times as long as the update (between "
+        f"{alone.low:.2g} and {alone.high:.2g}){NOISE.get(status, '')}; {', '.join(here)}",
         **figures,
     )
 
@@ -146,11 +142,9 @@ def weigh_augmentation(augmented_s: Sequence[float], plain_s: Sequence[float]) -
         why = "; images that lie in memory as tensors leave little else to do"
     return weigh(
         status,
-        here=f"{format_seconds(augmented)} with it, {format_seconds(plain)} without",
-        reason=(
-            f"the augmentation is {format_ratio(share.centre)} of the load time "
-            f"(between {format_ratio(share.low)} and {format_ratio(share.high)}){why}"
-        ),
+        f"{format_seconds(augmented)} with it, {format_seconds(plain)} without: the augmentation "
+        f"is {format_ratio(share.centre)} of the load time (between {format_ratio(share.low)} and "
+        f"{format_ratio(share.high)}){why}",
         augmented_s=augmented,
         plain_s=plain,
         share=as_figure(share),

@@ -13,7 +13,7 @@ from perfsuite.records.recipe import Recipe
 from perfsuite.stats.intervals import Interval, geometric_interval
 from perfsuite.system.gpus import visible_gpus
 from perfsuite.system.usage import UsageLog, UsageSample, open_meter
-from perfsuite.units import format_ratio, format_seconds
+from perfsuite.units import format_ratio
 
 # Processes of the quoted runs.
 NUM_QUOTED_GPUS = 8
@@ -71,8 +71,7 @@ def weigh_modes(times_s: Mapping[str, Sequence[float]]) -> ClaimFinding:
     dp, ddp = (paired_ratio(times_s[mode], times_s["single"]) for mode in ("dp", "ddp"))
     return weigh(
         dp.low > 1 and ddp.high < 1,
-        here=f"DP {_times(dp)}, DDP {_times(ddp)} the baseline's time",
-        reason=f"a sample takes x{_times(dp)} as long with DP, x{_times(ddp)} with DDP",
+        f"a sample takes x{_times(dp)} as long with DP, x{_times(ddp)} with DDP",
         seconds_per_sample={
             name: as_figure(geometric_interval(times)) for name, times in times_s.items()
         },
@@ -114,17 +113,12 @@ def weigh_attribution(times_s: Mapping[Setting, Sequence[float]]) -> ClaimFindin
     ddp = factors["ddp_at_0_workers"], factors["ddp_at_4_workers"]
     status, reason = _attribute(factors["workers"], ddp)
     spelled = ", ".join(f"{name.replace('_', ' ')} x{_times(one)}" for name, one in factors.items())
-    found = {setting: geometric_interval(times) for setting, times in times_s.items()}
     return weigh(
         status,
-        here="; ".join(
-            f"{parallel} at {num_workers}: {format_seconds(one.centre)}"
-            for (parallel, num_workers), one in found.items()
-        ),
-        reason=f"{reason}: {spelled}",
+        f"{reason}: {spelled}",
         iteration_s={
-            f"{parallel}, {num_workers} workers": as_figure(one)
-            for (parallel, num_workers), one in found.items()
+            f"{parallel}, {num_workers} workers": as_figure(geometric_interval(times))
+            for (parallel, num_workers), times in times_s.items()
         },
         factors={name: as_figure(factor) for name, factor in factors.items()},
     )
@@ -161,7 +155,7 @@ def try_usage(bench: Bench) -> ClaimFinding:
         with ExitStack() as stack:
             meters = [stack.enter_context(open_meter(gpu.uuid)) for gpu in gpus]
             logs = [UsageLog(meter) for meter in meters if meter is not None]
-            bench.profile(workload, recipe, num_epochs=_NUM_WATCHED_EPOCHS)
+            bench.session.profile(workload, recipe, num_epochs=_NUM_WATCHED_EPOCHS)
             usage[mode] = [mean_usage(log.stop()) for log in logs]
     return weigh_usage(usage).on(workload)
 
@@ -179,15 +173,11 @@ def weigh_usage(usage: Mapping[str, Sequence[float]]) -> ClaimFinding:
     dp, ddp = usage["dp"], usage["ddp"]
     leaves_idle = max(dp[1:]) < dp[0] / 2
     keeps_busy = min(ddp) > max(ddp) / 2
+    # "Idle" is less than half as busy as the first GPU, "busy" half as busy as the busiest.
     spelled = {mode: ", ".join(map(format_ratio, shares)) for mode, shares in usage.items()}
     return weigh(
         leaves_idle and keeps_busy,
-        here=f"DP {spelled['dp']}; DDP {spelled['ddp']}",
-        reason=(
-            f"under DP the other GPUs are {'' if leaves_idle else 'not '}less than half as busy as "
-            f"the first; under DDP {'all are' if keeps_busy else 'some are not'} at least half as "
-            "busy as the busiest"
-        ),
+        f"the GPUs are busy {spelled['dp']} of the time under DP, {spelled['ddp']} under DDP",
         **{f"{mode}_utilization": list(shares) for mode, shares in usage.items()},
     )
 

@@ -16,7 +16,7 @@ from perfsuite.errors import WorkloadError
 from perfsuite.experiments.claims.claim import Bench, Claim, ClaimFinding
 from perfsuite.records.cell import decode_line
 
-HOLDS = ClaimFinding(status="holds", figures={"ratio": 0.5}, here="ratio 0.5", reason="counted")
+HOLDS = ClaimFinding(status="holds", figures={"ratio": 0.5}, reason="counted")
 
 
 def count(bench: Bench) -> ClaimFinding:
@@ -57,9 +57,10 @@ def test_this_machines_figures_stand_beside_the_quoted_ones(
 
     assert ended == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[:2] == ["C8 holds: is so", "    counted"]
-    assert lines[4].split() == ["C8", "holds", "ratio", "0.5", "0.5", "exactly", "S1"]
-    assert lines[5:] == ["seed 6", "the records of 1 launches are in results/claims.jsonl"]
+    assert lines == [
+        *("C8 holds: is so", "    here: counted", "    quoted (S1): 0.5 exactly"),
+        *("seed 6", "the records of 1 launches are in results/claims.jsonl"),
+    ]
 
 
 def test_the_json_has_id_status_figures_and_reason(verb: Verb, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from perfsuite.errors import NotExercisedError, SettingError, WorkloadError
 from perfsuite.experiments.claims.catalogue import CLAIMS, choose_claims, try_claims
 from perfsuite.experiments.claims.claim import Bench, Claim, ClaimFinding
 
-HOLDS = ClaimFinding(status="holds", figures={"ratio": 0.5}, here="0.5", reason="counted")
+HOLDS = ClaimFinding(status="holds", figures={"ratio": 0.5}, reason="counted")
 
 
 def make_claim(name: str, outcome: ClaimFinding | Exception) -> Claim:

@@ -111,7 +111,7 @@ def test_c2_holds_where_loading_in_the_process_takes_longer_than_the_update() ->
     assert bound.status == "holds"
     assert free.status == "does not hold"
     assert noisy.status == "cannot be tested here"
-    assert noisy.reason.endswith("; the noise is too large to say")
+    assert "; the noise is too large to say" in noisy.reason
 
 
 def test_c2_counts_forward_backward_and_optimizer_as_the_update() -> None:
@@ -123,7 +123,8 @@ def test_c2_counts_forward_backward_and_optimizer_as_the_update() -> None:
     assert finding.figures["0"]["update_s"] == pytest.approx(0.006)
     assert finding.reason == (
         "on lenet-digits-affine without workers loading takes 0.17 times as long as the update "
-        "(between 0.17 and 0.17)"
+        "(between 0.17 and 0.17); 0 workers 1.00 ms / 6.00 ms, 2 workers 1.00 ms / 6.00 ms, "
+        "4 workers 1.00 ms / 6.00 ms"
     )
 
 
@@ -154,7 +155,7 @@ def test_c3_compares_loading_with_the_augmentation_and_without() -> None:
     finding = try_augmentation.experiment(bench)
 
     assert finding.status == "holds"
-    assert finding.here == "2.00 ms with it, 1.00 ms without"
+    assert "2.00 ms with it, 1.00 ms without: the augmentation is 50.0 % " in finding.reason
     assert {(workload, activity) for workload, _, activity in session.measured} == {
         ("lenet-digits-affine", "load"),
         ("lenet-digits", "load"),
@@ -320,7 +321,10 @@ def test_c7_holds_where_all_four_figures_say_so() -> None:
 
     assert finding.status == "holds"
     assert finding.figures["losses"] == {"fp32": (1.0, 0.334), "amp-bf16": (1.1, 0.332)}
-    assert finding.reason == "amp-bf16: the same in less"
+    assert finding.reason == (
+        "amp-bf16: the same in less; final loss 0.334 and 0.332; accuracy 97.0 % and 97.5 %; "
+        "time x0.80 (0.75 to 0.85, faster); memory 1000 B and 700 B"
+    )
 
 
 @pytest.mark.parametrize(
@@ -359,10 +363,8 @@ def test_c7_does_not_hold_where_one_figure_misses(
 ) -> None:
     finding = precisions(mixed, word)
 
-    assert (finding.status, finding.reason) == (
-        "does not hold",
-        f"amp-bf16: {miss}",
-    )
+    assert finding.status == "does not hold"
+    assert finding.reason.startswith(f"amp-bf16: {miss}; final loss ")
 
 
 # --- C10, C11 ---
