@@ -151,20 +151,12 @@ def _recipe_options() -> dict[str, inspect.Parameter]:
     }
 
 
-def open_session(
-    device: str, seed: int = 0, *, shows_output: bool = True, round_s: float | None = None
-) -> Session:
+def open_session(device: str, seed: int = 0, **others: Any) -> Session:
     """Return a session that finds workloads here; an unknown device raises a SettingError."""
     chosen = next((known for known in DEVICES if known == device), None)
     if chosen is None:
         raise SettingError(f"--device is {device!r}; use one of {', '.join(DEVICES)}")
-    settings = Settings(
-        device=chosen,
-        seed=seed,
-        import_roots=(Path.cwd(),),
-        shows_output=shows_output,
-        round_s=round_s,
-    )
+    settings = Settings(device=chosen, seed=seed, import_roots=(Path.cwd(),), **others)
     return Session(settings, say=say)
 
 

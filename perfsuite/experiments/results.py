@@ -48,24 +48,21 @@ def combine(
     step_s = statistics.median(step_times_s)
     samples = first.global_batch_size
     tokens = None if job.user_code is None else job.user_code.tokens_per_step
-    why_mixed = _why_mixed(ranks)
     told = [rank.losses for rank in ranks if rank.losses is not None]
     # A user's own code may tell fewer on one rank than on another.
     losses = zip(*told, strict=job.user_code is None)
     precision = None if job.recipe is None else job.recipe.precision
-    speeds, missing = _speeds(precision, device, ranks, step_s)
+    speeds, without_speed = _speeds(precision, device, ranks, step_s)
     staged = [rank.stage_rounds or rank.rounds for rank in ranks]
     own_s = own_stage_times(staged, first.num_iterations, [rank.watched_s for rank in ranks])
-    why_no_rank = dict[str, str]()
-    if own_s is None and len(ranks) > 1:
-        why_no_rank["slow_ranks"] = "the ranks ran different stages"
+    missing = without_speed | _why_missing(ranks, own_s)
     record = CellRecord(
         workload=name,
         recipe=None if job.recipe is None else job.recipe.as_dict(),
         device=device,
         world_size=len(ranks),
         exercised=True,
-        fingerprint=None if why_mixed else first.environment.fingerprint,
+        fingerprint=None if "fingerprint" in missing else first.environment.fingerprint,
         numerics=numerics,
         stages_s=combine_stages(staged, first.num_iterations, overlaps_loading=device != "cpu"),
         counts=_busiest([rank.counts for rank in ranks]),
@@ -89,17 +86,20 @@ def combine(
         step_times_s=tuple(step_times_s),
         num_iterations=first.num_iterations,
         record=record,
-        missing=missing | why_no_rank | first.missing | why_mixed,
+        missing=missing,
     )
 
 
-def _why_mixed(ranks: Sequence[CellMeasured]) -> dict[str, str]:
-    """Why the cell belongs to no environment; empty where its ranks found the same one."""
+def _why_missing(ranks: Sequence[CellMeasured], own_s: object) -> dict[str, str]:
+    missing = dict(ranks[0].missing)
+    if own_s is None and len(ranks) > 1:
+        missing["slow_ranks"] = "the ranks ran different stages"
     ours = ranks[0].environment
     for rank, its in enumerate(one.environment for one in ranks):
-        if its != ours:
-            return {"fingerprint": f"rank 0 and rank {rank} differ: {ours.difference(its)}"}
-    return {}
+        if its != ours:  # so the cell belongs to no environment
+            difference = f"rank 0 and rank {rank} differ: {ours.difference(its)}"
+            missing.setdefault("fingerprint", difference)
+    return missing
 
 
 def _speeds(

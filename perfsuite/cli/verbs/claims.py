@@ -9,7 +9,7 @@ import typer
 from perfsuite.cli.options import DeviceName, DrawnSeed, explained, open_session
 from perfsuite.cli.output import JsonFile, pick, say, write_json
 from perfsuite.errors import ExitCode
-from perfsuite.experiments.claims.catalogue import Tested, choose_claims, try_claims
+from perfsuite.experiments.claims.catalogue import choose_claims, try_claims
 from perfsuite.experiments.claims.claim import Bench
 from perfsuite.experiments.interleave import ROUND_S
 from perfsuite.records.cell import encode_line
@@ -34,27 +34,18 @@ def claims(
     chosen = choose_claims(only or [])
     check_writable(RECORDS_FILE, json_file)
     # Ranks that warn of many workers would bury the findings.
+    results: list[dict[str, Any]] = []
     with closing(open_session(device, shows_output=False, round_s=ROUND_S)) as session:
         bench = Bench(session=session, seed=seed, say=say)
-        results = try_claims(chosen, bench, show=lambda one: typer.echo(_lines(one)))
+        for claim, finding in try_claims(chosen, bench):
+            typer.echo(f"{claim.id} {finding.status}: {claim.text}\n    here: {finding.reason}")
+            typer.echo(f"    quoted ({claim.source}): {claim.quoted}")
+            figures = pick(finding, "status figures reason broken", broken="is_broken")
+            results.append(pick(claim, "id text quoted source") | figures)
     typer.echo(f"seed {seed}")
     if bench.lines:
         write_atomically(RECORDS_FILE, b"".join(encode_line(line) + b"\n" for line in bench.lines))
         typer.echo(f"the records of {len(bench.lines)} launches are in {RECORDS_FILE}")
-    write_json(json_file, claims=list(map(_figures, results)))
-    if any(one.is_broken for one in results):
+    write_json(json_file, claims=results)
+    if any(one["broken"] for one in results):
         raise typer.Exit(ExitCode.FAILED)
-
-
-def _figures(one: Tested) -> dict[str, Any]:
-    return {
-        **pick(one.claim, "id text quoted source"),
-        **pick(one.finding, "status figures reason"),
-        "broken": one.is_broken,
-    }
-
-
-def _lines(one: Tested) -> str:
-    claim, finding = one.claim, one.finding
-    first = f"{claim.id} {finding.status}: {claim.text}"
-    return f"{first}\n    here: {finding.reason}\n    quoted ({claim.source}): {claim.quoted}"

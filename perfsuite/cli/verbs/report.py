@@ -22,6 +22,11 @@ from perfsuite.system.untrusted import printable
 from perfsuite.system.urls import locate
 from perfsuite.units import option_bounds
 
+Runs = Annotated[
+    list[str],
+    typer.Argument(metavar="RUN.json...", help="Files of pytest-benchmark, by path or URL."),
+]
+
 
 @explained(
     profiles="Show its learning curve; repeatable.",
@@ -36,10 +41,7 @@ from perfsuite.units import option_bounds
     limit="What verdicts are drawn against.",
 )
 def report(
-    runs: Annotated[
-        list[str],
-        typer.Argument(metavar="RUN.json...", help="Files of pytest-benchmark, by path or URL."),
-    ],
+    runs: Runs,
     profiles: Annotated[list[Path] | None, typer.Option("--profile", metavar="FILE")] = None,
     html: Annotated[Path | None, typer.Option(metavar="DIR")] = None,
     markdown: Annotated[Path | None, typer.Option(metavar="FILE")] = None,

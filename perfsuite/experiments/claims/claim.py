@@ -28,11 +28,13 @@ class ClaimFinding:
     Attributes:
         figures: Everything that was measured and decides, as JSON has it.
         reason: What was found, in words, to be read beside the quoted figures.
+        is_broken: Whether the experiment itself failed.
     """
 
     status: Status
     figures: dict[str, Any]
     reason: str
+    is_broken: bool = False
 
     def on(self, workload: str) -> ClaimFinding:
         """Return the finding with the workload that it rests on."""
