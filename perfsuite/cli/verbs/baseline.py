@@ -1,6 +1,5 @@
 """The verbs `baseline list`, `accept` and `prune`: what is stored, accepted, and may go."""
 
-from dataclasses import dataclass
 from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Annotated, Any
@@ -9,7 +8,7 @@ import msgspec
 import typer
 
 from perfsuite.cli import options
-from perfsuite.cli.output import JsonFile, pick, write_json
+from perfsuite.cli.output import JsonFile, write_json
 from perfsuite.errors import SettingError
 from perfsuite.gate.baselines.accepted import Entry, append_entry, in_words
 from perfsuite.gate.baselines.accepted import prune as prune_entries
@@ -28,18 +27,6 @@ app = typer.Typer(
 )
 
 
-@dataclass(frozen=True, kw_only=True)
-class ListedRun:
-    """A stored run, or a file without one, as `list` shows it, and why no comparison uses it."""
-
-    path: AnyPath
-    saved_at: datetime | None = None
-    commit: str | None = None
-    fingerprint: str | None = None
-    num_cells: int | None = None
-    reason: str | None
-
-
 @app.command("list", epilog="Example: perfsuite baseline list --json runs.json")
 def list_runs(storage: options.Storage = options.STORAGE, json_file: JsonFile = None) -> None:
     """Show each stored run, and whether a gate would compare a change of HEAD with it.
@@ -51,19 +38,13 @@ def list_runs(storage: options.Storage = options.STORAGE, json_file: JsonFile = 
     fingerprint = options.fingerprint_here()
     place = locate(storage, "--storage")
     runs = _list(place, fingerprint)
-    if runs and runs[0].path == place:
-        typer.echo(f"{place}: {runs.pop().reason}")
+    if runs and runs[0][0] == place:
+        typer.echo(f"{place}: {runs.pop()[1]['reason']}")
     if runs:
-        num_usable = sum(run.reason is None for run in runs)
-        typer.echo(_table(place, runs, fingerprint))
+        num_usable = sum(facts["is_usable"] for _, facts in runs)
+        typer.echo(_table(place, runs))
         typer.echo(f"{num_usable} of {len(runs)} usable in this environment, {fingerprint}")
-    listed = [
-        pick(run, "saved_at commit fingerprint num_cells reason")
-        | {"path": printable(str(run.path)), "is_usable": run.reason is None}
-        | {"is_this_environment": run.fingerprint == fingerprint}
-        for run in runs
-    ]
-    write_json(json_file, fingerprint=fingerprint, runs=listed)
+    write_json(json_file, fingerprint=fingerprint, runs=[facts for _, facts in runs])
 
 
 @app.command(
@@ -144,7 +125,7 @@ def prune(
     old: list[AnyPath] = []
     if keep is not None:
         listed = _list(locate(storage, "--storage"), options.fingerprint_here())
-        old = [run.path for run in listed if run.reason is None][:-keep]
+        old = [path for path, facts in listed if facts["is_usable"]][:-keep]
     for path in old:
         if is_sure:
             remove_run(path)
@@ -156,39 +137,45 @@ def prune(
     write_json(json_file, expired=expired, old_runs=[str(path) for path in old], is_removed=is_sure)
 
 
-def _list(storage: AnyPath, fingerprint: str) -> list[ListedRun]:
-    """Return every stored run, those that cannot be read first and the newest last."""
+def _list(storage: AnyPath, fingerprint: str) -> list[tuple[AnyPath, dict[str, Any]]]:
+    """Return every stored run, as JSON has it: those that cannot be read first, the newest last."""
     long_ago = datetime.min.replace(tzinfo=UTC)
     found = sift_runs(storage, True, fingerprint, **trunk_rules(Path.cwd(), storage))
-    return sorted(map(_listed, found), key=lambda one: (one.saved_at or long_ago, str(one.path)))
+    listed = [(one.path, _facts(one, fingerprint)) for one in found]
+    return sorted(listed, key=lambda one: (one[1]["saved_at"] or long_ago, str(one[0])))
 
 
-def _listed(found: StoredRun | Unusable) -> ListedRun:
+def _facts(found: StoredRun | Unusable, fingerprint: str) -> dict[str, Any]:
     """Return what is shown of a run, and no more of it: a store holds very many."""
     run, reason = found, None
     if isinstance(found, Unusable):
         run, reason = read_run(found.path), found.reason
-    if isinstance(run, Unusable):
-        return ListedRun(path=run.path, reason=reason)
-    facts = pick(run, "path saved_at commit fingerprint")
-    return ListedRun(**facts, num_cells=len(run.cells), reason=reason)
+    names = ("saved_at", "commit", "fingerprint")
+    facts = {name: getattr(run, name, None) for name in names}
+    return {
+        "path": printable(str(found.path)),
+        **facts,
+        "is_this_environment": facts["fingerprint"] == fingerprint,
+        "num_cells": None if isinstance(run, Unusable) else len(run.cells),
+        "is_usable": reason is None,
+        "reason": reason,
+    }
 
 
-def _table(storage: AnyPath, runs: list[ListedRun], fingerprint: str) -> str:
+def _table(storage: AnyPath, runs: list[tuple[AnyPath, dict[str, Any]]]) -> str:
     titles = ("run", "saved (UTC)", "commit", "environment", "cells", "use")
     rows = []
-    for one in runs:
-        facts = ["-"] * 4
-        if one.saved_at is not None:
-            environment = one.fingerprint or "-"
-            facts = [
-                f"{one.saved_at.astimezone(UTC):%Y-%m-%d %H:%M}",
-                "-" if one.commit is None else one.commit[:12],
-                f"{environment} (here)" if environment == fingerprint else environment,
-                str(one.num_cells),
+    for path, facts in runs:
+        shown = ["-"] * 4
+        if facts["saved_at"] is not None:
+            shown = [
+                f"{facts['saved_at'].astimezone(UTC):%Y-%m-%d %H:%M}",
+                (facts["commit"] or "-")[:12],
+                (facts["fingerprint"] or "-") + " (here)" * facts["is_this_environment"],
+                str(facts["num_cells"]),
             ]
-        use = one.reason or "usable"
-        rows.append(map(printable, (str(one.path).removeprefix(f"{storage}/"), *facts, use)))
+        use = facts["reason"] or "usable"
+        rows.append(map(printable, (str(path).removeprefix(f"{storage}/"), *shown, use)))
     return text_table([(title, title == "cells") for title in titles], rows)
 
 

@@ -33,8 +33,8 @@ def claims(
     """
     chosen = choose_claims(only or [])
     check_writable(RECORDS_FILE, json_file)
-    # Ranks that warn of many workers would bury the findings.
     results: list[dict[str, Any]] = []
+    # Ranks that warn of many workers would bury the findings.
     with closing(open_session(device, shows_output=False, round_s=ROUND_S)) as session:
         bench = Bench(session=session, seed=seed, say=say)
         for claim, finding in try_claims(chosen, bench):
