@@ -192,14 +192,11 @@ def _describe_change(change: DatedChange) -> str:
 
 
 def _where(change: DatedChange) -> str:
-    before, after = change.before, change.after
-    if not change.num_commits:
-        text = f"between {_named(before)} and {_named(after)}"
-        return text if change.num_commits is None else f"{text}, so not by a commit"
-    return (
-        f"between {short_commit(before.commit or '')} and {short_commit(after.commit or '')} "
-        f"({after.made_at:%Y-%m-%d}, {counted(change.num_commits, 'commit')})"
-    )
+    text = f"between {_named(change.before)} and {_named(change.after)}"
+    if change.num_commits is None:
+        return text
+    commits = counted(change.num_commits, "commit") if change.num_commits else "so not by a commit"
+    return f"{text}, {commits}"
 
 
 def _describe_drift(drift: DatedDrift) -> str:

@@ -91,8 +91,8 @@ def test_a_step_is_dated_between_two_commits_with_who_accepted_it(
     assert lines[0] == f"{CELL}: 40 runs, {first} (2026-01-01) to {last} (2026-02-09)"
     assert lines[1] == "▁▁▂▂▁▁▁▁▂▁████▇█████ 1.99 ms to 2.18 ms"
     assert lines[2:] == [
-        f"slower by 7.8 % (+7.5 % to +8.2 %) between {before} and {after} (2026-01-21, 1 commit), "
-        "accepted: it checks its input now"
+        f"slower by 7.8 % (+7.5 % to +8.2 %) between {before} (2026-01-20) and {after} "
+        "(2026-01-21), 1 commit, accepted: it checks its input now"
     ]
 
 
@@ -169,7 +169,7 @@ def test_a_slowdown_between_several_commits_says_how_to_find_the_one(
     assert history(CELL) == 0
 
     change, advice = said(capsys)[-2:]
-    assert change.endswith(f"between {before} and {after} (2026-03-02, 3 commits)")
+    assert change.endswith(f"between {before} (2026-02-27) and {after} (2026-03-02), 3 commits")
     assert advice == (
         f"which commit it was: perfsuite bisect --good {before} --bad {after} '{CELL}'"
     )
@@ -267,7 +267,8 @@ def test_all_cells_are_a_line_each(
     assert flat.endswith(" no change and no drift")
     assert stepping == (
         f"{CELL} 40 ▁▁▂▂▁▁▁▁▂▁████▇█████ slower by 7.8 % (+7.5 % to +8.2 %) between "
-        f"{commits[SLOWER_FROM - 1][:7]} and {commits[SLOWER_FROM][:7]} (2026-01-21, 1 commit)"
+        f"{commits[SLOWER_FROM - 1][:7]} (2026-01-20) and {commits[SLOWER_FROM][:7]} (2026-01-21), "
+        "1 commit"
     )
     assert last == (
         "2 of 3 cells changed; at most 1 in 100 cells without a change is reported as changed"
@@ -387,10 +388,10 @@ def test_a_slowdown_that_recovered_is_shown_and_fails_no_job(
 
     slower, faster = shown[-2:]
     assert slower.startswith("slower by ")
-    assert slower.endswith("(2026-01-21, 1 commit), recovered since")
+    assert slower.endswith("(2026-01-21), 1 commit, recovered since")
     assert faster.startswith("faster by ")
-    assert faster.endswith("(2026-02-10, 1 commit)")
-    assert "1 commit), recovered since; faster by " in said(capsys)[-2]
+    assert faster.endswith("(2026-02-10), 1 commit")
+    assert "1 commit, recovered since; faster by " in said(capsys)[-2]
     (cell,) = json.loads((tmp_path / "history.json").read_text())["cells"]
     assert [change["is_mended"] for change in cell["changes"]] == [True, False]
 
