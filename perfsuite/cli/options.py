@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import Annotated, Any, TypeVar, get_args, get_origin
+from typing import Annotated, Any, TypeVar, get_args
 
 import typer
 
@@ -96,7 +96,7 @@ def explained(**texts: str) -> Callable[[Verb], Verb]:
     def explain(verb: Verb) -> Verb:
         for name, text in texts.items():
             annotation = verb.__annotations__[name]
-            if get_origin(annotation) is not Annotated:
+            if not hasattr(annotation, "__metadata__"):
                 annotation = Annotated[annotation, typer.Option()]
             kind, option = get_args(annotation)
             option = copy.copy(option)

@@ -113,8 +113,8 @@ def compare(
     trial, forward, wall_s = _judge(session, request, cells, num_samples, say)
     raw, backward = list(trial.raw), None
     if forward.word == "PASS":
-        bounds = {"tolerance": request.tolerance, "limit": request.limit}
-        rule = Rule(**bounds, num_cells=1, max_pairs=request.budget.max_pairs)
+        pairs, bounds = request.budget.max_pairs, (request.tolerance, request.limit)
+        rule = Rule(tolerance=bounds[0], limit=bounds[1], num_cells=1, max_pairs=pairs)
         backward = decide([_reversed(pair) for pair in trial.pairs], rule)
         if backward.word is None:
             say("b is not slower; is it faster?")
