@@ -10,7 +10,6 @@ and once with a against b, on the same pairs where they suffice, on further ones
 
 import dataclasses
 import json
-import os
 import statistics
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -201,8 +200,9 @@ def _arm(name: str, cell: Cell, device: str) -> Arm:
         tree=Path.cwd(),
         import_roots=(),
         pytest_arguments=(
-            # No configuration: neither this folder's nor the package's.
-            *("-c", os.devnull, f"--rootdir={_FILE.parent}", f"--perf-device={device}"),
+            # An empty configuration: neither this folder's nor the package's.
+            *("-c", str(_FILE.with_suffix(".ini")), f"--rootdir={_FILE.parent}"),
+            f"--perf-device={device}",
             str(_FILE),
         ),
         environment={compared_cell.CELL_VARIABLE: json.dumps(variable), "PYTEST_ADDOPTS": ""},
