@@ -29,7 +29,6 @@ from perfsuite.records.cell import CellRecord, samples_of_step
 from perfsuite.records.equivalence import EquivalenceReport
 from perfsuite.records.recipe_text import describe_recipe
 from perfsuite.stats import intervals
-from perfsuite.stats.evidence import Pair
 from perfsuite.stats.sequential import Decision, Rule, decide
 
 Word = Literal["faster", "slower", "same", "undecided"]
@@ -114,13 +113,17 @@ def compare(
     if forward.word == "PASS":
         pairs, bounds = request.budget.max_pairs, (request.tolerance, request.limit)
         rule = Rule(tolerance=bounds[0], limit=bounds[1], num_cells=1, max_pairs=pairs)
-        backward = decide([_reversed(pair) for pair in trial.pairs], rule)
+        reverse = [
+            dataclasses.replace(one, log_ratio=-one.log_ratio, mean_log_ratio=-one.mean_log_ratio)
+            for one in trial.pairs
+        ]
+        backward = decide(reverse, rule)
         if backward.word is None:
             say("b is not slower; is it faster?")
             others = cells[::-1], num_samples[::-1]
-            reverse, backward, reverse_s = _judge(session, request, *others, say)
-            raw += [(a_s, b_s) for b_s, a_s in reverse.raw]
-            wall_s += reverse_s
+            further, backward, further_s = _judge(session, request, *others, say)
+            raw += [(a_s, b_s) for b_s, a_s in further.raw]
+            wall_s += further_s
     word, interval = weigh(forward, backward)
     return Comparison(
         word=word,
@@ -134,10 +137,6 @@ def compare(
         },
         wall_s=wall_s,
     )
-
-
-def _reversed(pair: Pair) -> Pair:
-    return dataclasses.replace(pair, log_ratio=-pair.log_ratio, mean_log_ratio=-pair.mean_log_ratio)
 
 
 def weigh(forward: Decision, backward: Decision | None) -> tuple[Word, tuple[float, float]]:

@@ -68,7 +68,18 @@ def bisect_commits(
         typer.echo(printable_lines(line))
     typer.echo(f"seed {request.seed}")
     ended = end_code(result)
-    write_json(json_file, **_document(result), seed=request.seed, exit_code=ended)
+    write_json(
+        json_file,
+        **pick(result, "cell refusal"),
+        first_bad=None if result.first_bad is None else _step(result.first_bad),
+        possible=[{"commit": commit, "subject": subject} for commit, subject in result.possible],
+        ends=[_step(step) for step in result.ends],
+        steps=[_step(step) for step in result.steps],
+        tolerance=result.bounds[0],
+        limit=result.bounds[1],
+        seed=request.seed,
+        exit_code=ended,
+    )
     raise typer.Exit(ended)
 
 
@@ -116,18 +127,6 @@ def end_code(result: BisectResult) -> ExitCode:
         return exit_code([last.verdict.word])
     # The bad end is good, or the good one is slower than itself.
     return ExitCode.USAGE if last.mark == "good" else ExitCode.REFUSED
-
-
-def _document(result: BisectResult) -> dict[str, Any]:
-    return {
-        **pick(result, "cell refusal"),
-        "first_bad": None if result.first_bad is None else _step(result.first_bad),
-        "possible": [{"commit": commit, "subject": subject} for commit, subject in result.possible],
-        "ends": [_step(step) for step in result.ends],
-        "steps": [_step(step) for step in result.steps],
-        "tolerance": result.bounds[0],
-        "limit": result.bounds[1],
-    }
 
 
 def _step(step: BisectStep) -> dict[str, Any]:

@@ -117,8 +117,15 @@ def gate(
         typer.echo(f"{pairs} in {judged.wall_s:.0f} s, seed {result.seed}")
     write_json(json_file, **_document(result))
     if markdown is not None:
-        write_atomically(markdown, _to_markdown(result, request).encode())
-    raise typer.Exit(end_code(result))
+        model = report_on_verdicts(
+            result.cells,
+            refusal=result.refusal,
+            differs=result.differs,
+            tolerance=request.tolerance,
+            limit=request.limit,
+        )
+        write_atomically(markdown, to_markdown(model).encode())
+    raise typer.Exit(_end_code(result))
 
 
 def _request(given: Mapping[str, Any], words: list[str] | None) -> GateRequest:
@@ -182,19 +189,7 @@ def _interpreter(python: str | None) -> str | None:
         ) from error
 
 
-def _to_markdown(result: GateResult, request: GateRequest) -> str:
-    report = report_on_verdicts(
-        result.cells,
-        refusal=result.refusal,
-        differs=result.differs,
-        tolerance=request.tolerance,
-        limit=request.limit,
-    )
-    return to_markdown(report)
-
-
-def end_code(result: GateResult) -> ExitCode:
-    """Return what a gate session ends in."""
+def _end_code(result: GateResult) -> ExitCode:
     if result.refusal is not None:
         return ExitCode.REFUSED
     return exit_code(cell.word for cell in result.cells)
@@ -209,7 +204,7 @@ def _document(result: GateResult) -> dict[str, Any]:
         "refusal": result.refusal,
         "pairs": 0 if result.judgement is None else result.judgement.num_pairs,
         "wall_s": None if result.judgement is None else result.judgement.wall_s,
-        "exit_code": end_code(result),
+        "exit_code": _end_code(result),
     }
 
 

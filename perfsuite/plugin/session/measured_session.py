@@ -65,7 +65,6 @@ class MeasuredSession:
         self._session: Session | None = None
         self._signals = contextlib.ExitStack()
         self._lines: dict[str, CellLine] = {}
-        self._write_error: WriteError | None = None
         register = config.pluginmanager.register
         if is_ours:
             self._saver = saving.RunSaver(config, ownership.environ, ownership.num_cores)
@@ -240,6 +239,7 @@ class MeasuredSession:
         has_lost_a_rank = self._torchrun is not None and self._torchrun.has_lost
         if not self._writes or line.fullname in self.finished or has_lost_a_rank:
             return
+        assert self._saver is not None  # as in any session with a cell
         path = self.choices.results / CELLS_FILE
         try:
             if is_first:
@@ -247,7 +247,7 @@ class MeasuredSession:
             else:
                 append_line(path, encode_line(line))
         except WriteError as error:
-            self._write_error = error
+            self._saver.fail(error)
 
     def pytest_report_teststatus(self, report: pytest.TestReport) -> tuple[str, str, str] | None:
         """Show no dot for a measured cell: it gets a line."""
@@ -279,19 +279,17 @@ class MeasuredSession:
         has_cells = any(line.perfsuite is not None for line in self._lines.values())
         # A gated suite may be a plain one, and its verdicts are wanted all the same.
         is_judged = self._gate is not None and bool(recorder.benchmarks_of(self._config))
-        if self._writes and (has_cells or is_judged):
-            self._write_run(self.choices.results / "run.json")
-        if session.exitstatus == pytest.ExitCode.OK and self._write_error is not None:
-            session.exitstatus = ExitCode.REFUSED
-        elif self._gate is not None and not session.config.option.collectonly:
+        if self._saver is not None and self._writes and (has_cells or is_judged):
+            self._write_run(self._saver, self.choices.results / "run.json")
+        if self._gate is not None and not session.config.option.collectonly:
             session.exitstatus = self._gated_exit(session)
 
-    def _write_run(self, path: Path) -> None:
+    def _write_run(self, saver: saving.RunSaver, path: Path) -> None:
         gate = self.choices.gate
         try:
             saving.write_run(self._config, path)
         except WriteError as error:
-            self._write_error = error
+            saver.fail(error)
             return
         self._config.stash[saving.WRITTEN_RUN] = path, gate.tolerance, gate.limit
 
@@ -316,7 +314,7 @@ class MeasuredSession:
             terminalreporter.write_line(legible(terminal_table(lines)))
             for text in (*slow_rank_lines(lines), *not_exercised_lines(lines)):
                 terminalreporter.write_line(legible(text))
-            if self._write_error is None:
+            if self._saver is not None and not self._saver.write_errors:
                 terminalreporter.write_line(f"written to {self.choices.results}")
         if self._gate is not None and self._gate.result is not None:
             terminalreporter.section("perfsuite gate", sep="=")
@@ -325,8 +323,6 @@ class MeasuredSession:
                 terminalreporter.write_line(legible(text))
         for remark in filter(None, [self._foreign_markers, self._sharding.why_empty]):
             terminalreporter.write_line(f"perfsuite: {remark}")
-        if self._write_error is not None:
-            terminalreporter.write_line(f"perfsuite: {self._write_error}", red=True)
 
 
 def _end_session(number: int) -> NoReturn:

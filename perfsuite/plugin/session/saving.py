@@ -67,7 +67,7 @@ class RunSaver:
 
     def __init__(self, config: pytest.Config, environ: Mapping[str, str], num_cores: int) -> None:
         """Take the machine as it was before any test could change what this process sees of it."""
-        self.write_errors: list[WriteError] = []
+        self.write_errors: list[str] = []
         self.shard: ShardStamp | None = None
         self.failed: set[str] = set()
         self._config = config
@@ -117,6 +117,11 @@ class RunSaver:
         if report.failed and not hasattr(report, "wasxfail") and not is_verdicts:
             self.failed.add(report.nodeid)
 
+    def fail(self, error: WriteError) -> None:
+        """Keep that a file could not be written; a full disk refuses the line of each cell."""
+        if str(error) not in self.write_errors:
+            self.write_errors.append(str(error))
+
     def leave_out(self, fullname: str, seconds: float) -> None:
         """Do not count a part of a test's duration, in which it waited for the machine."""
         self._durations_s[fullname] -= seconds
@@ -142,9 +147,11 @@ class RunSaver:
             fingerprint: str | None = self.fingerprint
         except DeviceError:  # a GPU was lost meanwhile, and the times are kept all the same
             fingerprint = None
+        # Half a second of probing is not spent on a run that is not kept.
+        kept = (f"benchmark_{name}" for name in ("save", "autosave", "json"))
         return RunStamp(
             fingerprint=fingerprint,
-            probe_s=self.probe_s if _is_stored(self._config) else None,
+            probe_s=self.probe_s if any(map(self._config.getoption, kept)) else None,
             num_failed=len(self.failed),
             is_pull_request=is_pull_request(self._environ),
             verdicts={name: one.word for name, one in self.verdicts.items()},
@@ -163,13 +170,13 @@ class RunSaver:
         """Make pytest-benchmark's own files whole or absent."""
         if recorder.session_of(self._config) is not None:
             recorder.replace_json_writer(self._config, self._write_json)
-            use_storage(self._config, self.write_errors.append)
+            use_storage(self._config, self.fail)
 
     def _write_json(self, path: Path, output_json: Any) -> bool:
         try:
             write_atomically(path, encode_run(output_json))
         except WriteError as error:
-            self.write_errors.append(error)
+            self.fail(error)
             return False
         return True
 
@@ -202,11 +209,6 @@ def drop_volatile_facts(machine_info: dict[str, Any]) -> None:
     cpu = machine_info.get("cpu", {})
     for name in [name for name in cpu if name.startswith("hz_actual")]:
         del cpu[name]
-
-
-def _is_stored(config: pytest.Config) -> bool:
-    """Whether the user keeps the run; half a second of probing is not spent on one that is not."""
-    return any(config.getoption(f"benchmark_{name}") for name in ("save", "autosave", "json"))
 
 
 def put_stamp(output_json: dict[str, Any], stamp: RunStamp) -> None:

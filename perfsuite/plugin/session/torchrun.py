@@ -60,7 +60,11 @@ class TorchrunSession:
         self._membership = membership
         self._cells_file = cells_file
         self._output = output
-        _refuse_process_pools(config)
+        if config.getoption("numprocesses", None) or config.getoption("dist", "no") != "no":
+            raise pytest.UsageError(
+                "torchrun has started one pytest for each rank, and xdist's -n would start more of "
+                "each; use -n0, or leave it out"
+            )
         if not self.is_first:
             _silence(config, output)
         self._peers = None if config.option.collectonly else Peers(membership)
@@ -231,14 +235,6 @@ def blamed_rank(ends: Sequence[PhaseEnd]) -> int | None:
     # Others pass, or wait in vain for the rank that skips.
     skipped = [rank for rank, end in enumerate(ends) if end.outcome == "skipped"]
     return None if len(skipped) == len(ends) else next(iter([*first, *skipped, *failed]), None)
-
-
-def _refuse_process_pools(config: pytest.Config) -> None:
-    if config.getoption("numprocesses", None) or config.getoption("dist", "no") != "no":
-        raise pytest.UsageError(
-            "torchrun has started one pytest for each rank, and xdist's -n would start more of "
-            "each; use -n0, or leave it out"
-        )
 
 
 def _silence(config: pytest.Config, output: HeldOutput | None) -> None:
