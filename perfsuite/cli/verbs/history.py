@@ -156,11 +156,7 @@ def _overview(one: CellHistory) -> Iterator[str]:
 
 
 def _sparkline(times_s: Sequence[float]) -> str:
-    """Return times as one line of blocks, the least the lowest.
-
-    >>> _sparkline([1.0, 1.0, 2.0, 2.0, 1.5])
-    '▁▁██▅'
-    """
+    """Return times as one line of blocks, the least the lowest."""
     num_columns = min(_LINE_WIDTH, len(times_s))
     columns: list[list[float]] = [[] for _ in range(num_columns)]
     for place, time_s in enumerate(times_s):
