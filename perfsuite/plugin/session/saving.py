@@ -245,28 +245,38 @@ def use_storage(config: pytest.Config, fail: Fail) -> None:
         session.storage = FolderStorage(place, session, fail)
 
 
+def _save(self: Any, output_json: Any, name: str) -> None:
+    """Store a run of this machine under a number of its own, whole or not at all."""
+    try:
+        path = save_run(self.get(name).parent, name, encode_run(output_json))
+    except WriteError as error:
+        self.fail(error)
+        return
+    self.logger.info(f"Saved benchmark data in: {path}")
+
+
 class FolderStorage(FileStorage):
     """pytest-benchmark's storage in a folder; two sessions never take one number."""
+
+    save = _save
 
     def __init__(self, place: Path, session: Any, fail: Fail) -> None:
         super().__init__(  # type: ignore[no-untyped-call]
             place, session.logger, default_machine_id=session.machine_id
         )
-        self._fail = fail
-
-    def save(self, output_json: Any, name: str) -> None:
-        """Store a run of this machine."""
-        save_whole(self, output_json, name, self._fail)
+        self.fail = fail
 
 
 class UrlStorage:
     """A storage behind a URL, with the methods that pytest-benchmark's session calls."""
 
+    save = _save
+
     def __init__(self, place: RemotePath, session: Any, fail: Fail) -> None:
         self.logger = session.logger
         self._place = place
         self._machine: str = session.machine_id
-        self._fail = fail
+        self.fail = fail
 
     def __str__(self) -> str:
         return str(self._place)
@@ -280,10 +290,6 @@ class UrlStorage:
         """Return the path of a run of this machine."""
         return self._place / self._machine / name
 
-    def save(self, output_json: Any, name: str) -> None:
-        """Store a run of this machine."""
-        save_whole(self, output_json, name, self._fail)
-
     def load(self, selector: str | None = None) -> Iterator[tuple[PurePosixPath, Any]]:
         """Yield the runs that a selector names, the newest last; without one, only the newest."""
         with ends_on_mistakes():
@@ -296,13 +302,3 @@ class UrlStorage:
             yield PurePosixPath(path.parent.name, path.name), read_json(path)
             if selector is None:
                 return
-
-
-def save_whole(storage: Any, output_json: Any, name: str, fail: Fail) -> None:
-    """Store a run under a number of its own, whole or not at all."""
-    try:
-        path = save_run(storage.get(name).parent, name, encode_run(output_json))
-    except WriteError as error:
-        fail(error)
-        return
-    storage.logger.info(f"Saved benchmark data in: {path}")
