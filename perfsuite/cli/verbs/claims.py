@@ -1,7 +1,6 @@
 """The verb `claims`: what people claim of training speed, tested on this machine."""
 
 from contextlib import closing
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -12,10 +11,7 @@ from perfsuite.errors import ExitCode
 from perfsuite.experiments.claims.catalogue import choose_claims, try_claims
 from perfsuite.experiments.claims.claim import Bench
 from perfsuite.experiments.interleave import ROUND_S
-from perfsuite.records.cell import encode_line
-from perfsuite.system.files import check_writable, write_atomically
-
-RECORDS_FILE = Path("results") / "claims.jsonl"
+from perfsuite.system.files import check_writable
 
 
 @explained(only="Test this claim alone; may be given several times.")
@@ -28,11 +24,10 @@ def claims(
 ) -> None:
     """Test what people claim of training speed on this machine, at equal conditions.
 
-    Leaves the record of every cell in results/claims.jsonl. Exit code: 0 whatever the statuses,
-    1 if an experiment itself broke.
+    Exit code: 0 whatever the statuses, 1 if an experiment itself broke.
     """
     chosen = choose_claims(only or [])
-    check_writable(RECORDS_FILE, json_file)
+    check_writable(json_file)
     results: list[dict[str, Any]] = []
     # Ranks that warn of many workers would bury the findings.
     with closing(open_session(device, shows_output=False, round_s=ROUND_S)) as session:
@@ -43,9 +38,6 @@ def claims(
             figures = pick(finding, "status figures reason broken", broken="is_broken")
             results.append(pick(claim, "id text quoted source") | figures)
     typer.echo(f"seed {seed}")
-    if bench.lines:
-        write_atomically(RECORDS_FILE, b"".join(encode_line(line) + b"\n" for line in bench.lines))
-        typer.echo(f"the records of {len(bench.lines)} launches are in {RECORDS_FILE}")
     write_json(json_file, claims=results)
     if any(one["broken"] for one in results):
         raise typer.Exit(ExitCode.FAILED)

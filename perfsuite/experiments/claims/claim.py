@@ -6,12 +6,12 @@ import dataclasses
 import math
 import pkgutil
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
 from perfsuite.experiments.interleave import Cell, measure_interleaved, times_of
 from perfsuite.experiments.rank_session import Session
-from perfsuite.records.cell import CellLine, Outcome
+from perfsuite.records.cell import Outcome
 from perfsuite.records.recipe import Recipe
 from perfsuite.stats import intervals
 
@@ -47,30 +47,23 @@ class ClaimFinding:
 
 @dataclass(frozen=True, kw_only=True)
 class Bench:
-    """What experiments measure with; `lines` are the records of all launches, in order."""
+    """What experiments measure with."""
 
     session: Session
     seed: int
     say: Callable[[str], None]
-    lines: list[CellLine] = field(default_factory=list)
 
     def count(self, workload: str, recipe: Recipe) -> Outcome:
         """Return one untimed iteration of a cell: its counts and its memory."""
-        outcome = self.session.measure_cell(workload, recipe, is_timed=False)
-        self._keep(f"{workload}, counted", outcome)
-        return outcome
+        return self.session.measure_cell(workload, recipe, is_timed=False)
 
     def measure(
         self, cells: Mapping[Key, Cell], *, num_repetitions: int
     ) -> dict[Key, list[Outcome]]:
         """Return outcomes of cells under equal conditions: in turn, over and over."""
-        measured = measure_interleaved(
+        return measure_interleaved(
             self.session, cells, num_repetitions=num_repetitions, seed=self.seed, say=self.say
         )
-        for key, outcomes in measured.items():
-            for outcome in outcomes:
-                self._keep(str(key), outcome)
-        return measured
 
     def measure_times_s(
         self, cells: Mapping[Key, Cell], *, num_repetitions: int
@@ -82,16 +75,6 @@ class Bench:
     def on_ranks(self, num_ranks: int, name: str, *args: Any) -> list[Any]:
         """Return what "package.module:name", which may need torch, returns on each rank."""
         return self.session.run_function(num_ranks, call_by_name, (name, *args))
-
-    def _keep(self, name: str, outcome: Outcome) -> None:
-        line = CellLine(
-            fullname=name,
-            outcome="passed",
-            reason=None,
-            step_times_s=outcome.step_times_s,
-            perfsuite=outcome.record,
-        )
-        self.lines.append(line)
 
 
 @dataclass(frozen=True, kw_only=True)
