@@ -1,4 +1,4 @@
-"""Processors, clocks, memory and disks: what a time on the CPU depends on, and room to write.
+"""Processors, clocks and memory: what a time on the CPU depends on.
 
 The functions over plain values decide; the others only read the machine for them. A control group
 (cgroups(7), version 2) may limit the process on any level above it.
@@ -6,13 +6,12 @@ The functions over plain values decide; the others only read the machine for the
 
 import os
 import shutil
-import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import psutil
 
-from perfsuite.cli.doctor.findings import NOT_READABLE, Finding, Status
+from perfsuite.cli.doctor.findings import NOT_READABLE, Finding
 from perfsuite.system.fitness import group_folders, read_text
 from perfsuite.units import format_bytes, format_ratio
 
@@ -31,18 +30,11 @@ _ONE_RANK_BYTES = 2**30
 _TWO_RANKS_BYTES = 3 * 2**29
 # Docker's default for all of /dev/shm. Measured: two workers with batches of 9.6 MB pass at 64 MiB
 # and fail at 4 MiB with "No space left on device".
-_SHARED_MEMORY = "shared memory"
-_FOR_LOADERS = (
-    64 * 2**20,
-    "loader workers pass their batches through it, and need",
-    "docker run --shm-size=1g, or remove what fills it",
-)
-# MNIST takes 66 MB on disk, downloaded and unpacked, and a trace of torch.profiler tens of MB.
-_FOR_FILES = 256 * 2**20, "data sets and traces may need", "make room"
+_SHARED_MEMORY_BYTES = 64 * 2**20
 
 
 def examine_host() -> list[Finding]:
-    """Return what is found about processors, clocks, load, memory and free room."""
+    """Return what is found about processors, clocks, load and memory."""
     num_allowed = len(os.sched_getaffinity(0))
     governors = [read_text(path) for path in _CPU.glob("cpu[0-9]*/cpufreq/scaling_governor")]
     left = memory_left_bytes()
@@ -57,9 +49,7 @@ def examine_host() -> list[Finding]:
         load_finding(os.getloadavg()[0], num_allowed),
         steal_finding(psutil.cpu_times_percent(_STEAL_WINDOW_S).steal / 100),
         memory_finding(available if left is None else min(available, left)),
-        room_finding(_SHARED_MEMORY, lambda: Path("/dev/shm"), *_FOR_LOADERS),
-        room_finding("temporary folder", lambda: Path(tempfile.gettempdir()), *_FOR_FILES),
-        room_finding("current directory", Path.cwd, *_FOR_FILES),
+        shared_memory_finding(Path("/dev/shm")),
     ]
 
 
@@ -134,24 +124,19 @@ def memory_finding(available_bytes: int) -> Finding:
     return Finding("memory", "ok", text)
 
 
-def room_finding(
-    subject: str, find: Callable[[], Path], num_bytes: int, purpose: str, advice: str
-) -> Finding:
-    """Judge whether the folder found can be written, and has so many bytes free for the purpose."""
+def shared_memory_finding(folder: Path) -> Finding:
+    """Judge the free part of the shared memory, through which loader workers pass their batches."""
+    subject = "shared memory"
     try:
-        folder = find()
         free_bytes = shutil.disk_usage(folder).free
     except OSError as error:
-        return Finding(subject, "fail", str(error), "make the folder, or work in another one")
-    if not os.access(folder, os.W_OK | os.X_OK):
-        text = f"{folder} cannot be written by user {os.getuid()}"
-        return Finding(subject, "fail", text, "change its permissions, or work in another folder")
+        return Finding(subject, "fail", str(error), "mount it, as docker does")
     text = f"{format_bytes(free_bytes)} free in {folder}"
-    if free_bytes >= num_bytes:
+    if free_bytes >= _SHARED_MEMORY_BYTES:
         return Finding(subject, "ok", text)
-    # A disk may be enough for what is done; what is missing of shared memory never is.
-    status: Status = "warn" if free_bytes and subject != _SHARED_MEMORY else "fail"
-    return Finding(subject, status, f"{text}: {purpose} {format_bytes(num_bytes)}", advice)
+    text += ": loader workers pass their batches through it, and need "
+    text += format_bytes(_SHARED_MEMORY_BYTES)
+    return Finding(subject, "fail", text, "docker run --shm-size=1g, or remove what fills it")
 
 
 def cpu_quota(groups: Path = _OWN_GROUPS, mount: Path = _MOUNT) -> float | None:

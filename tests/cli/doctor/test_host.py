@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
-from perfsuite.cli.doctor import host
 from perfsuite.cli.doctor.findings import Finding
 from perfsuite.cli.doctor.host import (
     cores_finding,
@@ -20,7 +17,7 @@ from perfsuite.cli.doctor.host import (
     memory_finding,
     memory_left_bytes,
     read_text,
-    room_finding,
+    shared_memory_finding,
     steal_finding,
     turbo_finding,
 )
@@ -190,68 +187,34 @@ def test_a_kernel_file_that_is_not_there_has_no_text(tmp_path: Path) -> None:
     assert read_text(tmp_path / "missing") is None
 
 
-# --- room to write ---
+# --- shared memory ---
 
 
-def room(
-    monkeypatch: pytest.MonkeyPatch, subject: str, folder: Path, num_bytes: int, needed: Any
-) -> Finding:
-    """What is found of a folder with so many bytes free."""
-    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=num_bytes))
-    return room_finding(subject, lambda: folder, *needed)
-
-
-def test_shared_memory_below_dockers_default_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
-    shared = "shared memory", Path("/dev/shm")
-
-    assert room(monkeypatch, *shared, 64 * MIB, host._FOR_LOADERS) == Finding(
-        "shared memory", "ok", "64.0 MiB free in /dev/shm"
-    )
-    assert room(monkeypatch, *shared, 63 * MIB, host._FOR_LOADERS) == Finding(
-        "shared memory",
-        "fail",
-        "63.0 MiB free in /dev/shm: loader workers pass their batches through it, and need "
-        "64.0 MiB",
-        "docker run --shm-size=1g, or remove what fills it",
-    )
-
-
-def test_little_room_on_a_disk_is_a_warning_and_none_a_failure(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("num_mib", "status"), [(64, "ok"), (63, "fail")])
+def test_shared_memory_below_dockers_default_is_a_failure(
+    monkeypatch: pytest.MonkeyPatch, num_mib: int, status: str
 ) -> None:
-    disk = "temporary folder", tmp_path
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=num_mib * MIB))
 
-    assert room(monkeypatch, *disk, GIB, host._FOR_FILES) == Finding(
-        "temporary folder", "ok", f"1.00 GiB free in {tmp_path}"
+    finding = shared_memory_finding(Path("/dev/shm"))
+
+    need = ": loader workers pass their batches through it, and need 64.0 MiB"
+    advice = "docker run --shm-size=1g, or remove what fills it"
+    text = f"{num_mib}.0 MiB free in /dev/shm{need * (status == 'fail')}"
+    assert finding == Finding(
+        "shared memory",
+        status,  # type: ignore[arg-type]
+        text,
+        advice if status == "fail" else None,
     )
-    assert room(monkeypatch, *disk, MIB, host._FOR_FILES) == Finding(
-        "temporary folder",
-        "warn",
-        f"1.00 MiB free in {tmp_path}: data sets and traces may need 256 MiB",
-        "make room",
-    )
-    assert room(monkeypatch, *disk, 0, host._FOR_FILES).status == "fail"
 
 
-def test_a_folder_that_is_not_there_is_a_finding(tmp_path: Path) -> None:
+def test_shared_memory_that_is_not_there_is_a_finding(tmp_path: Path) -> None:
     missing = tmp_path / "missing"
 
-    assert room_finding("temporary folder", lambda: missing, 1, "", "") == Finding(
-        "temporary folder",
+    assert shared_memory_finding(missing) == Finding(
+        "shared memory",
         "fail",
         f"[Errno 2] No such file or directory: '{missing}'",
-        "make the folder, or work in another one",
-    )
-
-
-def test_a_folder_that_cannot_be_written_is_a_finding(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(os, "access", lambda *_: False)  # root may write anywhere
-
-    assert room_finding("current directory", lambda: tmp_path, 1, "", "") == Finding(
-        "current directory",
-        "fail",
-        f"{tmp_path} cannot be written by user {os.getuid()}",
-        "change its permissions, or work in another folder",
+        "mount it, as docker does",
     )
