@@ -1,6 +1,7 @@
 """The verb `bisect`: which commit made a cell slower."""
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -64,10 +65,10 @@ def bisect_commits(
     )
     check_writable(json_file)
     result = bisect(request, say=say, machine=options.wait_for_machine())
-    for line in describe(result):
+    for line in _describe(result):
         typer.echo(printable_lines(line))
     typer.echo(f"seed {request.seed}")
-    ended = end_code(result)
+    ended = _end_code(result)
     write_json(
         json_file,
         **pick(result, "cell refusal"),
@@ -83,41 +84,26 @@ def bisect_commits(
     raise typer.Exit(ended)
 
 
-def describe(result: BisectResult) -> list[str]:
-    """Return what a search came to, in sentences."""
+def _describe(result: BisectResult) -> Iterator[str]:
+    first = result.first_bad
     if result.refusal is not None:
-        return [result.refusal]
-    if result.first_bad is None:
-        return [
-            f"the first bad commit is one of {len(result.possible)} that could not all be judged:",
-            *(f"  {short_commit(commit)} {subject}" for commit, subject in result.possible),
-        ]
-    return [_describe_first(result.first_bad), *_describe_rest(result.first_bad, result.ends[0])]
+        yield result.refusal
+    elif first is None:
+        num_left = len(result.possible)
+        yield f"the first bad commit is one of {num_left} that could not all be judged:"
+        yield from (f"  {short_commit(commit)} {subject}" for commit, subject in result.possible)
+    else:
+        verdict, texts = first.verdict, [reason_text(first.verdict)]
+        if verdict.by == "pairs" and verdict.ratio is not None and verdict.interval is not None:
+            low, high = map(format_change, verdict.interval)
+            pairs = f"({low} to {high}, {counted(verdict.num_pairs, 'pair')})"
+            slower = f"slower by {format_ratio(verdict.ratio - 1)} than the good one"
+            texts.insert(0, f"{slower} {pairs}")
+        subject = f"{short_commit(first.commit)} is the first bad commit, {first.subject!r}"
+        yield f"{subject}: {'; '.join(filter(None, texts))}"
 
 
-def _describe_first(first: BisectStep) -> str:
-    verdict = first.verdict
-    subject = f"{short_commit(first.commit)} is the first bad commit, {first.subject!r}"
-    if verdict.by != "pairs" or verdict.ratio is None or verdict.interval is None:
-        return f"{subject}: {reason_text(verdict)}"
-    low, high = map(format_change, verdict.interval)
-    text = f"{subject}: slower by {format_ratio(verdict.ratio - 1)} than the good one "
-    text += f"({low} to {high}, {counted(verdict.num_pairs, 'pair')})"
-    return "; ".join(filter(None, [text, reason_text(verdict)]))
-
-
-def _describe_rest(first: BisectStep, bad: BisectStep) -> list[str]:
-    """A sentence where a later commit clearly made it slower still."""
-    if first.verdict.interval is None or bad.verdict.ratio is None:
-        return []
-    if first.commit == bad.commit or bad.verdict.ratio <= first.verdict.interval[1]:
-        return []
-    slowdown = f"{short_commit(bad.commit)} is slower by {format_ratio(bad.verdict.ratio - 1)}"
-    return [f"{slowdown}: search for the rest with --good {short_commit(first.commit)}"]
-
-
-def end_code(result: BisectResult) -> ExitCode:
-    """Return what a search ends in."""
+def _end_code(result: BisectResult) -> ExitCode:
     if result.first_bad is not None:
         return ExitCode.OK
     if result.refusal is None:
