@@ -5,7 +5,7 @@ from contextlib import ExitStack
 
 from perfsuite.errors import NotExercisedError
 from perfsuite.experiments.claims.claim import Bench, ClaimFinding, Status, as_figure, claim, weigh
-from perfsuite.experiments.claims.loading import MNIST, find_images
+from perfsuite.experiments.claims.loading import find_images
 from perfsuite.experiments.interleave import Cell, paired_ratio
 from perfsuite.records.capability import Hardware
 from perfsuite.records.cell import Outcome
@@ -16,7 +16,7 @@ from perfsuite.system.usage import UsageLog, UsageSample, open_meter
 from perfsuite.units import format_ratio
 
 # Processes of the quoted runs.
-NUM_QUOTED_GPUS = 8
+_NUM_QUOTED_GPUS = 8
 _NUM_WORKERS = 4
 _NUM_REPETITIONS = 5
 # They take seconds at least, enough for several samples of NVML.
@@ -33,12 +33,11 @@ _FACTORS: dict[str, tuple[Setting, Setting]] = {
 }
 
 
-def require_gpus(hardware: Hardware, would_run: str) -> None:
-    """Raise a NotExercisedError where there are not several GPUs."""
+def _require_gpus(hardware: Hardware) -> None:
     if hardware.device != "cuda" or hardware.num_gpus < 2:
         raise NotExercisedError(
-            f"it needs 2 GPUs or more ({NUM_QUOTED_GPUS} in the quoted runs), and "
-            f"{hardware.num_gpus} are here; with them it runs {would_run}"
+            f"it needs 2 GPUs or more ({_NUM_QUOTED_GPUS} in the quoted runs), and "
+            f"{hardware.num_gpus} are here"
         )
 
 
@@ -46,13 +45,8 @@ def require_gpus(hardware: Hardware, would_run: str) -> None:
 def try_modes(bench: Bench) -> ClaimFinding:
     """DP slows LeNet training down, and DDP seems to speed it up."""
     hardware = bench.session.hardware
-    require_gpus(
-        hardware,
-        f"`perfsuite compare {MNIST} --b parallel=dp:{NUM_QUOTED_GPUS}` and "
-        f"`perfsuite compare {MNIST} --b parallel=ddp:{NUM_QUOTED_GPUS} "
-        f"--b num_workers={_NUM_WORKERS}`",
-    )
-    size = min(hardware.num_gpus, NUM_QUOTED_GPUS)
+    _require_gpus(hardware)
+    size = min(hardware.num_gpus, _NUM_QUOTED_GPUS)
     workload = find_images(bench)
     cells = {
         "single": Cell(workload=workload, recipe=Recipe()),
@@ -142,13 +136,9 @@ def _attribute(workers: Interval, ddp: Sequence[Interval]) -> tuple[Status, str]
 )
 def try_usage(bench: Bench) -> ClaimFinding:
     """DP gathers on device 0 and leaves the others idle; DDP keeps all busy."""
-    require_gpus(
-        bench.session.hardware,
-        f"{MNIST} under dp:{NUM_QUOTED_GPUS} and ddp:{NUM_QUOTED_GPUS}, and asks "
-        "NVML how busy each GPU is",
-    )
+    _require_gpus(bench.session.hardware)
     workload = find_images(bench)
-    gpus = visible_gpus()[:NUM_QUOTED_GPUS]
+    gpus = visible_gpus()[:_NUM_QUOTED_GPUS]
     usage = {}
     for mode in ("dp", "ddp"):
         recipe = Recipe(parallel=f"{mode}:{len(gpus)}", num_workers=_NUM_WORKERS)

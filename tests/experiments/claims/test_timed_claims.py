@@ -166,18 +166,16 @@ def test_c3_compares_loading_with_the_augmentation_and_without() -> None:
 
 @pytest.mark.parametrize("claim", [try_modes, try_usage])
 @pytest.mark.parametrize("num_gpus", [0, 1])
-def test_without_two_gpus_it_is_said_what_would_be_run(claim: Any, num_gpus: int) -> None:
+def test_without_two_gpus_it_is_said_what_is_missing(claim: Any, num_gpus: int) -> None:
     hardware = Hardware(device="cuda" if num_gpus else "cpu", num_gpus=num_gpus)
     bench, session = bench_of(None, hardware)
 
     with pytest.raises(NotExercisedError) as refused:
         claim.experiment(bench)
 
-    assert str(refused.value).startswith(
-        f"it needs 2 GPUs or more (8 in the quoted runs), and {num_gpus} are here; with them it "
-        "runs "
+    assert str(refused.value) == (
+        f"it needs 2 GPUs or more (8 in the quoted runs), and {num_gpus} are here"
     )
-    assert "dp:8" in str(refused.value)
     assert session.measured == []
 
 
