@@ -102,13 +102,12 @@ def _positive_seconds(text: str) -> float:
     return value
 
 
-_RATIO = (parse_ratio, "a ratio such as 2%")
 # What parses an option that is no text and none of a few words, and what a value may be.
 _PARSERS: dict[str, tuple[Callable[[str], Any], str]] = {
     "require-gpus": _whole_number(0),
     "rounds": _whole_number(1),
-    "tolerance": _RATIO,
-    "limit": _RATIO,
+    "tolerance": (parse_ratio, "a ratio such as 2%"),
+    "limit": (parse_ratio, "a ratio such as 5%"),
     "base-python": (_interpreter, "the name or path of an interpreter"),
     "base-env": (_variables, "KEY=VALUE"),
     "max-pairs": _whole_number(LEAST_MAX_PAIRS),
