@@ -286,7 +286,7 @@ class _Cell:
 
     def __init__(self, request: pytest.FixtureRequest, benchmark: Any) -> None:
         """Raises a SettingError for another test."""
-        self._item, self._benchmark = request.node, benchmark
+        self._request, self._benchmark = request, benchmark
         self.runner = request.config.stash[RUNNER]()
         if not is_cell(request.node):
             recorder.expect_no_record(benchmark)
@@ -296,13 +296,17 @@ class _Cell:
                 "among its arguments"
             )
         self.session = self.runner.session
-        self.by_value = _modules_of(request)
+
+    @property
+    def by_value(self) -> list[ModuleType]:
+        """The modules whose functions ranks cannot import by name."""
+        return _modules_of(self._request)
 
     def record(self, measure: Measure, *args: Any, **how: Any) -> Outcome:
         """Return what `measure(*args, **how, is_timed=...)` finds, and have it recorded."""
         from perfsuite.records.cell import to_plain
 
-        item, benchmark = self._item, self._benchmark
+        item, benchmark = self._request.node, self._benchmark
         if OUTCOME in item.stash:
             raise SettingError(
                 f"{item.nodeid} has measured a cell already, and a test has one place to store its "

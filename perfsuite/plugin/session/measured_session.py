@@ -289,7 +289,8 @@ class MeasuredSession:
         try:
             saving.write_run(self._config, path)
         except WriteError as error:
-            saver.fail(error)
+            if not saver.write_errors:  # one line for what lies in one folder
+                saver.fail(error)
             return
         self._config.stash[saving.WRITTEN_RUN] = path, gate.tolerance, gate.limit
 
