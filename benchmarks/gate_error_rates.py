@@ -43,6 +43,7 @@ from perfsuite.stats import evidence, intervals, sequential, spending
 
 SDS = (0.01, 0.02)
 NO_HISTORY = World(prior_factor=None)
+SLOW_PROCESSES = World(noise="slow processes")
 # Of beta, what the screen may pass of cells at their limit before a pair is run.
 SCREEN_SHARE = 0.025
 
@@ -136,6 +137,8 @@ def _false_alarms() -> Iterator[Figure]:
         World(explained=0.5),
         World(noise="AR(0.3)", explained=0.5),
         World(explained=1.0),
+        SLOW_PROCESSES,
+        World(noise="two states", explained=0.04),
     )
     for world in (*WORLDS, *others):
         for sd in SDS:
@@ -181,6 +184,8 @@ def _slowdowns() -> Iterator[Figure]:
         ("sd 2 %", World(), 0.02, LIMIT, 24, 0.92, 0.035),
         ("sd 2 %, rounds explain all", World(explained=1.0), 0.02, LIMIT, 24, -math.inf, math.inf),
         ("sd 2 %, spikes", World(noise="spikes"), 0.02, LIMIT, 24, -math.inf, math.inf),
+        ("sd 1 %, slow processes", SLOW_PROCESSES, 0.01, LIMIT, 24, 0.98, 0.035),
+        ("sd 2 %, slow processes", SLOW_PROCESSES, 0.02, LIMIT, 24, -math.inf, math.inf),
         ("sd 1 %, no history", NO_HISTORY, 0.01, LIMIT, 24, -math.inf, math.inf),
         ("sd 2 %, no history", NO_HISTORY, 0.02, LIMIT, 24, -math.inf, math.inf),
         ("sd 2 %, +8 %", World(), 0.02, 0.08, 24, -math.inf, math.inf),

@@ -86,8 +86,8 @@ def stack(figures: Any) -> None:
         module.pynvml = HidingNvml()
     try:
         found: object = gpus.visible_gpus({})
-        with gpus.open_sensors() as sensors:
-            clocks: object = list(sensors.clocks_mhz())
+        with gpus.open_clocks() as read_clocks:
+            clocks: object = read_clocks()
     except (PerfsuiteError, pynvml.NVMLError) as error:
         figures.must("NVML", repr(error), False)
         return

@@ -9,55 +9,32 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from perfsuite.errors import (
-        EquivalenceError,
-        PerfsuiteError,
-        RankFailureError,
-        RecipeError,
-        WorkloadError,
-    )
-    from perfsuite.records.cell import Outcome
-    from perfsuite.records.equivalence import EquivalenceReport
-    from perfsuite.records.recipe import Recipe
-    from perfsuite.records.stages import Step, StopLoop, log_loss, stage, step_done
-    from perfsuite.records.workload import Workload, workload
-
-
-__all__ = [
-    "EquivalenceError",
-    "EquivalenceReport",
-    "Outcome",
-    "PerfsuiteError",
-    "RankFailureError",
-    "Recipe",
-    "RecipeError",
-    "Step",
-    "StopLoop",
-    "Workload",
-    "WorkloadError",
-    "log_loss",
-    "stage",
-    "step_done",
-    "workload",
-]
+    from perfsuite.errors import EquivalenceError as EquivalenceError
+    from perfsuite.errors import PerfsuiteError as PerfsuiteError
+    from perfsuite.errors import RankFailureError as RankFailureError
+    from perfsuite.errors import RecipeError as RecipeError
+    from perfsuite.errors import WorkloadError as WorkloadError
+    from perfsuite.records.cell import Outcome as Outcome
+    from perfsuite.records.equivalence import EquivalenceReport as EquivalenceReport
+    from perfsuite.records.recipe import Recipe as Recipe
+    from perfsuite.records.stages import Step as Step
+    from perfsuite.records.stages import StopLoop as StopLoop
+    from perfsuite.records.stages import log_loss as log_loss
+    from perfsuite.records.stages import stage as stage
+    from perfsuite.records.stages import step_done as step_done
+    from perfsuite.records.workload import Workload as Workload
+    from perfsuite.records.workload import workload as workload
 
 _HOME = {
-    "EquivalenceError": "errors",
+    **dict.fromkeys(("EquivalenceError", "PerfsuiteError", "RankFailureError"), "errors"),
+    **dict.fromkeys(("RecipeError", "WorkloadError"), "errors"),
+    **dict.fromkeys(("Step", "StopLoop", "log_loss", "stage", "step_done"), "records.stages"),
+    **dict.fromkeys(("Workload", "workload"), "records.workload"),
     "EquivalenceReport": "records.equivalence",
     "Outcome": "records.cell",
-    "PerfsuiteError": "errors",
-    "RankFailureError": "errors",
     "Recipe": "records.recipe",
-    "RecipeError": "errors",
-    "Step": "records.stages",
-    "StopLoop": "records.stages",
-    "Workload": "records.workload",
-    "WorkloadError": "errors",
-    "log_loss": "records.stages",
-    "stage": "records.stages",
-    "step_done": "records.stages",
-    "workload": "records.workload",
 }
+__all__ = sorted(_HOME)
 
 
 def __getattr__(name: str) -> Any:

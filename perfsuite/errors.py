@@ -82,10 +82,8 @@ class RankFailureError(PerfsuiteError):
 
     Attributes:
         rank: The failing rank: the first in time, and never one that only lost its peer.
-        exit_code: The exit code of its process where it left one, else None.
-        signal_name: The name of the signal that ended it ("SIGKILL"), else None.
-        phase: The phase of the rank ("warm-up", "measure", ...).
-        stage: The stage of the step it was in ("forward", ...), else None.
+        signal_name: Of the signal that ended it, such as "SIGKILL".
+        phase: Such as "warm-up" or "measure", and `stage` such as "forward".
         log_lines: The last lines of its standard output and error.
         lost_peer: Whether it only reports that another rank is gone or late.
     """

@@ -1,4 +1,4 @@
-"""A small vision transformer, of which low-rank adapters and the head are trained."""
+"""A small vision transformer; its low-rank adapters and its head are trained."""
 
 from peft import LoraConfig, get_peft_model
 from transformers import ViTConfig, ViTForImageClassification

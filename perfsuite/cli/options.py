@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import Annotated, Any, TypeVar, get_args
+from typing import Annotated, Any, TypeVar, get_args, get_type_hints
 
 import typer
 
@@ -27,7 +27,6 @@ from perfsuite.gate.judge.trial import draw_seed
 from perfsuite.ranks.messages import MeasurePlan
 from perfsuite.records.parallel import PARALLEL_FORMS
 from perfsuite.records.recipe import COMM_HOOKS, PRECISIONS, Recipe
-from perfsuite.records.recipe_text import fields_of
 from perfsuite.stats.sequential import LEAST_MAX_PAIRS
 from perfsuite.system.environment import host_fingerprint
 from perfsuite.system.timing_lock import WAIT_S, TimingLock
@@ -136,15 +135,15 @@ def takes_recipe(
 
 
 def _recipe_options() -> dict[str, inspect.Parameter]:
-    fields = fields_of(Recipe)
+    types = get_type_hints(Recipe)
     return {
         name: inspect.Parameter(
             name,
             inspect.Parameter.KEYWORD_ONLY,
-            default=fields[name].default,
+            default=getattr(Recipe, name),
             # Named in full, or typer would add a --no-... to each switch.
             annotation=Annotated[
-                fields[name].annotation, typer.Option(f"--{name.replace('_', '-')}", help=text)
+                types[name], typer.Option(f"--{name.replace('_', '-')}", help=text)
             ],
         )
         for name, text in _HELP.items()

@@ -27,7 +27,7 @@ from perfsuite.gate.judge.judge import judge
 from perfsuite.gate.judge.trial import Budget, CellPolicy, Trial
 from perfsuite.records.cell import CellRecord, samples_of_step
 from perfsuite.records.equivalence import EquivalenceReport
-from perfsuite.records.recipe_text import describe_recipe
+from perfsuite.records.recipe import describe_recipe
 from perfsuite.stats import intervals
 from perfsuite.stats.sequential import Decision, Rule, decide
 

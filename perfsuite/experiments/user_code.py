@@ -125,7 +125,7 @@ def plan_command(
 
 
 def shortest(code: UserCode, is_timed: bool) -> UserCode:
-    """Return what is run of a loop or a command of which no time is kept."""
+    """Return what is run of a loop or a command that is not timed."""
     is_whole = is_timed or code.num_steps is None
     return code if is_whole else dataclasses.replace(code, num_steps=2, num_warmup=2)
 

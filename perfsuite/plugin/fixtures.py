@@ -304,7 +304,7 @@ class _Cell:
 
     def record(self, measure: Measure, *args: Any, **how: Any) -> Outcome:
         """Return what `measure(*args, **how, is_timed=...)` finds, and have it recorded."""
-        from perfsuite.records.cell import to_plain
+        import msgspec
 
         item, benchmark = self._request.node, self._benchmark
         if OUTCOME in item.stash:
@@ -315,7 +315,7 @@ class _Cell:
         outcome = self.runner.finished_outcome(item.nodeid)
         if outcome is None:
             outcome = measure(*args, **how, is_timed=recorder.is_recorded(item))
-        benchmark.extra_info["perfsuite"] = to_plain(outcome.record)
+        benchmark.extra_info["perfsuite"] = msgspec.to_builtins(outcome.record)
         recorder.replay(benchmark, outcome.step_times_s, item.stash[recorder.CLOCK])
         item.stash[OUTCOME] = outcome
         return outcome

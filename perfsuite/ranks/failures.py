@@ -25,7 +25,7 @@ _CRASH_HEADER = "Fatal Python error:"
 # The frames from here outwards are the same in every rank.
 _OUTER_FRAME = "perfsuite/worker/main.py"
 # Where a rank is that waits for others: in a collective, in a backward pass that reduces, or in the
-# measurement, of which no part but waiting takes long.
+# measurement, where only waiting takes long.
 _WAITING_PLACES = ("/torch/distributed/", "/torch/autograd/graph.py", "/perfsuite/worker/")
 # What gloo and NCCL say about a peer that is gone or late; such an error is a consequence.
 _LOST_PEER_SIGNS = (

@@ -15,8 +15,7 @@ from perfsuite.ranks.user_code import CheckSteps, RecordSteps, UserCode
 from perfsuite.records.cell import Counts, MemoryMetric, Operator, TensorDigest
 from perfsuite.records.equivalence import EquivalenceRow
 from perfsuite.records.profile import ProfilerOutput, RankUsage
-from perfsuite.records.recipe import Recipe, is_int_from, optional
-from perfsuite.records.recipe_text import parse_recipe
+from perfsuite.records.recipe import Recipe, is_int_from, optional, parse_recipe
 from perfsuite.system.environment import Environment
 
 ActivityName = Literal["train", "load", "evaluate", "all_reduce", "step", "loop", "command"]

@@ -3,15 +3,15 @@
 from dataclasses import dataclass
 
 from perfsuite.records.recipe import Recipe
+from perfsuite.units import counted
 
 
 @dataclass(frozen=True, kw_only=True)
 class Hardware:
     """The machine as far as it decides whether a cell can run, on "cpu" or "cuda".
 
-    Attributes:
-        compute_capability: Of the first of them, (9, 0) for an H100; None without one.
-        num_cores: Processors that the ranks may use; None if unknown.
+    `compute_capability` is that of the first GPU, (9, 0) for an H100; `num_cores` are those that
+    the ranks may use. Both are None where unknown.
     """
 
     device: str
@@ -63,14 +63,11 @@ def why_not_exercised(recipe: Recipe, hardware: Hardware) -> str | None:
         )
     if needs is not None:
         return f"parallel {recipe.parallel!r} needs {needs}"
-    if recipe.precision == "tf32":
-        capability = hardware.compute_capability
-        if not on_cuda or capability is None or capability < _TF32_CAPABILITY:
-            found = "cpu" if not on_cuda else f"compute capability {capability}"
-            return (
-                "precision 'tf32' needs an NVIDIA GPU of compute capability 8.0 or more; "
-                f"this cell runs on {found}"
-            )
+    if recipe.precision == "tf32" and (found := _what_is_below(_TF32_CAPABILITY, hardware)):
+        return (
+            "precision 'tf32' needs an NVIDIA GPU of compute capability 8.0 or more; "
+            f"this cell runs on {found}"
+        )
     if recipe.has_float8 and not hardware.has_torchao:
         return (
             f"precision {recipe.precision!r} needs the package torchao, which is not installed: "
@@ -88,15 +85,21 @@ def why_not_timed(recipe: Recipe, hardware: Hardware) -> str | None:
     "precision 'fp8-rowwise' has no time here: 8-bit products need an NVIDIA GPU of compute \
 capability 9.0 or more, and torchao emulates them on cpu"
     """
-    needed, found = _FLOAT8_CAPABILITIES.get(recipe.precision), hardware.compute_capability
-    on_cuda = hardware.device == "cuda"
-    if needed is None or (on_cuda and found is not None and found >= needed):
+    needed = _FLOAT8_CAPABILITIES.get(recipe.precision)
+    if needed is None or (found := _what_is_below(needed, hardware)) is None:
         return None
-    where = f"compute capability {found}" if on_cuda else "cpu"
     return (
         f"precision {recipe.precision!r} has no time here: 8-bit products need an NVIDIA GPU of "
-        f"compute capability {needed[0]}.{needed[1]} or more, and torchao emulates them on {where}"
+        f"compute capability {needed[0]}.{needed[1]} or more, and torchao emulates them on {found}"
     )
+
+
+def _what_is_below(needed: tuple[int, int], hardware: Hardware) -> str | None:
+    """What lacks a compute capability here, None where the GPUs have it."""
+    found = hardware.compute_capability
+    if hardware.device != "cuda":
+        return "cpu"
+    return f"compute capability {found}" if found is None or found < needed else None
 
 
 def what_ranks_need(world_size: int, hardware: Hardware) -> str | None:
@@ -110,8 +113,7 @@ def what_ranks_need(world_size: int, hardware: Hardware) -> str | None:
         if world_size <= num_gpus:
             return None
         return (
-            f"{world_size} {'GPU' if world_size == 1 else 'GPUs'}, and {num_gpus} "
-            f"{'is' if num_gpus == 1 else 'are'} here"
+            f"{counted(world_size, 'GPU')}, and {num_gpus} {'is' if num_gpus == 1 else 'are'} here"
         )
     if num_cores and world_size > (most := _MAX_RANKS_PER_CORE * num_cores):
         return (

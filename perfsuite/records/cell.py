@@ -5,7 +5,7 @@ bounds of a number hold for each number that is read: the file is untrusted.
 """
 
 import math
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Final, Literal
 
 import msgspec
 
@@ -148,10 +148,8 @@ class CellRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
 class CellLine(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """One line of cells.jsonl: a cell that ended, with pytest's node id and outcome.
 
-    Attributes:
-        reason: Why it failed, was not exercised, or lacks a number; None without a reason.
-        step_times_s: Seconds per iteration, one value a round.
-        perfsuite: The record, None where nothing was measured.
+    `reason` says why it failed, was not exercised, or lacks a number; `step_times_s` are seconds
+    per iteration, one value a round; `perfsuite` is the record, None where nothing was measured.
     """
 
     fullname: str
@@ -195,12 +193,6 @@ def samples_of_step(samples_per_s: float | None, step_time_s: float) -> int | No
     if samples_per_s is None or not math.isfinite(samples_per_s * step_time_s):
         return None
     return round(samples_per_s * step_time_s)
-
-
-def to_plain(record: CellRecord) -> dict[str, Any]:
-    """Return the record as the JSON-able dict that goes into `extra_info`."""
-    plain: dict[str, Any] = msgspec.to_builtins(record)
-    return plain
 
 
 def encode_line(line: CellLine) -> bytes:

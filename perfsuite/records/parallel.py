@@ -239,28 +239,21 @@ def parse_parallel(text: str) -> ParallelPlan:
     """
     if text == "single":
         return ParallelPlan(mode="single", size=1)
-    if match := re.fullmatch(rf"hsdp:({NUMBER})x({NUMBER})", text):
-        replicas, shards = int(match[1]), int(match[2])
-        if replicas < 1 or shards < 1:
-            raise RecipeError(
-                f"parallel {text!r} has an empty mesh; "
-                "use hsdp:RxS with R replicas and S shards of at least 1, such as hsdp:2x2"
-            )
-        return ParallelPlan(mode="hsdp", size=replicas * shards, num_shards=shards)
     if text.startswith("mesh:"):
         axes = _parse_axes(text)
         return ParallelPlan(mode="mesh", size=math.prod(axis.size for axis in axes), axes=axes)
-    match = re.fullmatch(rf"([a-z0-9-]+):({NUMBER})(?::([a-z0-9]+))?", text)
-    name, schedule = (match[1], match[3]) if match else ("", None)
+    match = re.fullmatch(rf"([a-z0-9-]+):({NUMBER})(?:x({NUMBER}))?(?::([a-z0-9]+))?", text)
+    name, size, shards, schedule = match.groups() if match else ("", None, None, None)
     mode = PARALLEL_MODES.get(name)
-    takes_size = mode is not None and mode.form.startswith(f"{name}:N")
-    if match is None or mode is None or not takes_size or (schedule and not mode.default_schedule):
+    takes_size = mode is not None and mode.form.startswith(f"{name}:{'RxS' if shards else 'N'}")
+    if mode is None or not takes_size or (schedule and not mode.default_schedule):
         raise RecipeError(f"parallel {text!r} is not a known mode; use one of {PARALLEL_FORMS}")
-    size = int(match[2])
-    if size < mode.smallest_size:
+    sizes = [int(number) for number in (size, shards) if number]
+    if min(sizes) < mode.smallest_size:
+        example = "x".join([str(max(mode.smallest_size, 2))] * len(sizes))
         raise RecipeError(
-            f"parallel {text!r} has a size of {size}, and {name} needs at least "
-            f"{mode.smallest_size}; use {name}:{max(mode.smallest_size, 2)}"
+            f"parallel {text!r} has a size of {min(sizes)}, and {name} needs at least "
+            f"{mode.smallest_size}; use {name}:{example}"
         )
     schedule = schedule or mode.default_schedule
     if schedule is not None and schedule not in PIPELINE_SCHEDULES:
@@ -268,23 +261,21 @@ def parse_parallel(text: str) -> ParallelPlan:
             f"parallel {text!r} names the pipeline schedule {schedule!r}; "
             f"use one of {', '.join(PIPELINE_SCHEDULES)}"
         )
-    return ParallelPlan(mode=name, size=size, schedule=schedule)
+    return ParallelPlan(
+        mode=name, size=math.prod(sizes), num_shards=int(shards or 1), schedule=schedule
+    )
 
 
 def _parse_axes(text: str) -> tuple[MeshAxis, ...]:
     axes: list[MeshAxis] = []
     for part in text.removeprefix("mesh:").split(","):
-        match = re.fullmatch(rf"([a-z][a-z0-9_]{{0,31}})=({NUMBER})", part)
+        match = re.fullmatch(rf"([a-z][a-z0-9_]{{0,31}})=(?!0)({NUMBER})", part)
         if match is None:
             raise RecipeError(
                 f"parallel {text!r} has {part!r} where an axis is to be; use mesh:AXIS=N[,AXIS=N] "
                 "with the names and sizes of a DeviceMesh's axes, such as mesh:fsdp=2,tp=2"
             )
         axis = MeshAxis(match[1], int(match[2]))
-        if axis.size < 1:
-            raise RecipeError(
-                f"parallel {text!r} gives axis {axis.name!r} a size of 0; use 1 or more"
-            )
         if axis.name in (other.name for other in axes):
             raise RecipeError(
                 f"parallel {text!r} names axis {axis.name!r} twice; give each a name of its own, "

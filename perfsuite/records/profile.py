@@ -16,10 +16,8 @@ SCHEMA: Final = 1
 class ProfileStages(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Seconds of a whole training, disjoint; together they are its wall time.
 
-    Attributes:
-        load: Waiting for batches of the training split.
-        evaluation: All evaluations, their loading included; None where none was possible.
-        other: The rest: the optimizer, copies to the device, reading the losses of an epoch.
+    `load` is of the training split alone: evaluations include theirs, None where none was possible.
+    `other` is the optimizer, copies to the device, reading the losses of an epoch.
     """
 
     load: float
@@ -37,12 +35,9 @@ class ProfileStages(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
 
 
 class Epoch(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """One epoch of the training.
+    """One epoch of the training, its evaluation included; `metrics` are those after it.
 
-    Attributes:
-        loss: Mean over its steps and over data-parallel ranks; None where one is not finite.
-        duration_s: Its evaluation included.
-        accuracy: After the epoch, as the metrics.
+    `loss` is the mean over steps and data-parallel ranks; None where one is not finite.
     """
 
     loss: float | None
@@ -53,11 +48,7 @@ class Epoch(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
 
 
 class NonFinite(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """The first step with a loss, or with a gradient, that was NaN or infinite on any rank.
-
-    Attributes:
-        step: Its number in that epoch; both count from 1.
-    """
+    """The first step, counted from 1 in its epoch, with a NaN or an infinity on any rank."""
 
     what: Literal["loss", "gradient"]
     epoch: int
@@ -65,10 +56,7 @@ class NonFinite(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
 
 
 class Communication(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Seconds with a collective of rank 0 under way in the profiled steps.
-
-    `exposed_s` is the part of `total_s` without an operator that computed.
-    """
+    """Seconds with a collective of rank 0 under way; exposed ones without any computation."""
 
     total_s: float
     exposed_s: float
@@ -124,12 +112,9 @@ class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
 
 
 class ProfilerOutput(msgspec.Struct, frozen=True, kw_only=True):
-    """What `torch.profiler` saw of some steps on rank 0.
+    """What `torch.profiler` saw of some steps on rank 0; `trace` is a Chrome trace, in JSON.
 
-    Attributes:
-        trace: A Chrome trace of the steps, JSON.
-        operator_table: All operators as `torch.profiler` prints them.
-        memory_summary: That of the allocator on CUDA, the operators' allocations on a CPU.
+    `memory_summary` is the allocator's on CUDA, and the operators' allocations on a CPU.
     """
 
     operators: tuple[Operator, ...]
@@ -145,8 +130,3 @@ class ProfiledRun(msgspec.Struct, frozen=True, kw_only=True):
 
     profile: Profile
     profiler: ProfilerOutput
-
-
-def encode_profile(profile: Profile) -> bytes:
-    """Return the profile as the verb's JSON."""
-    return msgspec.json.format(msgspec.json.encode(profile), indent=2)

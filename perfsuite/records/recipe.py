@@ -5,11 +5,14 @@ Every mistake is a `RecipeError` that names the field, the value and what is all
 
 import dataclasses
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from types import NoneType
+from typing import Any, get_args, get_type_hints
 
-from perfsuite.errors import RecipeError
+import msgspec
+
+from perfsuite.errors import RecipeError, SettingError
 from perfsuite.records.parallel import NUMBER, PARALLEL_FORMS, ParallelPlan, parse_parallel
 
 # The distance from 1 to the next number of the coarsest arithmetic in each: TensorFloat-32 keeps 10
@@ -92,8 +95,7 @@ class Recipe:
                     f"{name}={getattr(self, name)!r} needs loader workers, and num_workers is "
                     f"0; set num_workers to 1 or more, or leave {name} out"
                 )
-        defaults = {field.name: field.default for field in dataclasses.fields(self)}
-        changed = [name for name in _DDP_OPTIONS if getattr(self, name) != defaults[name]]
+        changed = [name for name in _DDP_OPTIONS if getattr(self, name) != getattr(Recipe, name)]
         if changed and not properties.takes_ddp_options:
             raise RecipeError(
                 f"{changed[0]}={getattr(self, changed[0])!r} is an option of "
@@ -168,35 +170,76 @@ def _is_checkpointing(value: Any) -> bool:
     return isinstance(value, str) and re.fullmatch(rf"segments:(?!0){NUMBER}", value) is not None
 
 
-_BOOLEAN = ("True or False", lambda value: isinstance(value, bool))
+_DDP_OPTIONS = (
+    *("bucket_cap_mb", "static_graph", "gradient_as_bucket_view", "find_unused_parameters"),
+    "comm_hook",
+)
 # Each field with what it may be, in words and as a test.
 _ALLOWED: dict[str, tuple[str, Callable[[Any], bool]]] = {
+    **dict.fromkeys(
+        ("persistent_workers", "pin_memory", "non_blocking", "compile", *_DDP_OPTIONS[1:4]),
+        ("True or False", lambda value: isinstance(value, bool)),
+    ),
     "loader": (f"one of {', '.join(LOADERS)}", LOADERS.__contains__),
     "num_workers": ("a whole number from 0", is_int_from(0)),
-    "persistent_workers": _BOOLEAN,
-    "pin_memory": _BOOLEAN,
-    "prefetch_factor": ("None or a whole number from 1", optional(is_int_from(1))),
-    "non_blocking": _BOOLEAN,
     "parallel": (f"one of {PARALLEL_FORMS}", lambda value: isinstance(value, str)),
     "precision": (f"one of {', '.join(PRECISIONS)}", PRECISIONS.__contains__),
     "checkpointing": (
         "none, every-block, segments:C with C from 1, or selective",
         _is_checkpointing,
     ),
-    "micro_batch_size": ("None or a whole number from 1", optional(is_int_from(1))),
+    **dict.fromkeys(
+        ("prefetch_factor", "micro_batch_size"),
+        ("None or a whole number from 1", optional(is_int_from(1))),
+    ),
     "grad_accumulation_steps": ("a whole number from 1", is_int_from(1)),
     "clip_grad_norm": ("None or a number above 0", optional(_is_positive)),
-    "compile": _BOOLEAN,
     "bucket_cap_mb": ("None or a number of MiB above 0", optional(_is_positive)),
-    "static_graph": _BOOLEAN,
-    "gradient_as_bucket_view": _BOOLEAN,
-    "find_unused_parameters": _BOOLEAN,
     "comm_hook": (f"one of {', '.join(COMM_HOOKS)}", COMM_HOOKS.__contains__),
 }
-_DDP_OPTIONS = (
-    "bucket_cap_mb",
-    "static_graph",
-    "gradient_as_bucket_view",
-    "find_unused_parameters",
-    "comm_hook",
-)
+
+
+def parse_recipe(option: str, pairs: Sequence[str], *, of: Recipe | None = None) -> Recipe:
+    """Return the recipe that `FIELD=VALUE` texts describe; `option` is for messages.
+
+    `of` has the fields that are not named; the default recipe unless given. Raises a SettingError
+    for a text that is no such pair, and a RecipeError for a recipe that is not allowed.
+
+    >>> recipe = parse_recipe("--a", ["num_workers=2", "persistent_workers=true"])
+    >>> recipe.num_workers, recipe.persistent_workers, recipe.precision
+    (2, True, 'fp32')
+    """
+    types = get_type_hints(Recipe)
+    values: dict[str, Any] = {}
+    for pair in pairs:
+        name, separator, text = pair.partition("=")
+        if not separator:
+            raise SettingError(f"{option} is {pair!r}; use FIELD=VALUE, such as precision=amp-bf16")
+        if name not in types:
+            raise SettingError(
+                f"{option} names {name!r}, which is no field of a recipe; use one of "
+                f"{', '.join(types)}"
+            )
+        if name in values:
+            raise SettingError(f"{option} gives {name} twice; give it once")
+        is_none = text.lower() == "none" and NoneType in get_args(types[name])
+        try:
+            values[name] = None if is_none else msgspec.convert(text, types[name], strict=False)
+        except msgspec.ValidationError as error:
+            allowed, _ = _ALLOWED[name]
+            raise SettingError(f"{option} gives {name} as {text!r}; use {allowed}") from error
+    return dataclasses.replace(of or Recipe(), **values)
+
+
+def describe_recipe(recipe: Recipe) -> str:
+    """Return the fields that differ from their defaults, as a command line spells them.
+
+    >>> describe_recipe(Recipe(precision="amp-bf16", num_workers=2)), describe_recipe(Recipe())
+    ('num_workers=2 precision=amp-bf16', 'the default recipe')
+    """
+    changed = (
+        f"{name}={str(value).lower() if isinstance(value, bool) else value}"
+        for name, value in recipe.as_dict().items()
+        if value != getattr(Recipe, name)
+    )
+    return " ".join(changed) or "the default recipe"

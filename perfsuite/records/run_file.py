@@ -3,14 +3,14 @@
 Gate and report both read it here. A file ends in a valid value, or in an `Unusable` that says why.
 """
 
-import math
+import functools
 import re
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from datetime import datetime
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, TypeVar
 
 import msgspec
 
@@ -20,6 +20,8 @@ from perfsuite.records.verdict import VerdictWord
 from perfsuite.system.json_files import read_json_as, read_until
 from perfsuite.system.untrusted import MOST, Amount, Label, in_utc, printable, why_unreadable
 from perfsuite.system.urls import AnyPath
+
+_T = TypeVar("_T")
 
 # A server takes some 50 ms to answer, however many requests it serves.
 _NUM_FETCHED = 8
@@ -64,7 +66,7 @@ class RunStamp(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 
     schema: Literal[1] = 1
     fingerprint: Label | None
-    probe_s: dict[str, float] | None
+    probe_s: dict[str, Annotated[float, msgspec.Meta(gt=0, le=float(MOST))]] | None
     num_failed: Annotated[int, msgspec.Meta(ge=0)]
     is_pull_request: bool
     verdicts: dict[str, VerdictWord]
@@ -73,11 +75,6 @@ class RunStamp(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     durations_s: dict[str, Amount] = {}
     shard: ShardStamp | None = None
     digests: dict[str, Label] = {}
-
-    def __post_init__(self) -> None:
-        for name, seconds in (self.probe_s or {}).items():
-            if not (math.isfinite(seconds) and seconds > 0):
-                raise ValueError(f"the host probe {name!r} took {seconds!r} s")
 
 
 class _Stats(msgspec.Struct, frozen=True):
@@ -90,7 +87,6 @@ class Benchmark(msgspec.Struct, frozen=True):
 
     fullname: str
     stats: _Stats
-    params: dict[str, Any] | None = None
     extra_info: dict[str, Any] = {}
 
     @property
@@ -122,11 +118,9 @@ class _File(_Head, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, kw_only=True)
 class RunHead:
-    """What a stored run says about itself; `stamp` is None where perfsuite did not save it.
+    """What a stored run says about itself: when, in UTC, and at which commit, if it names one.
 
-    Attributes:
-        saved_at: In UTC.
-        commit: Hexadecimal digits, None where the file names no commit.
+    `stamp` is None where perfsuite did not save it.
     """
 
     path: AnyPath
@@ -154,9 +148,14 @@ class RunFile(RunHead):
     machine_info: dict[str, Any]
 
 
-class _StoredRecord(msgspec.Struct, frozen=True):
-    """The part of a record that comparisons use; a plain benchmark's has the verdict alone."""
+class StoredCell(msgspec.Struct, frozen=True, kw_only=True):
+    """One benchmark of a stored run, with the part of its record that comparisons use.
 
+    A suite without perfsuite's fixtures stores times alone. `median_s` is of the rounds, in seconds
+    per iteration, finite and above 0; `fingerprint` is of the environment that the ranks found.
+    """
+
+    median_s: float
     schema: Literal[1] = 1
     fingerprint: Label | None = None
     samples_per_s: Amount | None = None
@@ -164,18 +163,6 @@ class _StoredRecord(msgspec.Struct, frozen=True):
     counts: Counts | None = None
     memory: Memory | None = None
     operators: tuple[Operator, ...] | None = None
-
-
-class StoredCell(_StoredRecord, frozen=True, kw_only=True):
-    """One benchmark of a stored run; a suite without perfsuite's fixtures stores times alone.
-
-    Attributes:
-        median_s: Median of the rounds, in seconds per iteration; finite and above 0.
-        fingerprint: The environment that the ranks found; it differs between cells.
-    """
-
-    median_s: float
-    params: dict[str, Any]
 
     @property
     def num_samples(self) -> int | None:
@@ -190,55 +177,57 @@ class StoredRun(RunHead):
     cells: dict[str, StoredCell]
 
 
-def read_file(path: AnyPath) -> RunFile | Unusable:
+def _or_unusable(read: Callable[[AnyPath], _T]) -> Callable[[AnyPath], _T | Unusable]:
+    """Return the reader with the reason why a file holds none in place of an error."""
+
+    @functools.wraps(read)
+    def read_or_refuse(path: AnyPath) -> _T | Unusable:
+        try:
+            return read(path)
+        except (OSError, ValueError) as error:
+            reason = why_unreadable(error)
+            if isinstance(error, msgspec.ValidationError):
+                reason = f"is no run of pytest-benchmark: {reason}"
+            return Unusable(path=path, reason=printable(reason))
+
+    return read_or_refuse
+
+
+@_or_unusable
+def read_file(path: AnyPath) -> RunFile:
     """Return what a file of pytest-benchmark holds, or why it holds no run."""
-    try:
-        file = read_json_as(path, _File)
-        _check(file.benchmarks)
-        return RunFile(
-            **_facts(path, file), benchmarks=file.benchmarks, machine_info=file.machine_info
-        )
-    except (msgspec.ValidationError, OSError, ValueError) as error:
-        return _unusable(path, error)
+    file = _read_whole(path)
+    return RunFile(**_facts(path, file), benchmarks=file.benchmarks, machine_info=file.machine_info)
 
 
-def read_run(path: AnyPath) -> StoredRun | Unusable:
+@_or_unusable
+def read_run(path: AnyPath) -> StoredRun:
     """Return the run that a file holds, or why it holds none."""
-    file = read_file(path)
-    if isinstance(file, Unusable):
-        return file
-    try:
-        cells = {benchmark.fullname: _stored_cell(benchmark) for benchmark in file.benchmarks}
-    except ValueError as error:
-        return _unusable(path, error)
-    head = {field.name: getattr(file, field.name) for field in fields(RunHead)}
-    return StoredRun(**head, cells=cells)
+    file = _read_whole(path)
+    cells = {benchmark.fullname: _stored_cell(benchmark) for benchmark in file.benchmarks}
+    return StoredRun(**_facts(path, file), cells=cells)
 
 
-def read_head(path: AnyPath) -> RunHead | Unusable:
+@_or_unusable
+def read_head(path: AnyPath) -> RunHead:
     """Return what a file says about its run, or why it holds none.
 
     Enough to refuse a run: where the stamp precedes the benchmarks, these are not read. A run that
     is used must be read whole, because only then is it known to be well-formed.
     """
-    try:
-        head = _read_before(path, _BENCHMARKS)
-        if head is None or head.stamp is None:
-            head = read_json_as(path, _Head)
-        return RunHead(**_facts(path, head))
-    except (msgspec.ValidationError, OSError, ValueError) as error:
-        return _unusable(path, error)
+    head = _read_before(path, _BENCHMARKS)
+    if head is None or head.stamp is None:
+        head = read_json_as(path, _Head)
+    return RunHead(**_facts(path, head))
 
 
-def read_moment(path: AnyPath) -> datetime | Unusable:
+@_or_unusable
+def read_moment(path: AnyPath) -> datetime:
     """Return when a run was saved, or why its file holds none.
 
     Enough to find the newest of a thousand runs: of most files only the first lines are read.
     """
-    try:
-        return in_utc((_read_before(path, _STAMP) or read_json_as(path, _Head)).datetime)
-    except (msgspec.ValidationError, OSError, ValueError) as error:
-        return _unusable(path, error)
+    return in_utc((_read_before(path, _STAMP) or read_json_as(path, _Head)).datetime)
 
 
 def read_moments(paths: Sequence[AnyPath]) -> list[datetime | Unusable]:
@@ -274,18 +263,12 @@ def _facts(path: AnyPath, head: _Head) -> dict[str, Any]:
     }
 
 
-def _unusable(path: AnyPath, error: Exception) -> Unusable:
-    reason = why_unreadable(error)
-    if isinstance(error, msgspec.ValidationError):
-        reason = f"is no run of pytest-benchmark: {reason}"
-    return Unusable(path=path, reason=printable(reason))
-
-
-def _check(benchmarks: Sequence[Benchmark]) -> None:
-    if not benchmarks:
+def _read_whole(path: AnyPath) -> _File:
+    file = read_json_as(path, _File)
+    if not file.benchmarks:
         raise ValueError("holds no benchmark")
     seen: set[str] = set()
-    for benchmark in benchmarks:
+    for benchmark in file.benchmarks:
         name = benchmark.fullname
         if name in seen:
             raise ValueError(f"holds the cell {name} twice")
@@ -293,26 +276,20 @@ def _check(benchmarks: Sequence[Benchmark]) -> None:
         for seconds in (benchmark.stats.median, *benchmark.stats.data):
             if not 0 < seconds <= MOST:
                 raise ValueError(f"holds a time of {seconds!r} s of the cell {name}")
+    return file
 
 
 def _stored_cell(benchmark: Benchmark) -> StoredCell:
-    _require_text(benchmark.fullname)
+    record = benchmark.record
+    if isinstance(record, dict):
+        record = record | {"median_s": benchmark.median_s}
     try:
-        record = msgspec.convert(benchmark.record, _StoredRecord)
+        cell = msgspec.convert(record, StoredCell)
     except msgspec.ValidationError as error:
         raise invalid_record(benchmark.fullname, error) from error
-    for operator in record.operators or ():
-        _require_text(operator.name)
-    return StoredCell(
-        median_s=benchmark.median_s,
-        params=benchmark.params or {},
-        **msgspec.structs.asdict(record),
-    )
-
-
-def _require_text(name: str) -> None:
-    # JSON can hold half of a surrogate pair, which cannot be printed or written.
-    try:
-        name.encode()
-    except UnicodeEncodeError as error:
-        raise ValueError(f"holds a name that is no text: {name!r}") from error
+    for name in (benchmark.fullname, *(operator.name for operator in cell.operators or ())):
+        try:  # JSON can hold half of a surrogate pair, which cannot be printed or written
+            name.encode()
+        except UnicodeEncodeError as error:
+            raise ValueError(f"holds a name that is no text: {name!r}") from error
+    return cell

@@ -77,8 +77,8 @@ def log_loss(loss: Any) -> None:
         _listener.log_loss(loss)
 
 
-def listen(listener: Listener) -> None:
-    """Let the listener hear what code tells, until `stop_listening`."""
+def listen(listener: Listener | None = None) -> None:
+    """Let a listener hear what code tells; None ends that, also in a forked process."""
     global _listener
     _listener = listener
 
@@ -90,10 +90,4 @@ def listening(listener: Listener) -> Iterator[None]:
     try:
         yield
     finally:
-        stop_listening()
-
-
-def stop_listening() -> None:
-    """End the listening: also in a process that was forked from one that is measured."""
-    global _listener
-    _listener = None
+        listen(None)

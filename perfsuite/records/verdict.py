@@ -89,10 +89,10 @@ class Verdict(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
 
     word: VerdictWord
     by: Label
-    ratio: Amount | None
-    interval: tuple[Amount, Amount] | None
-    num_pairs: Count | None = msgspec.field(name="pairs")
-    detectable: Amount | None
+    ratio: Amount | None = None
+    interval: tuple[Amount, Amount] | None = None
+    num_pairs: Count | None = msgspec.field(default=None, name="pairs")
+    detectable: Amount | None = None
     tolerance: Amount | None = None
     limit: Amount | None = None
     mean_ratio: Amount | None = None
@@ -101,15 +101,12 @@ class Verdict(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
 
 @dataclass(frozen=True, kw_only=True)
 class Explanation:
-    """What changed from base to head, per iteration.
+    """What changed from base to head, per iteration, in pairs [base, head].
 
     Attributes:
         moved_stage: The stage that changed most; None where none is known.
-        stages: Seconds of each stage, [base, head].
-        counts: Counts that differ, [base, head].
-        operators: The functions, or the operators of stored runs, that changed most: "name", and
-            [base, head] of "calls" and of "self_s", the seconds in it alone; None where a run did
-            not keep it among its costliest.
+        operators: The functions, or the operators of stored runs, that changed most: "name",
+            "calls" and "self_s", the seconds in it alone; None where a run did not keep it.
     """
 
     moved_stage: str | None
@@ -133,11 +130,7 @@ class CellVerdict(Verdict, frozen=True, kw_only=True):
     """
 
     name: str = msgspec.field(name="id")
-    ratio: float | None = None
-    mean_ratio: float | None = None
-    interval: tuple[float, float] | None = None
     num_pairs: int = msgspec.field(default=0, name="pairs")
-    detectable: float | None = None
     reason: str | None = None
     compared_with: str | None = None
     explanation: Explanation | None = None

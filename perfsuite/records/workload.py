@@ -9,6 +9,7 @@ import importlib
 import inspect
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from perfsuite.errors import WorkloadError
@@ -88,52 +89,40 @@ class Workload:
         """Return what `build_loader` builds; a WorkloadError where it cannot be trained from."""
         assert self.build_loader is not None
         loader: Any = self.build_loader(split, shard_index, num_shards)
-        origin = f"workload {self.name!r}: build_loader({split!r}, {shard_index}, {num_shards})"
-        if loader is None:
-            raise WorkloadError(
-                f"{origin} returned None; return a loader for it, or ask for another split"
-            )
-        kind = type(loader).__name__
-        if not hasattr(loader, "__iter__"):
-            raise WorkloadError(f"{origin} returned a {kind}; return an iterable of batches")
         try:
-            num_batches = len(loader)
-        except TypeError as error:
-            raise WorkloadError(
-                f"{origin} returned a {kind} without a length; give it, or the dataset in it, a "
-                "__len__, so that it is known when an epoch ends"
-            ) from error
+            num_batches = len(loader) if hasattr(loader, "__iter__") else 0
+        except TypeError:
+            num_batches = 0
         if num_batches == 0:
+            kind = "None" if loader is None else f"a {type(loader).__name__}"
             raise WorkloadError(
-                f"{origin} returned a {kind} without a batch; it needs one at least"
+                f"workload {self.name!r}: build_loader({split!r}, {shard_index}, {num_shards}) "
+                f"returned {kind}; return an iterable of at least one batch, with a __len__ that "
+                "says when an epoch ends"
             )
         return cast("Collection[Any]", loader)
 
 
-_CALLABLE = ("a callable", callable)
+def _is_none_or_callable(value: Any) -> bool:
+    return value is None or callable(value)
+
+
 # Each field but the name with what it may be, in words and as a test.
 _ALLOWED: dict[str, tuple[str, Callable[[Any], bool]]] = {
-    "build_model": _CALLABLE,
-    "build_dataset": _CALLABLE,
-    "loss": _CALLABLE,
-    "build_optimizer": _CALLABLE,
+    **dict.fromkeys(
+        ("build_model", "build_dataset", "loss", "build_optimizer"), ("a callable", callable)
+    ),
     "build_loader": (
         "None or a function of (split, shard_index, num_shards)",
-        lambda value: value is None or callable(value),
+        _is_none_or_callable,
     ),
-    "blocks": (
-        "None or a function from the model to a list of its modules",
-        lambda value: value is None or callable(value),
-    ),
+    "blocks": ("None or a function from the model to a list of its modules", _is_none_or_callable),
     "micro_batch_size": ("a whole number from 1", is_int_from(1)),
     "metric": (
         "'accuracy', 'none' or a function of (outputs, targets)",
         lambda value: value in ("accuracy", "none") or callable(value),
     ),
-    "parallelize": (
-        "None or a function from (model, mesh) to the model",
-        lambda value: value is None or callable(value),
-    ),
+    "parallelize": ("None or a function from (model, mesh) to the model", _is_none_or_callable),
 }
 
 WorkloadFactory = Callable[[], Workload]
@@ -157,13 +146,10 @@ def workload(name: str) -> Callable[[WorkloadFactory], WorkloadFactory]:
 
     Raises a WorkloadError for an empty name, one with a colon, or a built-in one's.
     """
-    if not isinstance(name, str) or not name or ":" in name:
+    if not isinstance(name, str) or not name or ":" in name or name in _BUILT_IN:
         raise WorkloadError(
-            f"cannot register a workload as {name!r}; use a non-empty name without a colon"
-        )
-    if name in _BUILT_IN:
-        raise WorkloadError(
-            f"cannot register a workload as {name!r}: the built-in one has this name; use another"
+            f"cannot register a workload as {name!r}; use a non-empty name without a colon that no "
+            "built-in workload has"
         )
 
     def register(factory: WorkloadFactory) -> WorkloadFactory:
@@ -191,11 +177,10 @@ def find_workload(reference: str | Workload) -> Workload | WorkloadFactory | str
         raise WorkloadError(
             f"workload is {reference!r}; use a name, a perfsuite.Workload or 'module:attribute'"
         )
-    if reference in _REGISTERED:
-        return _REGISTERED[reference]
-    if reference in _BUILT_IN:
-        return _BUILT_IN[reference]
+    known = _BUILT_IN | _REGISTERED
     module, _, attribute = reference.partition(":")
+    if reference in known:
+        return known[reference]
     if all(name.isidentifier() for name in (*module.split("."), *attribute.split("."))):
         return reference
     raise WorkloadError(
@@ -209,11 +194,8 @@ def load_workload(found: Workload | WorkloadFactory | str) -> Workload:
 
     Raises a WorkloadError where the module or attribute does not exist, or leads to no Workload.
     """
-    source = getattr(found, "__qualname__", repr(found))
-    value: Any = found
-    if isinstance(found, str):
-        source = repr(found)
-        value = _import_reference(found)
+    source = repr(found) if isinstance(found, str) else getattr(found, "__qualname__", repr(found))
+    value: Any = _import_reference(found) if isinstance(found, str) else found
     if callable(value) and not isinstance(value, Workload):
         try:
             inspect.signature(value).bind()
@@ -242,8 +224,9 @@ def _import_reference(reference: str) -> Any:
             f"workload {reference!r}: there is no module {error.name!r} in the current directory, "
             "pytest's rootdir or the installed packages"
         ) from error
-    for name in attribute.split("."):
-        if not hasattr(value, name):
-            raise WorkloadError(f"workload {reference!r}: {module_name!r} has no {attribute!r}")
-        value = getattr(value, name)
-    return value
+    try:
+        return attrgetter(attribute)(value)
+    except AttributeError as error:
+        raise WorkloadError(
+            f"workload {reference!r}: {module_name!r} has no {attribute!r}"
+        ) from error

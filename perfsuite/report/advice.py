@@ -51,10 +51,11 @@ def advise(rows: Sequence[Row]) -> tuple[Advice, ...]:
     )
 
 
-def is_slower(slow: Row, fast: Row) -> bool:
-    """Whether one cell's step takes longer than another's, beyond the noise of launch and rounds.
+def is_slower(slow: Row, fast: Row, times_s: tuple[float, float] | None = None) -> bool:
+    """Whether one cell takes longer than another, beyond the noise of launch and rounds.
 
-    A cell with fewer than two rounds has an unknown spread, so nothing is slower or faster.
+    `times_s` are those of equal work, of the slow one first; their steps unless given. A cell with
+    fewer than two rounds has an unknown spread, so nothing is slower or faster.
 
     >>> steady = Row(name="a", step_time_s=1.0, rounds_s=(1.0, 1.0, 1.0))
     >>> is_slower(Row(name="b", step_time_s=1.2, rounds_s=(1.2, 1.2, 1.2)), steady)
@@ -62,20 +63,16 @@ def is_slower(slow: Row, fast: Row) -> bool:
     >>> is_slower(Row(name="b", step_time_s=1.1, rounds_s=(1.1, 1.1, 1.1)), steady)
     False
     """
-    return _takes_longer(slow, slow.step_time_s or 0.0, fast, fast.step_time_s or 0.0)
-
-
-def _takes_longer(slow: Row, slow_s: float, fast: Row, fast_s: float) -> bool:
-    """Whether one time is above another beyond noise, as steps or as seconds for equal work."""
     if slow.spread_ratio is None or fast.spread_ratio is None:
         return False
-    error_s = math.hypot(slow_s * _relative_error(slow), fast_s * _relative_error(fast))
-    return slow_s - fast_s > max(_LAUNCHES_DIFFER * fast_s, _STANDARD_ERRORS * error_s)
-
-
-def _relative_error(row: Row) -> float:
-    """The standard error of the median of the rounds, over it."""
-    return _MEDIAN_OVER_MEAN * (row.spread_ratio or 0.0) / math.sqrt(len(row.rounds_s))
+    slow_s, fast_s = times_s or (slow.step_time_s or 0.0, fast.step_time_s or 0.0)
+    errors_s = (
+        time_s * _MEDIAN_OVER_MEAN * (row.spread_ratio or 0.0) / math.sqrt(len(row.rounds_s))
+        for row, time_s in ((slow, slow_s), (fast, fast_s))
+    )
+    return slow_s - fast_s > max(
+        _LAUNCHES_DIFFER * fast_s, _STANDARD_ERRORS * math.hypot(*errors_s)
+    )
 
 
 def _slow_ranks(rows: Sequence[Row]) -> Iterator[Advice]:
@@ -91,29 +88,23 @@ def _slow_ranks(rows: Sequence[Row]) -> Iterator[Advice]:
 
 
 def _loading(rows: Sequence[Row]) -> Iterator[Advice]:
-    rule = (
-        f"loading is over {_LOADING_BINDS:.0%} of the iteration, and another measured num_workers "
-        "of the same recipe is faster beyond the noise"
-    )
     for family in families(rows, "num_workers"):
         best = min(family.members, key=lambda member: member.step_time_s)
         for member in family.members:
-            load_ratio = member.row.load_ratio or 0.0
-            if load_ratio > _LOADING_BINDS and is_slower(member.row, best.row):
-                yield Advice(
-                    text=f"{family.name} with num_workers={member.value} is bound by loading"
-                    f"{_against_compute(member.row)}; num_workers={best.value} wins here",
-                    evidence=f"loading is {format_ratio(load_ratio)} of the step; "
-                    f"{_step(member)}, {_step(best)}",
-                    rule=rule,
-                    cells=(member.row.name, best.row.name),
-                )
-
-
-def _against_compute(row: Row) -> str:
-    stages = row.stages_s
-    compute_s = sum(stages.get(name, 0.0) for name in ("forward", "backward", "optimizer"))
-    return f": {stages['load'] / compute_s:.1f}x the compute" if compute_s else ""
+            load_ratio, stages = member.row.load_ratio or 0.0, member.row.stages_s
+            if load_ratio <= _LOADING_BINDS or not is_slower(member.row, best.row):
+                continue
+            compute_s = sum(stages.get(name, 0.0) for name in ("forward", "backward", "optimizer"))
+            against = f": {stages['load'] / compute_s:.1f}x the compute" if compute_s else ""
+            yield Advice(
+                text=f"{family.name} with num_workers={member.value} is bound by loading{against}; "
+                f"num_workers={best.value} wins here",
+                evidence=f"loading is {format_ratio(load_ratio)} of the step; "
+                f"{_step(member)}, {_step(best)}",
+                rule=f"loading is over {_LOADING_BINDS:.0%} of the iteration, and another measured "
+                "num_workers of the same recipe is faster beyond the noise",
+                cells=(member.row.name, best.row.name),
+            )
 
 
 def _scaling(rows: Sequence[Row]) -> Iterator[Advice]:
@@ -121,7 +112,7 @@ def _scaling(rows: Sequence[Row]) -> Iterator[Advice]:
         per_s, alone_per_s = member.record.samples_per_s, alone.record.samples_per_s
         if not per_s or not alone_per_s:
             continue
-        if _takes_longer(member.row, 1 / per_s, alone.row, 1 / alone_per_s):
+        if is_slower(member.row, alone.row, (1 / per_s, 1 / alone_per_s)):
             yield Advice(
                 text=f"{family.name} over {member.value} is slower than over 1 here",
                 evidence=f"{per_s:.0f} samples/s over {member.value}, {alone_per_s:.0f} over 1, "
@@ -135,10 +126,9 @@ def _precision(rows: Sequence[Row]) -> Iterator[Advice]:
     for family, member, full in _against(rows, "precision", "fp32"):
         slower = is_slower(member.row, full.row)
         if member.value != "fp64" and (slower or is_slower(full.row, member.row)):
-            _, moved = _memory_change(member, full)
             yield Advice(
                 text=f"{family.name}: {member.value} is {'slower' if slower else 'faster'} "
-                f"than fp32 here{moved}",
+                f"than fp32 here{_memory_change(member, full)[1]}",
                 evidence=_two_steps(member, full),
                 rule="a lower precision is slower or faster than fp32, beyond the noise",
                 cells=(member.row.name, full.row.name),
@@ -149,9 +139,8 @@ def _checkpointing(rows: Sequence[Row]) -> Iterator[Advice]:
     for family, member, plain in _against(rows, "checkpointing", "none"):
         ratio, moved = _memory_change(member, plain)
         if moved and is_slower(member.row, plain.row):
-            trade = (
-                "trades time for memory" if ratio < 1 - _MEMORY_MOVED else "saves no memory here"
-            )
+            saves = ratio < 1 - _MEMORY_MOVED
+            trade = "trades time for memory" if saves else "saves no memory here"
             yield Advice(
                 text=f"{family.name}: checkpointing {member.value} {trade}{moved}",
                 evidence=_two_steps(member, plain),

@@ -1,6 +1,6 @@
 """Cells that differ in one field of the recipe alone, so that their speed differs by one cause."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
@@ -25,7 +25,7 @@ class Member:
 
 @dataclass(frozen=True, kw_only=True)
 class Family:
-    """At least two cells, in order of the value in which alone they differ; named by the others."""
+    """At least two cells that differ in one value alone, in its order; the others name them."""
 
     name: str
     members: tuple[Member, ...]
@@ -44,11 +44,11 @@ def families(rows: Sequence[Row], field: RecipeField) -> tuple[Family, ...]:
             groups.setdefault(shared_fields(row, field), []).append(row)
     found: list[Family] = []
     for group in groups.values():
+        name = shared_name(group[0], field)
         if field == "parallel":
-            found += _by_mode(group)
+            found += _by_mode(group, name)
         else:
-            members = [_member(getattr(row.recipe, field), row) for row in group]
-            found.append(_family(members, shared_name(group[0], field)))
+            found.append(_family([_member(getattr(row.recipe, field), row) for row in group], name))
     return tuple(family for family in found if len(family.members) > 1)
 
 
@@ -84,7 +84,7 @@ def shared_name(row: Row, field: RecipeField) -> str:
     return ", ".join(filter(None, [row.subject, *names.values()]))
 
 
-def _by_mode(group: Sequence[Row]) -> Iterable[Family]:
+def _by_mode(group: Sequence[Row], name: str) -> Iterator[Family]:
     by_mode: dict[str, list[Member]] = {}
     for row in group:
         assert row.recipe is not None
@@ -94,7 +94,7 @@ def _by_mode(group: Sequence[Row]) -> Iterable[Family]:
     for mode, members in by_mode.items():
         if all(member.value > 1 for member in members):
             members = [*alone[:1], *members]
-        yield _family(members, f"{shared_name(group[0], 'parallel')}, {mode}")
+        yield _family(members, f"{name}, {mode}")
 
 
 def _member(value: Any, row: Row) -> Member:

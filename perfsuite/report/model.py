@@ -1,6 +1,7 @@
 """What a report says, before any format: rows, charts, advice, verdict, and its sources."""
 
 import dataclasses
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -9,18 +10,11 @@ from perfsuite.report.advice import Advice, advise
 from perfsuite.report.charts.family_charts import draw_families
 from perfsuite.report.charts.learning_curves import Training, draw_learning_curves
 from perfsuite.report.charts.sections import Section
-from perfsuite.report.rows import Row, row_of_verdict
+from perfsuite.report.rows import Row
 from perfsuite.report.runs import Run, rows_of
 from perfsuite.report.scaling.charts import draw_scaling
 from perfsuite.report.scaling.cost_model import Scaling, describe_scaling
-from perfsuite.report.summary import (
-    Summary,
-    by_severity,
-    downgrade,
-    exceptions_of,
-    reason_text,
-    summarize,
-)
+from perfsuite.report.summary import Summary, by_severity, exceptions_of, reason_text, summarize
 from perfsuite.system.untrusted import printable
 
 
@@ -28,9 +22,7 @@ from perfsuite.system.untrusted import printable
 class Report:
     """A report, the most severe verdicts first; sources and remarks have a line each.
 
-    Attributes:
-        tolerance: The slowdown that is accepted, 0.02 = 2 %, where a verdict names none.
-        limit: The slowdown that must not pass, likewise.
+    The slowdown that is accepted, 0.02 = 2 %, and the limit hold where a verdict names none.
     """
 
     summary: Summary
@@ -61,7 +53,7 @@ def report_on_runs(
     )
     return dataclasses.replace(
         report,
-        summary=downgrade(report.summary, num_failed=newest.num_failed, gaps=newest.gaps),
+        summary=summarize(rows, num_failed=newest.num_failed, gaps=newest.gaps),
         sections=(*report.sections, *draw_learning_curves(trainings)),
     )
 
@@ -75,8 +67,17 @@ def report_on_verdicts(
     limit: float,
 ) -> Report:
     """Return the report on a gate: what its arms differ in, and why nothing was compared at all."""
+    rows = [
+        Row(
+            name=printable(cell.name),
+            step_time_s=statistics.median(head for _, head in cell.raw) if cell.raw else None,
+            verdict=cell.as_record(),
+            note=printable(reason_text(cell)) or None,
+        )
+        for cell in cells
+    ]
     report = report_on_rows(
-        [row_of_verdict(cell, reason_text(cell) or None) for cell in cells],
+        rows,
         sources=[f"{name}: {value}" for name, value in differs.items()],
         remarks=[f"accepted: {text}" for text in exceptions_of(cells)],
         tolerance=tolerance,

@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Final, Generic, TypeVar
 
-from perfsuite import units
 from perfsuite.records.cell import CellLine, CellRecord
 from perfsuite.records.recipe import Recipe
-from perfsuite.records.verdict import CellVerdict, Verdict
+from perfsuite.records.verdict import Verdict
 from perfsuite.stats import intervals
 from perfsuite.system.untrusted import printable
+from perfsuite.units import format_bytes, format_change, format_count, format_ratio, format_seconds
 
 NOT_AVAILABLE: Final = "-"
 # Part of a step: ranks that share two busy cores differ by less.
@@ -93,29 +93,18 @@ class Row:
             return None
         return self.stages_s["load"] / total_s
 
-    @property
-    def device_samples_per_s(self) -> float | None:
-        """Samples a second on each of several devices."""
-        return self._of_each("samples_per_s")
-
-    @property
-    def device_tokens_per_s(self) -> float | None:
-        """Tokens a second on each of several devices."""
-        return self._of_each("tokens_per_s")
-
-    def _of_each(self, name: str) -> float | None:
-        rate: float | None = getattr(self.record, name, None)
+    def of_each_device(self, rate: float | None) -> float | None:
+        """The part of a rate that each of several devices has."""
         if self.record is None or rate is None:
             return None
-        num_devices = self.record.world_size
-        if self.recipe is not None:
-            # One process of DataParallel has several.
-            num_devices = self.recipe.plan.size
+        # One process of DataParallel has several.
+        plan = None if self.recipe is None else self.recipe.plan
+        num_devices = self.record.world_size if plan is None else plan.size
         return rate / num_devices if num_devices > 1 else None
 
     @cached_property
     def slow_rank(self) -> str | None:
-        """The stage in which one rank holds the others up, in words, if any does much."""
+        """The stage where one rank delays the others, in words, if any does much."""
         times_s = None if self.record is None else self.record.rank_stages_s
         if not times_s or not self.step_time_s:
             return None
@@ -125,8 +114,8 @@ class Row:
             return None
         slowest_s = max(times_s[name])
         return (
-            f"rank {times_s[name].index(slowest_s)} takes {units.format_seconds(slowest_s)} in "
-            f"{printable(name)}, the median rank {units.format_seconds(slowest_s - lags_s[name])}"
+            f"rank {times_s[name].index(slowest_s)} takes {format_seconds(slowest_s)} in "
+            f"{printable(name)}, the median rank {format_seconds(slowest_s - lags_s[name])}"
         )
 
     @cached_property
@@ -148,14 +137,12 @@ class Row:
 
 
 def recipe_of(record: CellRecord) -> Recipe | None:
-    """Return how a cell was trained; RecipeError for a bad value, TypeError for a bad field.
+    """Return how a cell was trained, None of a user's own code.
 
-    None where a user's own code was measured.
+    Raises a RecipeError for a bad value, and a TypeError for a bad field.
     """
-    if record.recipe is None:
-        return None
-    fields: dict[str, Any] = {**record.recipe}
-    return Recipe(**fields)
+    fields: dict[str, Any] | None = record.recipe
+    return None if fields is None else Recipe(**fields)
 
 
 def row_of_line(line: CellLine) -> Row | None:
@@ -172,26 +159,11 @@ def row_of_line(line: CellLine) -> Row | None:
     )
 
 
-def row_of_verdict(cell: CellVerdict, note: str | None) -> Row:
-    """Return the row of a cell that a gate compared; its time is head's median over pairs."""
-    head_s = [head for _, head in cell.raw]
-    return Row(
-        name=printable(cell.name),
-        step_time_s=statistics.median(head_s) if head_s else None,
-        verdict=cell.as_record(),
-        note=None if note is None else printable(note),
-    )
-
-
 @dataclass(frozen=True)
 class Column(Generic[T]):
-    """One column of a table whose rows are of type T.
+    """One column of a table of T; `key` names it, with its unit, in code, CSV and JSON.
 
-    Attributes:
-        key: Its name in code, CSV and JSON, with its unit.
-        title: Its name for people.
-        is_number: Whether it is aligned to the right, and sorted by size.
-        missing: What people read where there is no value.
+    A number is aligned to the right and sorted by size; people read `missing` where there is none.
     """
 
     key: str
@@ -207,25 +179,25 @@ class Column(Generic[T]):
         return self.missing if value is None else printable(self.write(value))
 
 
-def _attribute(path: str) -> Callable[[Row], object]:
+def _at(path: str) -> Callable[[Row], Any]:
     """Return a getter of a dotted attribute; it gives None where a part of the path is None."""
-    names = path.split(".")
 
-    def get(row: Row) -> object:
-        found: object = row
-        for name in names:
+    def get(row: Row) -> Any:
+        found: Any = row
+        for name in path.split("."):
             found = None if found is None else getattr(found, name)
         return found
 
     return get
 
 
-def _write_spread(ratio: float) -> str:
-    return f"± {units.format_ratio(ratio)}"
+def _each(path: str) -> Callable[[Row], float | None]:
+    get = _at(path)
+    return lambda row: row.of_each_device(get(row))
 
 
 def _write_interval(bounds: tuple[float, float]) -> str:
-    return " and ".join(map(units.format_change, bounds))
+    return " and ".join(map(format_change, bounds))
 
 
 def _write_mathematics(change: str) -> str:
@@ -233,59 +205,45 @@ def _write_mathematics(change: str) -> str:
     return "cannot be told" if change.startswith("cannot be told") else change
 
 
-def _text_column(
-    key: str, path: str, title: str = "", write: Callable[..., str] = str
-) -> Column[Row]:
-    return Column(key, title or key, _attribute(path), write, is_number=False)
+def _text(key: str, path: str, title: str = "", write: Callable[..., str] = str) -> Column[Row]:
+    return Column(key, title or key, _at(path), write, is_number=False)
 
 
 COLUMNS: Final[tuple[Column[Row], ...]] = (
-    _text_column("cell", "name"),
-    _text_column("verdict", "verdict.word"),
-    Column("change_ratio", "change", _attribute("verdict.ratio"), units.format_change),
-    _text_column("interval", "verdict.interval", "between", _write_interval),
-    Column("step_time_s", "step", _attribute("step_time_s"), units.format_seconds),
-    Column("spread_ratio", "spread", _attribute("spread_ratio"), _write_spread),
-    Column("step_p95_s", "p95", _attribute("record.step_s.p95"), units.format_seconds),
-    Column("step_p99_s", "p99", _attribute("record.step_s.p99"), units.format_seconds),
-    Column("samples_per_s", "samples/s", _attribute("record.samples_per_s"), units.format_count),
-    Column("tokens_per_s", "tokens/s", _attribute("record.tokens_per_s"), units.format_count),
-    Column(
-        "device_samples_per_s",
-        "samples/s each",
-        _attribute("device_samples_per_s"),
-        units.format_count,
-    ),
-    Column(
-        "device_tokens_per_s",
-        "tokens/s each",
-        _attribute("device_tokens_per_s"),
-        units.format_count,
-    ),
-    Column("tflops", "TFLOP/s each", _attribute("record.tflops"), "{:.3g}".format),
-    Column("mfu", "MFU", _attribute("record.mfu"), units.format_ratio),
-    Column("hfu", "HFU", _attribute("record.hfu"), units.format_ratio),
-    _text_column("slow_rank", "slow_rank", "slow rank"),
-    Column("load_ratio", "load", _attribute("load_ratio"), units.format_ratio),
-    _text_column("workload", "subject"),
-    _text_column("parallel", "recipe.parallel"),
-    _text_column("precision", "recipe.precision"),
-    _text_column("checkpointing", "recipe.checkpointing"),
-    Column("num_workers", "workers", _attribute("recipe.num_workers")),
-    _text_column("numerics", "record.numerics.status"),
-    _text_column("numerics_change", "verdict.numerics_change", "mathematics", _write_mathematics),
-    Column("peak_bytes", "peak memory", _attribute("record.memory.peak_bytes"), units.format_bytes),
+    _text("cell", "name"),
+    _text("verdict", "verdict.word"),
+    Column("change_ratio", "change", _at("verdict.ratio"), format_change),
+    _text("interval", "verdict.interval", "between", _write_interval),
+    Column("step_time_s", "step", _at("step_time_s"), format_seconds),
+    Column("spread_ratio", "spread", _at("spread_ratio"), lambda it: f"± {format_ratio(it)}"),
+    Column("step_p95_s", "p95", _at("record.step_s.p95"), format_seconds),
+    Column("step_p99_s", "p99", _at("record.step_s.p99"), format_seconds),
+    Column("samples_per_s", "samples/s", _at("record.samples_per_s"), format_count),
+    Column("tokens_per_s", "tokens/s", _at("record.tokens_per_s"), format_count),
+    Column("device_samples_per_s", "samples/s each", _each("record.samples_per_s"), format_count),
+    Column("device_tokens_per_s", "tokens/s each", _each("record.tokens_per_s"), format_count),
+    Column("tflops", "TFLOP/s each", _at("record.tflops"), "{:.3g}".format),
+    Column("mfu", "MFU", _at("record.mfu"), format_ratio),
+    Column("hfu", "HFU", _at("record.hfu"), format_ratio),
+    _text("slow_rank", "slow_rank", "slow rank"),
+    Column("load_ratio", "load", _at("load_ratio"), format_ratio),
+    _text("workload", "subject"),
+    _text("parallel", "recipe.parallel"),
+    _text("precision", "recipe.precision"),
+    _text("checkpointing", "recipe.checkpointing"),
+    Column("num_workers", "workers", _at("recipe.num_workers")),
+    _text("numerics", "record.numerics.status"),
+    _text("numerics_change", "verdict.numerics_change", "mathematics", _write_mathematics),
+    Column("peak_bytes", "peak memory", _at("record.memory.peak_bytes"), format_bytes),
     Column(
         "saved_activation_bytes",
         "saved for backward",
-        _attribute("record.counts.saved_activation_bytes"),
-        units.format_bytes,
+        _at("record.counts.saved_activation_bytes"),
+        format_bytes,
     ),
-    Column("flops", "FLOPs", _attribute("record.counts.flops"), units.format_count),
-    Column(
-        "model_flops", "model FLOPs", _attribute("record.counts.model_flops"), units.format_count
-    ),
-    Column("collectives", "collectives", _attribute("record.counts.collectives")),
+    Column("flops", "FLOPs", _at("record.counts.flops"), format_count),
+    Column("model_flops", "model FLOPs", _at("record.counts.model_flops"), format_count),
+    Column("collectives", "collectives", _at("record.counts.collectives")),
 )
 _BY_KEY: Final = {column.key: column for column in COLUMNS}
 RECIPE_FIELDS: Final = tuple(field.name for field in dataclasses.fields(Recipe))
@@ -297,12 +255,12 @@ def columns_of(*keys: str) -> tuple[Column[Row], ...]:
 
 
 def filled(columns: Sequence[Column[T]], rows: Sequence[T]) -> tuple[Column[T], ...]:
-    """Return the columns in which any row has a value."""
+    """Return the columns that have a value in any row."""
     return tuple(column for column in columns if any(column.value(row) is not None for row in rows))
 
 
 def slow_rank_lines(lines: Sequence[CellLine]) -> list[str]:
-    """Return a line for each cell in which one rank holds the others up."""
+    """Return a line for each cell where one rank delays the others."""
     rows = filter(None, map(row_of_line, lines))
     return [f"SLOW RANK {row.name}: {row.slow_rank}" for row in rows if row.slow_rank is not None]
 

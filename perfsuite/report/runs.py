@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,7 +14,6 @@ import msgspec
 
 from perfsuite.errors import RecipeError, SettingError
 from perfsuite.records.cell import CellLine, CellRecord, decode_line
-from perfsuite.records.recipe import Recipe
 from perfsuite.records.run_file import Benchmark, Unusable, invalid_record, read_file
 from perfsuite.records.shard import ShardStamp
 from perfsuite.records.verdict import Verdict, VerdictWord
@@ -69,7 +69,7 @@ class Run:
 
     @property
     def when(self) -> str:
-        """The minute in which it was saved."""
+        """When it was saved, to the minute."""
         return f"{self.saved_at:%Y-%m-%d %H:%M} UTC"
 
     @property
@@ -132,30 +132,45 @@ def _read_run(path: AnyPath) -> Run:
     file = read_file(path)
     if isinstance(file, Unusable):
         raise SettingError(f"{file}; {_WHAT_TO_DO}")
-    stamp = file.stamp
+    cpu, stamp = file.machine_info.get("cpu"), file.stamp
+    cpu = cpu if isinstance(cpu, dict) else {}
     try:
-        measured = [_row(one, _num_cores(file.machine_info)) for one in file.benchmarks]
+        measured = [_row(one, cpu.get("count")) for one in file.benchmarks]
         rows = tuple(_with_stamped(measured, {} if stamp is None else stamp.verdicts))
     except ValueError as error:
         raise SettingError(f"{printable(f'{path}: {error}')}; {_WHAT_TO_DO}") from error
+    python = file.machine_info.get("python_version")
+    machine = [
+        cpu.get("brand_raw"),
+        file.machine_info.get("system"),
+        f"Python {python}" if isinstance(python, str) else None,
+    ]
+    exceptions = {} if stamp is None else stamp.exceptions
+    accepted = dict.fromkeys(text for texts in exceptions.values() for text in texts)
     return Run(
         path=path,
         saved_at=file.saved_at,
         commit=file.commit,
         is_dirty=file.is_dirty,
-        machine=_machine(file.machine_info),
+        machine=", ".join(part for part in machine if isinstance(part, str)) or None,
         accepted=frozenset() if stamp is None else frozenset(stamp.accepted),
         rows=rows,
         num_failed=0 if stamp is None else stamp.num_failed,
         fingerprint=file.fingerprint,
         shard=None if stamp is None else stamp.shard,
-        remarks=() if stamp is None else tuple(_accepted(stamp.exceptions)),
+        remarks=tuple(printable(f"accepted: {text}") for text in accepted),
     )
 
 
-def _row(benchmark: Benchmark, num_cores: int | None) -> Row:
+def _row(benchmark: Benchmark, num_cores: Any) -> Row:
+    plain = benchmark.record
+    record = recipe = None
     try:
-        record, recipe, verdict = _parse_record(benchmark.record)
+        if isinstance(plain, dict) and "recipe" in plain:
+            record = msgspec.convert(plain, CellRecord)
+            recipe, verdict = recipe_of(record), record.verdict
+        else:
+            verdict = msgspec.convert(plain, _PlainRecord).verdict
     except (msgspec.ValidationError, RecipeError, TypeError) as error:
         raise invalid_record(benchmark.fullname, error) from error
     return Row(
@@ -165,58 +180,22 @@ def _row(benchmark: Benchmark, num_cores: int | None) -> Row:
         record=record,
         recipe=recipe,
         verdict=verdict,
-        num_cores=num_cores,
+        num_cores=num_cores if type(num_cores) is int and num_cores > 0 else None,
     )
-
-
-def _parse_record(plain: Any) -> tuple[CellRecord | None, Recipe | None, Verdict | None]:
-    if not isinstance(plain, dict) or "recipe" not in plain:
-        return None, None, msgspec.convert(plain, _PlainRecord).verdict
-    record = msgspec.convert(plain, CellRecord)
-    return record, recipe_of(record), record.verdict
 
 
 def _with_stamped(rows: Sequence[Row], words: Mapping[str, VerdictWord]) -> Iterator[Row]:
     """Yield the measured cells, and then those that only the stamp knows a verdict of."""
-    judged = {printable(name): word for name, word in words.items()}
+    judged = {printable(name): Verdict(word=word, by="stamp") for name, word in words.items()}
     for row in rows:
-        word = judged.pop(row.name, None)
-        if word is not None and row.verdict is None:
-            row = dataclasses.replace(row, verdict=_stamped(word))
-        elif word is not None and row.verdict is not None and row.verdict.word != word:
+        stamped = judged.pop(row.name, None)
+        if stamped is not None and row.verdict is not None and row.verdict.word != stamped.word:
             raise ValueError(
-                f"holds two verdicts of the cell {row.name}: {row.verdict.word} and {word}"
+                f"holds two verdicts of the cell {row.name}: {row.verdict.word} and {stamped.word}"
             )
-        yield row
-    for name, word in judged.items():
-        yield Row(name=name, verdict=_stamped(word))
-
-
-def _accepted(exceptions: Mapping[str, Sequence[str]]) -> Iterator[str]:
-    for text in dict.fromkeys(text for texts in exceptions.values() for text in texts):
-        yield printable(f"accepted: {text}")
-
-
-def _stamped(word: VerdictWord) -> Verdict:
-    return Verdict(
-        word=word, by="stamp", ratio=None, interval=None, num_pairs=None, detectable=None
-    )
-
-
-def _num_cores(info: dict[str, Any]) -> int | None:
-    cpu = info.get("cpu")
-    count = cpu.get("count") if isinstance(cpu, dict) else None
-    return count if type(count) is int and count > 0 else None
-
-
-def _machine(info: dict[str, Any]) -> str | None:
-    cpu, python = info.get("cpu"), info.get("python_version")
-    parts = [
-        cpu.get("brand_raw") if isinstance(cpu, dict) else None,
-        info.get("system"),
-        f"Python {python}" if isinstance(python, str) else None,
-    ]
-    return ", ".join(part for part in parts if isinstance(part, str)) or None
+        yield dataclasses.replace(row, verdict=row.verdict or stamped)
+    for name, stamped in judged.items():
+        yield Row(name=name, verdict=stamped)
 
 
 def with_reasons(run: Run) -> Run:
@@ -233,14 +212,11 @@ def with_reasons(run: Run) -> Run:
         dataclasses.replace(row, note=_reason(lines[row.name])) if row.name in lines else row
         for row in run.rows
     )
-    missing = [*not_exercised_lines(list(lines.values())), *_failed(lines)]
-    return dataclasses.replace(run, rows=rows, missing=tuple(map(printable, missing)))
-
-
-def _failed(lines: dict[str, CellLine]) -> Iterator[str]:
+    missing = not_exercised_lines(list(lines.values()))
     for name, line in lines.items():
         if line.outcome == "failed" and line.perfsuite is None:
-            yield f"FAILED {name}: {_reason(line) or 'no reason is known'}"
+            missing.append(f"FAILED {name}: {_reason(line) or 'no reason is known'}")
+    return dataclasses.replace(run, rows=rows, missing=tuple(map(printable, missing)))
 
 
 def _reason(line: CellLine) -> str | None:
@@ -253,8 +229,6 @@ def _lines(path: Path) -> Iterator[CellLine]:
     except (OSError, ValueError):
         return
     for text in data.splitlines():
-        try:
-            yield decode_line(text)
         # A killed session can leave half of its last line.
-        except ValueError:
-            continue
+        with contextlib.suppress(ValueError):
+            yield decode_line(text)

@@ -5,9 +5,9 @@ Verdicts are not corrected again: each shard knew the number of cells of all of 
 
 import dataclasses
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
-from perfsuite.records.shard import Shard, ShardStamp
+from perfsuite.records.shard import ShardStamp
 from perfsuite.report.runs import Run
 
 # More would not be read in a line; an untrusted file may be one of very many.
@@ -20,25 +20,27 @@ def merge_shards(runs: Sequence[Run]) -> tuple[Run, ...]:
     Shards belong to one session where they agree on the commit, on their number, and on the cells
     of each. Of a shard that is there twice the newest counts, of a copy the first.
     """
-    runs = list(_without_copies(runs))
-    whole = [run for run in runs if run.shard is None]
+    merged: list[Run] = []
     sessions: dict[tuple[object, ...], list[Run]] = defaultdict(list)
-    for run in sorted(runs, key=lambda run: run.saved_at):
-        if run.shard is not None:
-            sessions[_session(run)].append(run)
-    merged = [one for parts in sessions.values() for one in _merge(parts)]
-    incomplete = [one for one in merged if len(one.parts) < _stamp(one).num_shards]
-    merged = [_with_unmerged(one, incomplete) if one in incomplete else one for one in merged]
-    return tuple(sorted([*whole, *merged], key=lambda run: run.saved_at))
+    for run in sorted(_without_copies(runs), key=lambda run: run.saved_at):
+        if run.shard is None:
+            merged.append(run)
+        else:
+            stamp = run.shard
+            cut = stamp.num_shards, stamp.num_cells, stamp.partition
+            sessions[run.commit, run.is_dirty, *cut].append(run)
+    joined = [_join(parts) for parts in sessions.values()]
+    incomplete = [one for one in joined if len(one.parts) < _stamp(one).num_shards]
+    merged += [_with_unmerged(one, incomplete) if one in incomplete else one for one in joined]
+    return tuple(sorted(merged, key=lambda run: run.saved_at))
 
 
 def _without_copies(runs: Sequence[Run]) -> Iterator[Run]:
     """Yield each run once, with a remark where several files hold it, or one was given twice."""
     files: dict[tuple[object, ...], list[Run]] = defaultdict(list)
     for run in runs:
-        times = tuple((row.name, row.step_time_s, row.rounds_s) for row in run.rows)
-        number = None if run.shard is None else run.shard.number
-        files[run.saved_at, run.commit, number, times].append(run)
+        times = tuple((row.name, row.rounds_s or row.step_time_s) for row in run.rows)
+        files[run.saved_at, run.commit, run.shard, times].append(run)
     for first, *copies in files.values():
         if copies:
             paths = ", ".join(dict.fromkeys(str(run.path) for run in (first, *copies)))
@@ -47,44 +49,32 @@ def _without_copies(runs: Sequence[Run]) -> Iterator[Run]:
         yield first
 
 
-def _session(run: Run) -> tuple[object, ...]:
-    """What all shards of a session have in common."""
-    stamp = _stamp(run)
-    return run.commit, run.is_dirty, stamp.num_shards, stamp.num_cells, stamp.partition
-
-
-def _merge(parts: Sequence[Run]) -> Iterator[Run]:
-    """Join the shards of a session, the newest of each, and then the older ones."""
-    while parts:
-        newest = {_stamp(run).number: run for run in parts}
-        older = [run for run in parts if newest[_stamp(run).number] is not run]
-        numbers = sorted({_stamp(run).number for run in older})
-        again = [_stamp(newest[number]).shard for number in numbers]
-        # All of them again are another session at the same commit.
-        is_doubled = 0 < len(again) < _stamp(parts[0]).num_shards
-        remarks = [f"more than once, the newest counts: {_named(again)}"] if is_doubled else []
-        yield _join(newest, remarks)
-        parts = older
-
-
-def _join(parts: Mapping[int, Run], remarks: Sequence[str]) -> Run:
-    runs = [parts[number] for number in sorted(parts)]
-    last = max(runs, key=lambda run: run.saved_at)
-    stamp = _stamp(last)
+def _join(parts: Sequence[Run]) -> Run:
+    """Join the shards of a session, oldest first, by the newest of each number."""
+    newest = {_stamp(run).number: run for run in parts}
+    runs = [newest[number] for number in sorted(newest)]
+    stamp = _stamp(parts[-1])
+    num_times = Counter(_stamp(run).number for run in parts)
+    again = [number for number in sorted(newest) if num_times[number] > 1]
+    missing = [number for number in range(1, stamp.num_shards + 1) if number not in newest]
     num_shards_of = Counter(row.name for run in runs for row in run.rows)
+    num_absent = stamp.num_cells - len(num_shards_of)
+    gaps = [f"without a time or a verdict: {num_absent} of the cells"] if num_absent > 0 else []
+    if missing:
+        gaps = [f"missing: {_named(missing, stamp)}"]
     return dataclasses.replace(
-        last,
+        parts[-1],
         machine=" and ".join(dict.fromkeys(run.machine for run in runs if run.machine)) or None,
         accepted=frozenset().union(*(run.accepted for run in runs)),
         rows=tuple({row.name: row for run in runs for row in run.rows}.values()),
         num_failed=sum(run.num_failed for run in runs),
         missing=tuple(text for run in runs for text in run.missing),
         parts=tuple(runs),
-        gaps=tuple(_gaps(stamp, parts, stamp.num_cells - len(num_shards_of))),
+        gaps=tuple(gaps),
         remarks=(
             f"verdicts are corrected over the {stamp.num_cells} cells under test in all "
             f"{stamp.num_shards} shards",
-            *remarks,
+            *([f"more than once, the newest counts: {_named(again, stamp)}"] if again else []),
             *(text for run in runs for text in run.remarks),
             *_differences(runs),
             *(f"in more than one shard: {name}" for name, n in num_shards_of.items() if n > 1),
@@ -92,47 +82,32 @@ def _join(parts: Mapping[int, Run], remarks: Sequence[str]) -> Run:
     )
 
 
-def _gaps(stamp: ShardStamp, parts: Mapping[int, Run], num_absent: int) -> Iterator[str]:
-    """Yield what is missing of the session: shards, else cells neither measured nor judged."""
-    numbers = (number for number in range(1, stamp.num_shards + 1) if number not in parts)
-    missing = [Shard(number=number, num_shards=stamp.num_shards) for number in numbers]
-    if missing:
-        yield f"missing: {_named(missing)}"
-    elif num_absent > 0:
-        yield f"without a time or a verdict: {num_absent} of the cells"
-
-
 def _differences(runs: Sequence[Run]) -> Iterator[str]:
     """What the shards may differ in, or do; they are merged all the same.
 
-    The runners of one CI session may share a checkout that is dirty, or one without git. In
-    several environments a cell's history is that of its own.
+    The runners of one CI session may share a checkout that is dirty, or one without git.
     """
     if len(runs) > 1 and runs[0].commit is None:
         yield "no shard names its commit, so they may be of different code"
     elif len(runs) > 1 and runs[0].is_dirty:
         yield "the shards were made with uncommitted changes, so they may be of different code"
-    shards: dict[str, list[Shard]] = defaultdict(list)
+    numbers: dict[str, list[int]] = defaultdict(list)
     for run in runs:
-        shards[run.fingerprint or "an unknown one"].append(_stamp(run).shard)
-    if len(shards) > 1:
-        listed = ", ".join(f"{name} ({_named(there)})" for name, there in shards.items())
-        yield f"the shards ran in {len(shards)} environments: {listed}"
+        numbers[run.fingerprint or "an unknown one"].append(_stamp(run).number)
+    if len(numbers) > 1:
+        stamp = _stamp(runs[0])
+        listed = ", ".join(f"{name} ({_named(there, stamp)})" for name, there in numbers.items())
+        yield f"the shards ran in {len(numbers)} environments: {listed}"
 
 
 def _with_unmerged(run: Run, incomplete: Sequence[Run]) -> Run:
     """Name the shards that could have filled the gaps of a session, and why they did not."""
-    parts = (part for other in incomplete if other is not run for part in other.parts)
-    unmerged = (f"not merged: {part.path} ({_why_unmerged(part, run)})" for part in parts)
-    return dataclasses.replace(run, remarks=(*run.remarks, *unmerged))
-
-
-def _why_unmerged(part: Run, run: Run) -> str:
-    if part.commit != run.commit:
-        return "other commit"
-    if part.is_dirty != run.is_dirty:
-        return "uncommitted changes" if part.is_dirty else "no uncommitted changes"
-    return "older" if _session(part) == _session(run) else "other partition"
+    remarks = list(run.remarks)
+    for part in (part for other in incomplete if other is not run for part in other.parts):
+        is_same_code = (part.commit, part.is_dirty) == (run.commit, run.is_dirty)
+        why = "other partition" if is_same_code else "other commit or changes"
+        remarks.append(f"not merged: {part.path} ({why})")
+    return dataclasses.replace(run, remarks=tuple(remarks))
 
 
 def _stamp(run: Run) -> ShardStamp:
@@ -140,8 +115,8 @@ def _stamp(run: Run) -> ShardStamp:
     return run.shard
 
 
-def _named(shards: Sequence[Shard]) -> str:
-    if len(shards) > _MOST_NAMED:
-        return f"{len(shards)} shards, {shards[0]} the first"
-    *first, last = map(str, shards)
+def _named(numbers: Sequence[int], stamp: ShardStamp) -> str:
+    *first, last = (f"{number}/{stamp.num_shards}" for number in numbers)
+    if len(numbers) > _MOST_NAMED:
+        return f"{len(numbers)} shards, {first[0]} the first"
     return f"shards {', '.join(first)} and {last}" if first else f"shard {last}"

@@ -32,40 +32,31 @@ class Summary:
     text: str
 
 
-def summarize(rows: Sequence[Row]) -> Summary:
-    """Return the verdict over all cells."""
-    words = Counter(row.verdict.word for row in by_severity(rows) if row.verdict is not None)
-    cells = counted(len(rows), "cell")
-    if not words:
-        return Summary(word=None, text=f"{cells}, none of them judged")
-    text = ", ".join(f"{words[word]} {word}" for word in SEVERITY if word in words)
-    num_unjudged = len(rows) - words.total()
-    if num_unjudged:
-        text += f", {num_unjudged} not judged"
-    return Summary(word=_WORDS[exit_code(words)], text=f"{cells}: {text}")
+def summarize(rows: Sequence[Row], *, num_failed: int = 0, gaps: Sequence[str] = ()) -> Summary:
+    """Return the verdict over all cells.
 
-
-def downgrade(summary: Summary, *, num_failed: int, gaps: Sequence[str]) -> Summary:
-    """Return the verdict on a session with failed tests or gaps: its cells alone prove no PASS.
-
-    A session in which nothing was judged still has no verdict. `num_failed` tests failed by
-    themselves, cells or not; `gaps` has a line for each missing part.
+    `num_failed` tests failed by themselves, cells or not, and `gaps` has a line for each missing
+    part: with either, the cells alone prove no PASS. Without a judged cell there is no verdict.
     """
-    word = summary.word
+    words = Counter(row.verdict.word for row in by_severity(rows) if row.verdict is not None)
+    text = ", ".join(f"{words[word]} {word}" for word in SEVERITY if word in words)
+    if num_unjudged := len(rows) - words.total():
+        text += f", {num_unjudged} not judged"
+    word = _WORDS[exit_code(words)] if words else None
     if word is not None and num_failed:
         word = "ERROR"
     elif word == "PASS" and gaps:
         word = "NO VERDICT"
+    cells = counted(len(rows), "cell")
+    judged = f"{cells}: {text}" if words else f"{cells}, none of them judged"
     failures = [f"{num_failed} of its tests failed"] if num_failed else []
-    return Summary(word=word, text="; ".join([summary.text, *failures, *gaps]))
+    return Summary(word=word, text="; ".join([judged, *failures, *gaps]))
 
 
 def by_severity(rows: Sequence[Row]) -> list[Row]:
     """Return the rows with the most severe verdicts first, else in the order given."""
     order = [*SEVERITY, None]
-    return sorted(
-        rows, key=lambda row: order.index(None if row.verdict is None else row.verdict.word)
-    )
+    return sorted(rows, key=lambda row: order.index(row.verdict.word if row.verdict else None))
 
 
 def verdict_sentence(cell: CellVerdict) -> str:

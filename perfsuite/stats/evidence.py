@@ -45,6 +45,13 @@ _CORRELATED = 1.35
 # majority, and with five the fence costs false alarms and finds no more regressions.
 _FENCE_FROM = 6
 _FENCE_SDS = 2.0
+# Spikes widen the standard deviation that is to tell them. From this many pairs on the median
+# deviation takes its place, where it leaves at most so many pairs outside: more are no spikes but
+# another state of the machine, in which most pairs agree by chance too often.
+_FENCE_BY_MEDIAN_FROM = 12
+_MOST_SPIKES = 0.25
+# Of normal pairs, the standard deviation over the median absolute deviation.
+_SDS_OF_MEDIAN = 1.4826
 
 # A quarter of the smallest standard deviation of a pair that was ever measured, 0.37 %. Pairs that
 # are closer together, or equal, show a coarse clock, not a quiet machine.
@@ -182,9 +189,15 @@ def _locate(log_ratios: Floats, explained: Floats) -> tuple[Floats, Floats]:
     variance = log_ratios.var(axis=1, ddof=1)
     if num_pairs < _FENCE_FROM:
         return log_ratios.mean(axis=1), variance
-    reach = _FENCE_SDS * variance.clip(min=explained)[:, np.newaxis] ** 0.5
     centre = np.median(log_ratios, axis=1, keepdims=True)
-    num_left = (abs(log_ratios - centre) <= reach).sum(axis=1)
+    deviations = abs(log_ratios - centre)
+    reach = _FENCE_SDS * variance.clip(min=explained)[:, np.newaxis] ** 0.5
+    if num_pairs >= _FENCE_BY_MEDIAN_FROM:
+        sd = _SDS_OF_MEDIAN * np.median(deviations, axis=1, keepdims=True)
+        narrow = _FENCE_SDS * sd.clip(min=explained[:, np.newaxis] ** 0.5)
+        has_few_outside = (deviations > narrow).mean(axis=1, keepdims=True) <= _MOST_SPIKES
+        reach = np.where(has_few_outside, np.minimum(narrow, reach), reach)
+    num_left = (deviations <= reach).sum(axis=1)
     pulled_in = log_ratios.clip(centre - reach, centre + reach)
     correction = ((num_pairs - 1) / (num_left - 1).clip(min=1)) ** 2
     return pulled_in.mean(axis=1), pulled_in.var(axis=1, ddof=1) * correction

@@ -22,38 +22,17 @@ from perfsuite.units import counted, format_bytes
 
 # Variables that change the speed of torch, of its allocators, or of a library it calls.
 _VARIABLES: Final = (
-    "CUBLAS*",
-    "CUDA_DEVICE_MAX_CONNECTIONS",
-    "CUDA_LAUNCH_BLOCKING",
-    "CUDA_MODULE_LOADING",
-    "CUDA_MPS_*",
-    "CUDNN_*",
-    "GLOO_*",
-    "KMP_*",
-    "LD_PRELOAD",
-    "MKL_NUM_THREADS",
-    "NCCL_*",
-    "NVIDIA_TF32_OVERRIDE",
-    "OMP_NUM_THREADS",
-    "PYTORCH_*ALLOC_CONF",
-    "PYTORCH_TUNABLEOP_*",
-    "TORCHINDUCTOR_*",
-    "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE",
-    "TORCH_BLAS_PREFER_CUBLASLT",
-    "TORCH_CUDNN_*",
-    "TORCH_DISTRIBUTED_DEBUG",
-    "TORCH_DIST_USE_NCCL2",
-    "TORCH_NCCL_*",
-    "TRITON_*",
+    *("CUDA_DEVICE_MAX_CONNECTIONS", "CUDA_LAUNCH_BLOCKING", "CUDA_MODULE_LOADING", "CUDA_MPS_*"),
+    *("CUBLAS*", "CUDNN_*", "NVIDIA_TF32_OVERRIDE", "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE"),
+    *("TORCH_BLAS_PREFER_CUBLASLT", "TORCH_CUDNN_*", "PYTORCH_*ALLOC_CONF", "PYTORCH_TUNABLEOP_*"),
+    *("GLOO_*", "NCCL_*", "TORCH_NCCL_*", "TORCH_DIST_USE_NCCL2", "TORCH_DISTRIBUTED_DEBUG"),
+    *("KMP_*", "MKL_NUM_THREADS", "OMP_NUM_THREADS", "LD_PRELOAD", "TORCHINDUCTOR_*", "TRITON_*"),
 )
 # These change no speed. Scikit-learn sets the first two in any process that imports it; the others
 # say where files lie, in a folder of each launch or each group of ranks.
 _IDLE_VARIABLES: Final = (
-    "KMP_DUPLICATE_LIB_OK",
-    "KMP_INIT_AT_FORK",
-    "TORCHINDUCTOR_CACHE_DIR",
-    "TORCH_NCCL_DEBUG_INFO_TEMP_FILE",
-    "TRITON_CACHE_DIR",
+    *("KMP_DUPLICATE_LIB_OK", "KMP_INIT_AT_FORK", "TORCHINDUCTOR_CACHE_DIR"),
+    *("TORCH_NCCL_DEBUG_INFO_TEMP_FILE", "TRITON_CACHE_DIR"),
 )
 # Set by ranks that share a machine themselves. A cell of one process does not set it, and must
 # still have the environment of the cells that it is compared with.
@@ -92,16 +71,14 @@ def describe_gpu(gpu: GpuFacts) -> str:
     """Return what a GPU's speed depends on, beside its driver."""
     limit = "no power limit" if gpu.power_limit_w is None else f"{gpu.power_limit_w:.0f} W"
     mig = {None: "no MIG", False: "MIG off", True: "MIG on"}[gpu.is_mig]
-    parts = [gpu.name, format_bytes(gpu.memory_bytes), limit, mig]
-    if gpu.has_ecc is not None:
-        parts.append(f"ECC {'on' if gpu.has_ecc else 'off'}")
-    if gpu.pcie is not None:
-        parts.append("PCIe {} x{}".format(*gpu.pcie))
-    if gpu.num_nvlinks:
-        parts.append(counted(gpu.num_nvlinks, "NVLink"))
-    if gpu.clock_mhz is not None:
-        parts.append(f"clocks set to {gpu.clock_mhz} MHz")
-    return ", ".join(parts)
+    parts = [
+        *(gpu.name, format_bytes(gpu.memory_bytes), limit, mig),
+        {None: None, False: "ECC off", True: "ECC on"}[gpu.has_ecc],
+        None if gpu.pcie is None else "PCIe {} x{}".format(*gpu.pcie),
+        counted(gpu.num_nvlinks, "NVLink") if gpu.num_nvlinks else None,
+        None if gpu.clock_mhz is None else f"clocks set to {gpu.clock_mhz} MHz",
+    ]
+    return ", ".join(filter(None, parts))
 
 
 def cpu_model(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
@@ -157,36 +134,32 @@ class Environment(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         return hashlib.sha256(msgspec.json.encode(self, order="deterministic")).hexdigest()[:12]
 
     def difference(self, other: Environment) -> str:
-        """Return in which fields another environment differs: "driver 570 -> 580"."""
-        mine, its = self._flat(), other._flat()
+        """Return the fields that differ in another environment: "driver 570 -> 580"."""
+        fields = ("driver", "cuda", "cudnn", "nccl", "torch", "cpu", "num_cores", "python")
+        mine, its = (
+            {name: getattr(one, name) for name in fields}
+            | one.knobs
+            | {f"GPU {number}": gpu for number, gpu in enumerate(one.accelerators)}
+            for one in (self, other)
+        )
         return ", ".join(
             f"{name} {mine.get(name, 'none')} -> {its.get(name, 'none')}"
             for name in dict.fromkeys((*mine, *its))
             if mine.get(name) != its.get(name)
         )
 
-    def _flat(self) -> dict[str, object]:
-        fields = {name: getattr(self, name) for name in self.__struct_fields__}
-        fields |= fields.pop("knobs")
-        gpus = fields.pop("accelerators")
-        return fields | {f"GPU {number}": gpu for number, gpu in enumerate(gpus)}
 
-
-# The variable that each CI service sets for a pull request, and its values then; None where any
-# value says so. From the services' own lists of predefined variables.
-_PULL_REQUEST_VARIABLES: Final[tuple[tuple[str, tuple[str, ...] | None], ...]] = (
-    ("GITHUB_EVENT_NAME", ("pull_request", "pull_request_target", "merge_group")),
-    ("CI_MERGE_REQUEST_IID", None),  # GitLab
-    ("CI_PIPELINE_EVENT", ("pull_request",)),  # Woodpecker
-    ("BUILD_REASON", ("PullRequest",)),  # Azure Pipelines
-    ("CHANGE_ID", None),  # Jenkins
-    ("CIRCLE_PULL_REQUEST", None),
-    ("BITBUCKET_PR_ID", None),
-    ("DRONE_PULL_REQUEST", None),
-    ("CIRRUS_PR", None),
-    ("APPVEYOR_PULL_REQUEST_NUMBER", None),
-    ("BUILDKITE_PULL_REQUEST", None),  # the number, or "false"
-    ("TRAVIS_PULL_REQUEST", None),  # the number, or "false"
+# From the CI services' own lists of predefined variables: GitHub, Woodpecker and Azure name the
+# event; the variables of GitLab, Jenkins and others are there, and not "false", for it alone.
+_PULL_REQUEST_EVENTS: Final = {
+    "GITHUB_EVENT_NAME": ("pull_request", "pull_request_target", "merge_group"),
+    "CI_PIPELINE_EVENT": ("pull_request",),
+    "BUILD_REASON": ("PullRequest",),
+}
+_PULL_REQUEST_NUMBERS: Final = (
+    *("CI_MERGE_REQUEST_IID", "CHANGE_ID", "CIRCLE_PULL_REQUEST", "BITBUCKET_PR_ID"),
+    *("DRONE_PULL_REQUEST", "CIRRUS_PR", "APPVEYOR_PULL_REQUEST_NUMBER"),
+    *("BUILDKITE_PULL_REQUEST", "TRAVIS_PULL_REQUEST"),
 )
 
 
@@ -198,7 +171,6 @@ def is_pull_request(environ: Mapping[str, str]) -> bool:
     >>> is_pull_request({"GITHUB_EVENT_NAME": "push"}), is_pull_request({"CHANGE_ID": ""})
     (False, False)
     """
-    said = ((environ.get(name, ""), values) for name, values in _PULL_REQUEST_VARIABLES)
-    return any(
-        value not in ("", "false") and (values is None or value in values) for value, values in said
+    return any(environ.get(name) in events for name, events in _PULL_REQUEST_EVENTS.items()) or any(
+        environ.get(name, "") not in ("", "false") for name in _PULL_REQUEST_NUMBERS
     )

@@ -32,9 +32,13 @@ def write_atomically(path: Path, data: bytes) -> None:
 
     Raises a WriteError that names the path and the reason.
     """
-    with _explained(f"write {path}"), written_beside(path, data) as beside:
-        beside.replace(path)
-        sync_folder(path.parent)
+    with _explained(f"write {path}"):
+        if path.exists() and not path.is_file() and not path.is_dir():
+            path.write_bytes(data)  # a pipe or a device, such as /dev/null, is not replaced
+            return
+        with written_beside(path, data) as beside:
+            beside.replace(path)
+            sync_folder(path.parent)
 
 
 @contextlib.contextmanager
@@ -47,7 +51,13 @@ def written_beside(path: Path, data: bytes) -> Iterator[Path]:
     with contextlib.ExitStack() as left:
         with _explained(f"write {path}"):
             path.parent.mkdir(parents=True, exist_ok=True)
-            _remove_abandoned(path.parent)
+            # Unfinished files of dead writers: the kernel has released their locks. A process id
+            # would not do: containers that share a folder have their own ones.
+            for abandoned in path.parent.glob(f"{_PREFIX}*{_SUFFIX}"):
+                # Its writer lives, or has just finished.
+                with contextlib.suppress(OSError), abandoned.open("rb") as unfinished:
+                    fcntl.flock(unfinished, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    abandoned.unlink()
             handle, name = _open_locked(path.parent)
             left.callback(Path(name).unlink, missing_ok=True)
             file = left.enter_context(os.fdopen(handle, "wb"))
@@ -122,15 +132,3 @@ def _open_locked(folder: Path) -> tuple[int, str]:
         if os.fstat(handle).st_nlink:
             return handle, name
         os.close(handle)  # another process was faster than the lock
-
-
-def _remove_abandoned(folder: Path) -> None:
-    """Remove unfinished files whose writer is dead: the kernel has released their locks.
-
-    A process id would not do: containers that share a folder have their own ones.
-    """
-    for path in folder.glob(f"{_PREFIX}*{_SUFFIX}"):
-        # Its writer lives, or has just finished.
-        with contextlib.suppress(OSError), path.open("rb") as file:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            path.unlink()

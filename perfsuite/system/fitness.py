@@ -1,4 +1,4 @@
-"""Whether the machine was fit while something was timed, by its sensors and never by the times.
+"""Whether the machine is fit to time something, by its sensors and never by the times under test.
 
 In a container the processes of others are invisible, but not the time that they take: the host's
 processors count it, and the container's control group (cgroups(7), version 1 or 2) counts its own.
@@ -6,11 +6,12 @@ processors count it, and the container's control group (cgroups(7), version 1 or
 
 import contextlib
 import os
+import statistics
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import psutil
 import pynvml
@@ -22,7 +23,7 @@ from perfsuite.units import format_ratio
 # busy, pairs of eight unchanged cells came to eight PASS. With less than a fifth left, the
 # scheduler is timed.
 _MOST_FOREIGN = 0.8
-# Five of the ticks in which the kernel counts (proc(5)), and the percentage of them that is a load.
+# Five ticks of the kernel's clock (proc(5)), and the percentage of them that is a load.
 _LOOK_AT_CORES_S = 0.05
 _BUSY = 50
 # Both arms of a pair lose the same stolen time, but no longer where it is a tenth or more.
@@ -37,6 +38,15 @@ _GPU_SAMPLES_S = 2.0
 _GPU_LOOK_S = 0.2
 # Of the time, by NVML's own counter: a GPU that its heat slows down slows one arm's rounds alone.
 _MOST_THROTTLED = 0.02
+# Each piece takes 20 to 50 ms on a server of 2020 to 2025, long against the clock and the
+# scheduler's tick. A change of a number here makes all stored probes useless.
+_NUM_ADDITIONS: Final = 600_000
+# Twice this much memory is touched, which is more than the last-level cache of one core.
+_COPIED_BYTES: Final = 64 * 2**20
+_NUM_COPIES: Final = 3
+# The median of so many: a preempted one does not show, a slower host does.
+_NUM_REPEATS: Final = 7
+
 _OWN_GROUPS = Path("/proc/self/cgroup")
 _MOUNT = Path("/sys/fs/cgroup")
 
@@ -71,6 +81,7 @@ class Reading:
 def read_sensors() -> Reading:
     """Return the sensors now; call it while no timed process is running."""
     times = psutil.cpu_times()
+    cores = os.sched_getaffinity(0)
     throttled_s, gpu_users = _read_gpus()
     return Reading(
         at_s=time.monotonic(),
@@ -79,7 +90,11 @@ def read_sensors() -> Reading:
         stolen_s=getattr(times, "steal", 0.0),
         throttled_s=throttled_s,
         gpu_users=gpu_users,
-        busy_s=_busy_s(),
+        busy_s=sum(
+            one.user + one.nice + one.system + one.irq + one.softirq
+            for core, one in enumerate(psutil.cpu_times(percpu=True))
+            if core in cores
+        ),
         group_s=group_seconds(),
         periods=quota_periods(),
     )
@@ -91,8 +106,7 @@ def why_unfit(before: Reading, after: Reading, num_cores: int) -> str | None:
     A process that is in one of them only does not count: timed work starts and ends many.
     """
     if before.gpu_users:
-        pids = ", ".join(map(str, before.gpu_users))
-        return f"other processes compute on the GPU: {pids}"
+        return f"other processes compute on the GPU: {', '.join(map(str, before.gpu_users))}"
     wall_s = after.at_s - before.at_s
     for uuid, seconds in after.throttled_s.items():
         share = (seconds - before.throttled_s.get(uuid, seconds)) / wall_s
@@ -110,17 +124,12 @@ def why_unfit(before: Reading, after: Reading, num_cores: int) -> str | None:
                 f"raise it (docker --cpus, cpu.max in {group}), or let the container use whole "
                 "cores"
             )
-    return _why_foreign(before, after, wall_s * num_cores)
-
-
-def _why_foreign(before: Reading, after: Reading, given_s: float) -> str | None:
-    """Say who else took the processor seconds that there were."""
     used_s = {
         process: seconds - before.cpu_s[process]
         for process, seconds in after.cpu_s.items()
         if process in before.cpu_s
     }
-    foreign = sum(used_s.values()) / given_s
+    foreign = sum(used_s.values()) / (wall_s * num_cores)
     if foreign >= _MOST_FOREIGN:
         busiest, _ = max(used_s, key=lambda process: used_s[process])
         return (
@@ -129,11 +138,9 @@ def _why_foreign(before: Reading, after: Reading, given_s: float) -> str | None:
         )
     if before.group_s is not None and after.group_s is not None:
         others_s = (after.busy_s - before.busy_s) - (after.group_s - before.group_s)
-        if (foreign := others_s / given_s) >= _MOST_FOREIGN:
-            return (
-                f"other containers, or their host, took {format_ratio(foreign)} of the "
-                "processors' time"
-            )
+        if (foreign := others_s / (wall_s * num_cores)) >= _MOST_FOREIGN:
+            took = f"{format_ratio(foreign)} of the processors' time"
+            return f"other containers, or their host, took {took}"
     return None
 
 
@@ -153,12 +160,11 @@ def _foreign_cpu_s() -> dict[tuple[int, float], float]:
 def _read_gpus() -> tuple[dict[str, float], tuple[int, ...]]:
     throttled_s: dict[str, float] = {}
     users: set[int] = set()
+    heat = pynvml.NVML_PERF_POLICY_THERMAL
     with visible_handles() as handles:
         for handle in handles:
             with contextlib.suppress(pynvml.NVMLError):  # not reported to this driver or user
-                counted = pynvml.nvmlDeviceGetViolationStatus(
-                    handle, pynvml.NVML_PERF_POLICY_THERMAL
-                )
+                counted = pynvml.nvmlDeviceGetViolationStatus(handle, heat)
                 throttled_s[pynvml.nvmlDeviceGetUUID(handle)] = counted.violationTime / 1e9
             with contextlib.suppress(pynvml.NVMLError):
                 if _is_busy(handle):
@@ -184,15 +190,34 @@ def quietest_core() -> int:
     return min(os.sched_getaffinity(0), key=lambda core: (busy.get(core, 0) // _BUSY, -core))
 
 
-def _busy_s() -> float:
-    """Processor seconds that any process used on the cores that this one may use."""
-    cores = os.sched_getaffinity(0)
-    used_s: list[float] = [
-        times.user + times.nice + times.system + times.irq + times.softirq
-        for core, times in enumerate(psutil.cpu_times(percpu=True))
-        if core in cores
-    ]
-    return sum(used_s)
+def probe_host(clock: Callable[[], float] = time.perf_counter) -> dict[str, float]:
+    """Return seconds of each of two fixed pieces of work, by name; takes about half a second.
+
+    Stored with each session, they separate a slower machine from slower code.
+    "interpreter" is a loop of integer arithmetic, which follows the clock rate of a core;
+    "memory" copies a buffer, which follows the bandwidth that neighbours leave.
+    """
+    source, target = memoryview(bytearray(_COPIED_BYTES)), memoryview(bytearray(_COPIED_BYTES))
+
+    def add() -> None:
+        total = 0
+        for number in range(_NUM_ADDITIONS):
+            total += number ^ 3
+
+    def copy() -> None:
+        for _ in range(_NUM_COPIES):
+            target[:] = source
+
+    def median_s(work: Callable[[], None]) -> float:
+        work()  # the first one meets cold caches, and pages that are not there yet
+        durations_s = []
+        for _ in range(_NUM_REPEATS):
+            start_s = clock()
+            work()
+            durations_s.append(clock() - start_s)
+        return statistics.median(durations_s)
+
+    return {"interpreter": median_s(add), "memory": median_s(copy)}
 
 
 def group_seconds(groups: Path = _OWN_GROUPS, mount: Path = _MOUNT) -> float | None:
@@ -206,7 +231,7 @@ def group_seconds(groups: Path = _OWN_GROUPS, mount: Path = _MOUNT) -> float | N
 
 
 def quota_periods(groups: Path = _OWN_GROUPS, mount: Path = _MOUNT) -> dict[Path, tuple[int, int]]:
-    """Return periods so far, and those in which its quota was used up, of each group with one."""
+    """Return of each group with a quota its periods so far, and how many used the quota up."""
     found = {}
     for folder in group_folders("cpu", groups, mount):
         values = _read_values(folder / "cpu.stat")

@@ -5,7 +5,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple
 
 import pynvml
 
@@ -58,33 +58,23 @@ def visible_gpus(environ: Mapping[str, str] = os.environ) -> list[GpuFacts]:
         return [_facts(handle) for handle in handles]
 
 
-class Sensors(Protocol):
-    """What accelerators tell of their state while others time on them."""
-
-    def clocks_mhz(self) -> Sequence[float]:
-        """Return the clock of each visible accelerator now; empty where none is told."""
-
-
 @contextmanager
-def open_sensors() -> Iterator[Sensors]:
-    """Give the sensors of this machine, usable in the block."""
+def open_clocks() -> Iterator[Callable[[], list[float]]]:
+    """Give a function, usable in the block, that reads the clock of each visible GPU in MHz.
+
+    It returns an empty list where one is not told.
+    """
     with visible_handles() as handles:
-        yield _NvmlSensors(handles)
 
-
-class _NvmlSensors:
-    def __init__(self, handles: Sequence[Any]) -> None:
-        self._handles = handles
-
-    def clocks_mhz(self) -> Sequence[float]:
-        """Return the clocks of the multiprocessors."""
-        try:
-            return [
-                pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_SM)
-                for handle in self._handles
+        def read() -> list[float]:
+            clocks: list[Any] = [
+                if_shown(pynvml.nvmlDeviceGetClockInfo, handle, pynvml.NVML_CLOCK_SM)
+                for handle in handles
             ]
-        except pynvml.NVMLError:  # not told of a MIG instance; a lost GPU is told by its ranks
-            return []
+            # A MIG instance has none of its own, and the ranks report a lost GPU.
+            return [] if None in clocks else clocks
+
+        yield read
 
 
 @contextmanager
@@ -126,36 +116,31 @@ def nvml() -> Iterator[bool]:
 
 def _choose(handles: list[Any], chosen: str) -> list[Any]:
     found: dict[str, Any] = {}
-    for entry in chosen.split(","):
-        handle = _find(handles, entry.strip())
-        if handle is None:
+    for entry in map(str.strip, chosen.split(",")):
+        if entry.isdecimal():
+            matches = handles[int(entry) : int(entry) + 1]
+        elif entry.startswith("MIG-"):
+            instance = if_shown(pynvml.nvmlDeviceGetHandleByUUID, entry)
+            matches = [] if instance is None else [instance]
+        else:
+            is_begun = entry.startswith("GPU-")
+            matches = [
+                h for h in handles if is_begun and pynvml.nvmlDeviceGetUUID(h).startswith(entry)
+            ]
+        if len(matches) != 1:
             break
-        uuid = pynvml.nvmlDeviceGetUUID(handle)
+        uuid = pynvml.nvmlDeviceGetUUID(matches[0])
         if uuid in found:
             return []
-        found[uuid] = handle
+        found[uuid] = matches[0]
     return list(found.values())
 
 
-def _find(handles: list[Any], entry: str) -> Any | None:
-    if entry.isdecimal():
-        return handles[int(entry)] if int(entry) < len(handles) else None
-    if entry.startswith("MIG-"):
-        try:
-            return pynvml.nvmlDeviceGetHandleByUUID(entry)
-        except pynvml.NVMLError:
-            return None
-    if not entry.startswith("GPU-"):
-        return None
-    matches = [h for h in handles if pynvml.nvmlDeviceGetUUID(h).startswith(entry)]
-    return matches[0] if len(matches) == 1 else None
-
-
 def _is_cut(handle: Any) -> bool:
-    """Whether it is a whole GPU whose MIG mode is on."""
+    """Whether it is a whole GPU with its MIG mode on."""
     if pynvml.nvmlDeviceGetUUID(handle).startswith("MIG-"):
         return False
-    modes = _if_supported(pynvml.nvmlDeviceGetMigMode, handle)
+    modes = if_shown(pynvml.nvmlDeviceGetMigMode, handle)
     return modes is not None and modes[0] == pynvml.NVML_DEVICE_MIG_ENABLE
 
 
@@ -164,16 +149,17 @@ def _facts(handle: Any) -> GpuFacts:
     # A MIG instance has a name and a memory of its own; the rest is that of its GPU.
     is_instance = uuid.startswith("MIG-")
     gpu = pynvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(handle) if is_instance else handle
-    limit_mw = _if_supported(pynvml.nvmlDeviceGetEnforcedPowerLimit, gpu)
-    mig_modes = _if_supported(pynvml.nvmlDeviceGetMigMode, gpu)
-    clocks = [
-        _if_supported(query, gpu, pynvml.NVML_CLOCK_SM)
-        for query in (
-            pynvml.nvmlDeviceGetApplicationsClock,
-            pynvml.nvmlDeviceGetDefaultApplicationsClock,
-        )
-    ]
     major, minor = pynvml.nvmlDeviceGetCudaComputeCapability(gpu)
+    limit_mw = if_shown(pynvml.nvmlDeviceGetEnforcedPowerLimit, gpu)
+    mig_modes = if_shown(pynvml.nvmlDeviceGetMigMode, gpu)
+    clock = if_shown(pynvml.nvmlDeviceGetApplicationsClock, gpu, pynvml.NVML_CLOCK_SM)
+    default = if_shown(pynvml.nvmlDeviceGetDefaultApplicationsClock, gpu, pynvml.NVML_CLOCK_SM)
+    # What lies around the chip, a container may hide.
+    affinity = if_shown(pynvml.nvmlDeviceGetCpuAffinity, gpu, _AFFINITY_WORDS)
+    ecc = if_shown(pynvml.nvmlDeviceGetEccMode, gpu)
+    generation = if_shown(pynvml.nvmlDeviceGetMaxPcieLinkGeneration, gpu)
+    width = if_shown(pynvml.nvmlDeviceGetCurrPcieLinkWidth, gpu)
+    links = range(pynvml.NVML_NVLINK_MAX_LINKS)
     return GpuFacts(
         name=pynvml.nvmlDeviceGetName(handle),
         uuid=uuid,
@@ -181,24 +167,12 @@ def _facts(handle: Any) -> GpuFacts:
         compute_capability=(major, minor),
         power_limit_w=None if limit_mw is None else limit_mw / 1e3,
         is_mig=None if mig_modes is None else mig_modes[0] == pynvml.NVML_DEVICE_MIG_ENABLE,
-        clock_mhz=None if clocks[0] == clocks[1] else clocks[0],
-        **_surroundings(gpu),
+        clock_mhz=None if clock == default else clock,
+        cores=_cores(affinity or ()),
+        has_ecc=None if ecc is None else bool(ecc[0]),
+        pcie=None if generation is None or width is None else (generation, width),
+        num_nvlinks=sum(if_shown(pynvml.nvmlDeviceGetNvLinkState, gpu, i) == 1 for i in links),
     )
-
-
-def _surroundings(gpu: Any) -> dict[str, Any]:
-    """What lies around the GPU's chip, which a container may hide."""
-    affinity = if_shown(pynvml.nvmlDeviceGetCpuAffinity, gpu, _AFFINITY_WORDS)
-    ecc = if_shown(pynvml.nvmlDeviceGetEccMode, gpu)
-    generation = if_shown(pynvml.nvmlDeviceGetMaxPcieLinkGeneration, gpu)
-    width = if_shown(pynvml.nvmlDeviceGetCurrPcieLinkWidth, gpu)
-    links = range(pynvml.NVML_NVLINK_MAX_LINKS)
-    return {
-        "cores": _cores(affinity or ()),
-        "has_ecc": None if ecc is None else bool(ecc[0]),
-        "pcie": None if None in (generation, width) else (generation, width),
-        "num_nvlinks": sum(if_shown(pynvml.nvmlDeviceGetNvLinkState, gpu, i) == 1 for i in links),
-    }
 
 
 def _cores(words: Sequence[int]) -> tuple[int, ...]:
@@ -213,13 +187,6 @@ def _cores(words: Sequence[int]) -> tuple[int, ...]:
         for bit in range(64)
         if word >> bit & 1
     )
-
-
-def _if_supported(query: Callable[..., Any], handle: Any, *arguments: Any) -> Any | None:
-    try:
-        return query(handle, *arguments)
-    except (pynvml.NVMLError_NotSupported, pynvml.NVMLError_NoPermission):
-        return None
 
 
 def if_shown(query: Callable[..., Any], *arguments: Any) -> Any | None:

@@ -39,20 +39,17 @@ def read_until(path: AnyPath, mark: bytes) -> bytes | None:
     """Return the bytes before the first `mark`, None without one; raises as `read_bytes`."""
     num_bytes = _FIRST_BYTES
     while num_bytes <= MAX_JSON_BYTES:
-        data = _read_first(path, num_bytes)
+        if isinstance(path, RemotePath):
+            data = path.read_bytes(min(num_bytes, _allowed_size(path)))
+        else:
+            with open_untrusted(path) as file:
+                data = file.read(num_bytes)
         if (end := data.find(mark)) >= 0:
             return data[:end]
         if len(data) < num_bytes:
             return None
         num_bytes *= 4
     return None
-
-
-def _read_first(path: AnyPath, num_bytes: int) -> bytes:
-    if isinstance(path, RemotePath):
-        return path.read_bytes(min(num_bytes, _allowed_size(path)))
-    with open_untrusted(path) as file:
-        return file.read(num_bytes)
 
 
 def _read_text(path: AnyPath) -> str:

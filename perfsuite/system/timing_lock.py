@@ -80,8 +80,8 @@ class TimingLock:
 
     def _wait(self) -> None:
         holder = self._holder.read_text(errors="replace") if self._holder.exists() else ""
-        if not holder.isdigit():  # every process of the machine may write there
-            holder = "unknown"
+        # Every process of the machine may write there.
+        holder = holder if holder.isdigit() else "unknown"
         busy = f"another timing session (process {holder}) holds this machine"
         if self._wait_s == 0:
             raise BusyMachineError(

@@ -37,18 +37,16 @@ class _Protocol(NamedTuple):
 
 _PROTOCOLS: Final = {
     "s3": _Protocol(
-        package="s3fs",
-        extra="s3",
-        failures=(
+        *("s3fs", "s3"),
+        (
             "botocore.exceptions:BotoCoreError",
             "botocore.exceptions:ClientError",
             "botocore.parsers:ResponseParserError",
         ),
     ),
     "gs": _Protocol(
-        package="gcsfs",
-        extra="gcs",
-        failures=(
+        *("gcsfs", "gcs"),
+        (
             "gcsfs.retry:HttpError",
             "gcsfs.retry:ChecksumError",
             "google.auth.exceptions:GoogleAuthError",
@@ -57,7 +55,6 @@ _PROTOCOLS: Final = {
         ),
     ),
 }
-_ALLOWED = "use a path, or a URL that begins with s3:// or gs://"
 # S3's answers to a conditional write that comes second: afterwards, and at the same moment. s3fs
 # knows the first alone, and only from a server that names the condition, which not all do.
 _TAKEN: Final = ("PreconditionFailed", "ConditionalRequestConflict")
@@ -107,27 +104,21 @@ class RemotePath:
     def glob(self, pattern: str) -> Iterator[RemotePath]:
         """Yield the matching files, part by part; raises an OSError, like all methods below."""
         part, is_deeper, rest = pattern.partition("/")
-        for name, entry in self._list().items():
-            if not fnmatchcase(name, part):
+        try:
+            with _connection(self.protocol) as files:
+                entries = files.ls(self.key, detail=True)
+        except FileNotFoundError:
+            return
+        for name, entry in {
+            entry["name"].strip("/").removeprefix(f"{self.key}/"): entry for entry in entries
+        }.items():
+            # A key may be no file name: the folder itself, or steps out of it.
+            if name in ("", ".", "..") or "/" in name or not fnmatchcase(name, part):
                 continue
             if is_deeper and entry["type"] == "directory":
                 yield from (self / name).glob(rest)
             elif not is_deeper and entry["type"] == "file":
                 yield RemotePath(self.protocol, f"{self.key}/{name}", entry["size"])
-
-    def _list(self) -> dict[str, dict[str, Any]]:
-        try:
-            with _connection(self.protocol) as files:
-                entries = files.ls(self.key, detail=True)
-        except FileNotFoundError:
-            return {}
-        names = {entry["name"].strip("/").removeprefix(f"{self.key}/"): entry for entry in entries}
-        # A key may be no file name: the folder itself, or steps out of it.
-        return {
-            name: entry
-            for name, entry in names.items()
-            if name not in ("", ".", "..") and "/" not in name
-        }
 
     def size_bytes(self) -> int:
         """Return the size."""
@@ -148,15 +139,16 @@ class RemotePath:
 
         Raises a FileExistsError where it exists, or another client wrote it at the same moment.
         """
-        with _connection(self.protocol) as files:
-            files.pipe_file(self.key, data, mode="create")
+        if self.refuses(data):
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
         if self.read_bytes(len(data) + 1) != data:
             raise FileExistsError(errno.EEXIST, "it was written twice at the same moment")
 
     def refuses(self, data: bytes) -> bool:
-        """Whether the server refuses to create the file, which holds the data, once more.
+        """Write the file, and return whether the server refuses to: there is one already.
 
-        Otherwise it ignores the condition, and lets each client write over the files of others.
+        A server that does not refuse to create a file once more ignores the condition, and lets
+        each client write over the files of others.
         """
         try:
             with _connection(self.protocol) as files:
@@ -190,14 +182,9 @@ def locate(text: str, source: str) -> AnyPath:
     protocol, is_url, key = text.partition("://")
     if not is_url or protocol == "file":
         return Path(key if is_url else text)
-    shown = mask(text)
-    if protocol not in _PROTOCOLS:
-        raise SettingError(f"{source} is {shown!r}; {_ALLOWED}")
-    key = key.strip("/")
-    if not key:
-        raise SettingError(
-            f"{source} is {shown!r}, which names no bucket; use {protocol}://BUCKET/…"
-        )
+    shown, key = mask(text), key.strip("/")
+    if protocol not in _PROTOCOLS or not key:
+        raise SettingError(f"{source} is {shown!r}; use a path, s3://BUCKET/… or gs://BUCKET/…")
     bucket = key.partition("/")[0]
     if "@" in bucket or (":" in bucket and not bucket.startswith(_ACCESS_POINT)):
         shown = shown if "@" in key else f"{protocol}://***"
@@ -250,7 +237,9 @@ def _connection(protocol: str) -> Iterator[Any]:
 
 
 def _plain(error: Exception) -> OSError:
-    answer = _answer_of(error)
+    response = getattr(error.__cause__ or error, "response", None)
+    details = response.get("Error") if isinstance(response, dict) else None
+    answer = details.get("Code") if isinstance(details, dict) else None
     if answer == _NO_BUCKET:
         return OSError(errno.EIO, "there is no such bucket")
     if isinstance(error, FileNotFoundError):
@@ -260,9 +249,3 @@ def _plain(error: Exception) -> OSError:
     reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
     reason = " ".join(mask(reason).split()) or type(error).__name__
     return OSError(errno.EIO, printable(reason[:_MOST_REASON_CHARACTERS]))
-
-
-def _answer_of(error: BaseException) -> str | None:
-    response = getattr(error.__cause__ or error, "response", None)
-    details = response.get("Error") if isinstance(response, dict) else None
-    return details.get("Code") if isinstance(details, dict) else None

@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 
 import msgspec
 import psutil
@@ -18,42 +19,8 @@ from perfsuite.system.gpus import nvml
 PERIOD_S = 0.2
 
 
-class CpuMeter:
-    """All cores of the machine, and this process's own memory."""
-
-    def __init__(self) -> None:
-        self._process = psutil.Process()
-        # The first answer is meaningless: it starts the interval of the second.
-        psutil.cpu_percent()
-
-    def utilization_ratio(self) -> float:
-        """Return the share of all cores' time in which any process ran on them."""
-        return float(psutil.cpu_percent()) / 100
-
-    def memory_bytes(self) -> int:
-        """Return this process's resident set."""
-        return int(self._process.memory_info().rss)
-
-
-class GpuMeter:
-    """One GPU as NVML sees it; NVML must be initialised."""
-
-    def __init__(self, uuid: str) -> None:
-        self._handle = pynvml.nvmlDeviceGetHandleByUUID(uuid)
-
-    def utilization_ratio(self) -> float | None:
-        """Return the share of time in which a kernel ran; a MIG instance does not report it."""
-        try:
-            return float(pynvml.nvmlDeviceGetUtilizationRates(self._handle).gpu) / 100
-        except (pynvml.NVMLError_NotSupported, pynvml.NVMLError_NoPermission):
-            return None
-
-    def memory_bytes(self) -> int:
-        """Return what all processes together use of it."""
-        return int(pynvml.nvmlDeviceGetMemoryInfo(self._handle).used)
-
-
-Meter = CpuMeter | GpuMeter
+# Gives how busy a device is now, 0 to 1, and how many bytes of it are in use.
+Meter = Callable[[], tuple[float | None, int]]
 
 
 class UsageLog:
@@ -87,23 +54,37 @@ class UsageLog:
             self._look()
 
     def _look(self) -> None:
+        at_s = round(self._clock() - self._started_s, 6)
+        ratio, num_bytes = self._meter()
         self._samples.append(
-            UsageSample(
-                at_s=round(self._clock() - self._started_s, 6),
-                utilization_ratio=self._meter.utilization_ratio(),
-                memory_bytes=self._meter.memory_bytes(),
-            )
+            UsageSample(at_s=at_s, utilization_ratio=ratio, memory_bytes=num_bytes)
         )
 
 
 @contextmanager
 def open_meter(gpu_uuid: str | None) -> Iterator[Meter | None]:
-    """Hold the meter of a GPU, or of the CPU where `gpu_uuid` is None; None without NVML."""
+    """Hold the meter of a GPU; None without NVML.
+
+    Without a UUID it is that of all cores, and of this process's resident set.
+    """
     if gpu_uuid is None:
-        yield CpuMeter()
+        process = psutil.Process()
+        # The first answer is meaningless: it starts the interval of the second.
+        psutil.cpu_percent()
+        yield lambda: (psutil.cpu_percent() / 100, process.memory_info().rss)
         return
     with nvml() as is_there:
-        yield GpuMeter(gpu_uuid) if is_there else None
+        yield partial(_read_gpu, gpu_uuid) if is_there else None
+
+
+def _read_gpu(uuid: str) -> tuple[float | None, int]:
+    """The share of time when a kernel ran, and what all processes together use."""
+    handle = pynvml.nvmlDeviceGetHandleByUUID(uuid)
+    used = int(pynvml.nvmlDeviceGetMemoryInfo(handle).used)
+    try:
+        return pynvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100, used
+    except (pynvml.NVMLError_NotSupported, pynvml.NVMLError_NoPermission):
+        return None, used  # a MIG instance
 
 
 class UsageSample(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -111,7 +92,7 @@ class UsageSample(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
     Attributes:
         at_s: Since the start of the first epoch.
-        utilization_ratio: Of a GPU: the time in which any kernel ran on it (NVML). Of a CPU: of
+        utilization_ratio: Of a GPU: the time when any kernel ran on it (NVML). Of a CPU: of
             all cores, by any process. None where the device does not report it.
         memory_bytes: In use on a GPU; on a CPU the rank's resident set without loader workers.
     """

@@ -87,7 +87,7 @@ class CommandRank:
         self._loop.begin(self._measurement.asked(), self._board.begin_step)
         self.stage, self.log_loss = self._loop.stage, self._loop.log_loss
         stages.listen(self)
-        os.register_at_fork(after_in_child=stages.stop_listening)
+        os.register_at_fork(after_in_child=stages.listen)
         util.Finalize(None, self._end_by_itself, exitpriority=_FIRST)
 
     def after_optimizer(self, optimizer: Any) -> None:
@@ -115,7 +115,7 @@ class CommandRank:
     def _reply(self) -> None:
         if self._pipe.closed:
             return
-        stages.stop_listening()
+        stages.listen(None)
         reply: messages.Reply
         try:
             self._loop.finish()

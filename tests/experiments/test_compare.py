@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import msgspec
 import pytest
 from made_up_cells import MadeUpSession, make_outcome, make_record
 from made_up_pairs import plain_pairs
@@ -21,7 +22,6 @@ from perfsuite.experiments.compared_cell import CELL_VARIABLE
 from perfsuite.experiments.interleave import Cell
 from perfsuite.gate.arms.arm import Arm, CellRun
 from perfsuite.gate.judge.trial import Budget, CellPolicy, Judgement, Trial
-from perfsuite.records.cell import to_plain
 from perfsuite.records.recipe import Recipe
 from perfsuite.stats.sequential import Decision, Rule, decide
 
@@ -72,7 +72,7 @@ class MadeUpJudge:
         trial.word = self.word or trial.decision.word or "INCONCLUSIVE"
         trial.reason = "the arm broke" if self.word else None
         for arm in ("base", "head"):
-            trained = to_plain(make_record())
+            trained = msgspec.to_builtins(make_record())
             trial.runs[arm] = [
                 CellRun(outcome="passed", reason=None, rounds_s=(0.002,), record=trained)
             ]

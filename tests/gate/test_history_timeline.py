@@ -37,7 +37,7 @@ def run(
         verdicts={},
         accepted=changes.get("accepted", ()),
     )
-    stored = StoredCell(median_s=time_s, params={}, fingerprint=changes.get("fingerprint"))
+    stored = StoredCell(median_s=time_s, fingerprint=changes.get("fingerprint"))
     return StoredRun(
         path=Path(name),
         saved_at=NOON + days * DAY,

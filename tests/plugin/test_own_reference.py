@@ -360,7 +360,7 @@ def test_what_cannot_be_compared_is_not_exercised_with_its_reason(project: pytes
         def test_dropout(step_benchmark):
             reference = lambda: training.build(layers=[training.torch.nn.Dropout(0.5)])
             assert check(step_benchmark, mistakes.dropped, reference) == (
-                "the model has dropout (3), of which ranks and reference draw their own; build "
+                "the model has dropout (3), and ranks and reference draw different masks; build "
                 "both with p=0"
             )
 

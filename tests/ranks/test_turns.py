@@ -188,7 +188,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(channel, "Scheduler", WatchedScheduler)
         patch.setattr(WatchedScheduler, "turns", [])
-        patch.setattr(channel, "open_sensors", lambda: nullcontext(RisingClock()))
+        patch.setattr(channel, "open_clocks", lambda: nullcontext(RisingClock().clocks_mhz))
         launches = run_cells(folder)
         turns = WatchedScheduler.turns
     of_cell, of_loaded = 2 * NUM_ROUNDS, 2 * NUM_ROUNDS + 12

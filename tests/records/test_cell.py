@@ -24,7 +24,6 @@ from perfsuite.records.cell import (
     TensorDigest,
     decode_line,
     encode_line,
-    to_plain,
 )
 from perfsuite.records.equivalence import (
     EquivalenceReport,
@@ -115,7 +114,7 @@ def test_operators_survive_a_round_trip() -> None:
     line = msgspec.structs.replace(LINE, perfsuite=record)
 
     assert decode_line(encode_line(line)) == line
-    assert list(to_plain(record)["operators"]) == [
+    assert list(msgspec.to_builtins(record)["operators"]) == [
         {"name": "aten::mm", "calls": 3, "self_s": 0.001}
     ]
 
@@ -163,7 +162,9 @@ def test_a_line_is_one_line_of_json_with_the_contracts_names() -> None:
 
 
 def test_a_plain_record_is_what_json_would_read() -> None:
-    assert json.loads(json.dumps(to_plain(RECORD))) == json.loads(msgspec.json.encode(RECORD))
+    assert json.loads(json.dumps(msgspec.to_builtins(RECORD))) == json.loads(
+        msgspec.json.encode(RECORD)
+    )
 
 
 def planted_at(path: tuple[str, ...], name: str, value: Any) -> bytes:

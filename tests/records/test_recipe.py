@@ -136,8 +136,7 @@ def test_an_unknown_mode_is_refused_with_all_forms(text: str) -> None:
         ("dp:1", "parallel 'dp:1' has a size of 1, and dp needs at least 2; use dp:2"),
         (
             "hsdp:0x2",
-            "parallel 'hsdp:0x2' has an empty mesh; "
-            "use hsdp:RxS with R replicas and S shards of at least 1, such as hsdp:2x2",
+            "parallel 'hsdp:0x2' has a size of 0, and hsdp needs at least 1; use hsdp:2x2",
         ),
         (
             "pp:2:zigzag",
@@ -151,7 +150,9 @@ def test_an_unknown_mode_is_refused_with_all_forms(text: str) -> None:
         ),
         (
             "mesh:fsdp=2,tp=0",
-            "parallel 'mesh:fsdp=2,tp=0' gives axis 'tp' a size of 0; use 1 or more",
+            "parallel 'mesh:fsdp=2,tp=0' has 'tp=0' where an axis is to be; use "
+            "mesh:AXIS=N[,AXIS=N] with the names and sizes of a DeviceMesh's axes, such as "
+            "mesh:fsdp=2,tp=2",
         ),
         (
             "mesh:dp=2,dp=2",

@@ -7,8 +7,7 @@ import dataclasses
 import pytest
 
 from perfsuite.errors import RecipeError, SettingError
-from perfsuite.records.recipe import Recipe
-from perfsuite.records.recipe_text import describe_recipe, parse_recipe
+from perfsuite.records.recipe import Recipe, describe_recipe, parse_recipe
 
 
 def test_every_type_of_field_is_read() -> None:
@@ -43,10 +42,16 @@ def test_every_field_of_a_recipe_can_be_named() -> None:
     [
         (["precision"], "--b is 'precision'; use FIELD=VALUE, such as precision=amp-bf16"),
         (["num_workers=1", "num_workers=2"], "--b gives num_workers twice; give it once"),
-        (["num_workers=two"], "--b gives num_workers as 'two'; use a whole number"),
-        (["compile=1"], "--b gives compile as '1'; use true or false"),
-        (["clip_grad_norm=x"], "--b gives clip_grad_norm as 'x'; use a number or none"),
-        (["num_workers=none"], "--b gives num_workers as 'none'; use a whole number"),
+        (["num_workers=two"], "--b gives num_workers as 'two'; use a whole number from 0"),
+        (["compile=yes"], "--b gives compile as 'yes'; use True or False"),
+        (
+            ["clip_grad_norm=x"],
+            "--b gives clip_grad_norm as 'x'; use None or a number above 0",
+        ),
+        (
+            ["num_workers=none"],
+            "--b gives num_workers as 'none'; use a whole number from 0",
+        ),
     ],
 )
 def test_a_text_that_is_no_field_with_a_value_is_a_setting_error(

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import msgspec
 import pytest
 from made_up_runs import benchmark, record, stamp, verdict, write_run
 
 from perfsuite.errors import SettingError
-from perfsuite.records.cell import to_plain
 from perfsuite.report.runs import read_runs, rows_of
 
 WHAT_TO_DO = "name a file that pytest-benchmark wrote, such as results/run.json"
@@ -34,7 +34,7 @@ def test_a_file_without_rounds_still_has_its_median(tmp_path: Path) -> None:
 
 
 def test_the_verdict_of_a_plain_benchmark_is_read(tmp_path: Path) -> None:
-    info = {"verdict": to_plain(record(given=verdict("FAIL")))["verdict"]}
+    info = {"verdict": msgspec.to_builtins(record(given=verdict("FAIL")))["verdict"]}
 
     (run,) = read_runs([write_run(tmp_path / "a.json", benchmark("t.py::a", info=info))])
 
@@ -121,14 +121,18 @@ def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
         ([benchmark("t", (0.0,))], "holds a time of 0.0 s of the cell t"),
         ([benchmark("t", (0.1, 0.0))], "holds a time of 0.0 s of the cell t"),
         (
-            [benchmark("t", info={**to_plain(record()), "recipe": {"parallel": "warp:9"}})],
+            [
+                benchmark(
+                    "t", info={**msgspec.to_builtins(record()), "recipe": {"parallel": "warp:9"}}
+                )
+            ],
             "holds an invalid record of the cell t: parallel 'warp:9' is not a known "
             "mode; use one of single, dp:N, ddp:N, fsdp:N, hsdp:RxS, zero1:N, zero2:N, tp:N, "
             "pp:N[:gpipe|1f1b|interleaved], mp:N, horovod-like:N, horovod:N, "
             "mesh:AXIS=N[,AXIS=N]",
         ),
         (
-            [benchmark("t", info={**to_plain(record()), "schema": 2})],
+            [benchmark("t", info={**msgspec.to_builtins(record()), "schema": 2})],
             "holds an invalid record of the cell t: Invalid enum value 2 - at `$.schema`",
         ),
     ],
@@ -215,7 +219,7 @@ def test_a_cell_that_was_judged_and_not_measured_has_its_word_and_no_time(tmp_pa
 
 
 def test_two_verdicts_of_one_cell_are_refused(tmp_path: Path) -> None:
-    info = {"verdict": to_plain(record(given=verdict("PASS")))["verdict"]}
+    info = {"verdict": msgspec.to_builtins(record(given=verdict("PASS")))["verdict"]}
     judged = stamp(verdicts={"t": "FAIL"})
     path = write_run(tmp_path / "a.json", benchmark("t", info=info), perfsuite=judged)
 

@@ -43,6 +43,24 @@ def test_neither_identical_code_nor_a_tolerable_slowdown_fails_oftener_than_prom
     assert tolerable.rate("FAIL") <= most_by_chance(ALPHA_PER_CELL)
 
 
+@pytest.mark.parametrize("slowdown", [0.0, TOLERANCE])
+def test_launches_in_one_of_two_states_fail_no_oftener_than_promised(slowdown: float) -> None:
+    judged = simulate(World(noise="two states", explained=0.04), pair_sd=0.01, slowdown=slowdown)
+
+    assert judged.rate("FAIL") <= most_by_chance(ALPHA_PER_CELL)
+
+
+def test_a_slowdown_is_caught_among_processes_that_are_slow_for_life() -> None:
+    world = World(noise="slow processes")
+
+    slower = simulate(world, pair_sd=0.01, slowdown=LIMIT)
+    same = simulate(world, pair_sd=0.01, slowdown=0.0)
+
+    assert slower.rate("FAIL") >= 0.98
+    assert same.rate("FAIL") <= most_by_chance(0.0002)
+    assert same.rate("INCONCLUSIVE") <= 0.02
+
+
 @pytest.mark.parametrize(("pair_sd", "power"), [(0.01, 0.99), (0.02, 0.92)])
 def test_a_slowdown_of_the_limit_is_caught(pair_sd: float, power: float) -> None:
     judged = simulate(World(), pair_sd=pair_sd, slowdown=LIMIT)

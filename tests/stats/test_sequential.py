@@ -72,7 +72,9 @@ def test_the_bounds_are_those_of_the_evidence_at_the_shares_of_the_look() -> Non
     ("log_ratios", "word", "num_pairs"),
     [
         ([0.0, 0.001, -0.001], "PASS", 2),
-        ([0.15, 0.149, 0.151], "FAIL", 3),
+        ([0.15, 0.149, 0.151] * 2, "FAIL", 6),
+        # So few may agree by chance, where a process is slow for its whole life.
+        ([0.15, 0.149, 0.151, 0.15, 0.15], None, 5),
         # Below the limit as well, but IMPROVED comes first, and never at two pairs.
         ([-0.15, -0.149, -0.151], "IMPROVED", 3),
         # Faster than the tolerance, which three pairs do not prove of 24 cells.
@@ -96,7 +98,14 @@ def test_a_word_needs_a_bound_beyond_its_line(
 def test_above_the_tolerance_is_a_regression_also_where_it_is_below_the_limit() -> None:
     rule = dataclasses.replace(QUIET, limit=0.5, prior=None)
 
-    assert decide(without_stalls([0.15, 0.149, 0.151]), rule).word == "FAIL"
+    assert decide(without_stalls([0.15, 0.149, 0.151] * 2), rule).word == "FAIL"
+
+
+def test_who_allows_fewer_than_six_pairs_has_a_fail_of_fewer() -> None:
+    rule = dataclasses.replace(QUIET, max_pairs=4)
+
+    assert decide(without_stalls([0.15, 0.149, 0.151]), rule).word is None
+    assert decide(without_stalls([0.15, 0.149, 0.151, 0.15]), rule).word == "FAIL"
 
 
 def test_an_improvement_is_bounded_at_the_level_of_the_whole_family() -> None:
@@ -130,9 +139,9 @@ def test_a_history_cannot_make_a_fail() -> None:
 
 
 def test_rounds_that_explain_more_than_the_pairs_show_keep_a_cell_from_failing() -> None:
-    chance = [Pair(log_ratio=0.15, mean_log_ratio=0.15, error=0.02)] * 3
+    chance = [Pair(log_ratio=0.15, mean_log_ratio=0.15, error=0.05)] * 6
 
-    assert decide(without_stalls([0.15] * 3), QUIET).word == "FAIL"
+    assert decide(without_stalls([0.15] * 6), QUIET).word == "FAIL"
     assert decide(chance, QUIET).word is None
 
 
@@ -191,16 +200,16 @@ def test_two_pairs_without_history_have_an_interval_however_wide() -> None:
 
 # --- many cells: two stages ---
 
-FLAGGED = (0.15, 0.149, 0.151)
+FLAGGED = (0.15, 0.149, 0.151) * 2
 
 
 def test_of_many_cells_a_slowdown_is_judged_again_on_fresh_pairs() -> None:
     flagged = decide(without_stalls(FLAGGED), MANY)
     confirmed = decide(without_stalls([*FLAGGED, *(0.14, 0.15) * 6]), MANY)
 
-    assert (flagged.word, flagged.num_pairs) == (None, 3)
+    assert (flagged.word, flagged.num_pairs) == (None, 6)
     assert flagged.ratio == pytest.approx(math.exp(0.15))
-    assert (confirmed.word, confirmed.num_pairs) == ("FAIL", 15)
+    assert (confirmed.word, confirmed.num_pairs) == ("FAIL", 18)
     assert confirmed.ratio == pytest.approx(math.exp(0.145))  # of the fresh pairs alone
 
 

@@ -165,7 +165,7 @@ VERBS: Final[tuple[tuple[tuple[str, ...], str], ...]] = (
     (("compare", "toy-mlp", "--a", "precision"), "--a is 'precision'; use FIELD=VALUE"),
     (("compare", "toy-mlp", "--a", "speed=2"), "which is no field of a recipe"),
     (("compare", "toy-mlp", "--b", "num_workers=x"), "--b gives num_workers as 'x'"),
-    (("compare", "toy-mlp", "--b", "compile=perhaps"), "use true or false"),
+    (("compare", "toy-mlp", "--b", "compile=perhaps"), "use True or False"),
     (("compare", "toy-mlp"), "a and b are the same recipe"),
     (("compare", "toy-mlp", "--tolerance", "fast"), "--tolerance is 'fast'"),
     (("compare", "toy-mlp", "--tolerance", "200%", "--limit", "300%"), "use less than 100"),

@@ -7,7 +7,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from perfsuite.records.cell import CellRecord, Counts, Memory, StageTimes, to_plain
+import msgspec
+
+from perfsuite.records.cell import CellRecord, Counts, Memory, StageTimes
 from perfsuite.records.equivalence import Numerics
 from perfsuite.records.recipe import Recipe
 from perfsuite.records.verdict import Verdict
@@ -105,7 +107,7 @@ def benchmark(
 ) -> dict[str, Any]:
     """One benchmark of a file; `info` is what stands under "perfsuite" in its extra_info."""
     if isinstance(info, CellRecord):
-        info = to_plain(info)
+        info = msgspec.to_builtins(info)
     return {
         "fullname": name,
         "stats": {"median": median(times_s), "data": list(times_s)},

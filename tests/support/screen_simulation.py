@@ -52,8 +52,7 @@ def _stored_run(number: int, generator: random.Random, sd: float, sd_of_others: 
         is_dirty=False,
         stamp=_STAMP,
         cells={
-            name: StoredCell(median_s=math.exp(log_time), params={})
-            for name, log_time in log_times.items()
+            name: StoredCell(median_s=math.exp(log_time)) for name, log_time in log_times.items()
         },
     )
 

@@ -36,7 +36,10 @@ class World:
 
     Attributes:
         noise: "normal", "t3", "spikes" (5 % of pairs are off by 6 sd, either way), "head spikes"
-            (the same, head always the slower) or "AR(0.3)" (pairs correlate with the next one).
+            (the same, head always the slower), "AR(0.3)" (pairs correlate with the next one),
+            "slow processes" (6 % of the launches of either arm are slower by 5 to 30 pair sd) or
+            "two states" (half of the launches are slower by 10 pair sd, and else vary by a fifth
+            of it).
         prior_factor: The prior's sd as a multiple of the true one; None without a prior.
         bias: Of all pairs of a session, in pair sd: normal, of that standard deviation.
         explained: The part of a pair's variance that its rounds explain, and measure.
@@ -151,6 +154,14 @@ def _deviations(
         spikes = 6 * (generator.random(shape) < 0.05)
         signs = generator.choice([-1, 1], shape) if noise == "spikes" else 1
         return normal + signs * spikes
+    if noise == "slow processes":
+        head, base = (
+            (generator.random(shape) < 0.06) * generator.uniform(5, 30, shape) for _ in "hb"
+        )
+        return normal + head - base
+    if noise == "two states":
+        head, base = (10 * (generator.random(shape) < 0.5) for _ in "hb")
+        return 0.2 * normal + head - base
     if noise == "AR(0.3)":
         for pair in range(1, shape[1]):
             normal[:, pair] = 0.3 * normal[:, pair - 1] + math.sqrt(1 - 0.3**2) * normal[:, pair]

@@ -215,3 +215,15 @@ def test_a_folder_in_the_place_of_a_file_is_named(tmp_path: Path) -> None:
         remove_file(tmp_path)
 
     assert str(failure.value) == f"cannot remove {tmp_path}: Is a directory"
+
+
+def test_a_pipe_or_a_device_is_written_to_and_stays(tmp_path: Path) -> None:
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    reader = os.open(path, os.O_RDWR | os.O_NONBLOCK)
+
+    write_atomically(path, b"data")
+
+    assert path.is_fifo()
+    assert os.read(reader, 9) == b"data"
+    os.close(reader)

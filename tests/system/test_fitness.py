@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from perfsuite.system import fitness
 from perfsuite.system.fitness import (
     Reading,
     group_seconds,
+    probe_host,
     quota_periods,
     read_sensors,
     why_unfit,
@@ -229,3 +231,37 @@ def test_a_sample_of_our_own_last_pair_is_no_other_process(monkeypatch: pytest.M
     Nvml(monkeypatch, 97, 97, 40, 0, shows_heat=False)
 
     assert read_sensors().gpu_users == ()
+
+
+# --- the host probe ---
+
+
+class Clock:
+    """Reads that differ by the given durations, and by nothing between two measurements."""
+
+    def __init__(self, durations_s: list[float]) -> None:
+        self._durations_s = itertools.cycle(durations_s)
+        self._now_s = 0.0
+        self._is_running = False
+
+    def __call__(self) -> float:
+        if self._is_running:
+            self._now_s += next(self._durations_s)
+        self._is_running = not self._is_running
+        return self._now_s
+
+
+def test_a_probe_is_the_median_of_its_repeats() -> None:
+    durations_s = [1.0, 9.0, 2.0, 8.0, 3.0, 7.0, 4.0]
+
+    assert probe_host(Clock(durations_s)) == {"interpreter": 4.0, "memory": 4.0}
+
+
+def test_one_preempted_repeat_does_not_show() -> None:
+    preempted = probe_host(Clock([1.0] * 6 + [50.0]))
+
+    assert preempted == {"interpreter": 1.0, "memory": 1.0}
+
+
+def test_a_real_probe_takes_time() -> None:
+    assert all(seconds > 0 for seconds in probe_host().values())

@@ -6,7 +6,7 @@ import pytest
 
 from perfsuite.errors import DeviceError
 from perfsuite.system import gpus
-from perfsuite.system.gpus import GpuFacts, driver_version, open_sensors, visible_gpus
+from perfsuite.system.gpus import GpuFacts, driver_version, open_clocks, visible_gpus
 
 
 class FakeNvml:
@@ -178,7 +178,7 @@ def test_a_gpu_is_described_by_what_nvml_knows_of_it(nvml):
     assert (third.power_limit_w, third.is_mig) == (None, None)
 
 
-def test_a_gpu_whose_clocks_somebody_has_set_says_so(nvml):
+def test_a_gpu_whose_clocks_were_set_says_so(nvml):
     assert [gpu.clock_mhz for gpu in visible_gpus({})] == [None, 1200, None]
 
 
@@ -229,16 +229,16 @@ def test_a_gpu_that_fell_off_the_bus_is_told_and_nvml_let_go(nvml, monkeypatch):
     assert nvml.num_open == 0
 
 
-def test_sensors_tell_the_clocks_of_the_visible_gpus_or_nothing(nvml, monkeypatch):
+def test_the_clocks_of_the_visible_gpus_are_read_or_nothing(nvml, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1,0")
-    with open_sensors() as sensors:
-        assert list(sensors.clocks_mhz()) == [1980, 1410]
+    with open_clocks() as read:
+        assert read() == [1980, 1410]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,2")  # of the third none is told
-    with open_sensors() as sensors:
-        assert list(sensors.clocks_mhz()) == []
+    with open_clocks() as read:
+        assert read() == []
     nvml.is_there = False
-    with open_sensors() as sensors:
-        assert list(sensors.clocks_mhz()) == []
+    with open_clocks() as read:
+        assert read() == []
     assert nvml.num_open == 0
 
 

@@ -2,27 +2,19 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pynvml
 import pytest
 
 from perfsuite.system import usage
-from perfsuite.system.usage import CpuMeter, GpuMeter, UsageLog, open_meter
-
-
-class Full:
-    def utilization_ratio(self):
-        return 1.0
-
-    def memory_bytes(self):
-        return 7
+from perfsuite.system.usage import UsageLog, open_meter
 
 
 def test_the_last_sample_is_of_the_end_even_of_a_training_shorter_than_a_period():
     times_s = iter([100.0, 100.5])
-    log = UsageLog(Full(), period_s=3600.0, clock=lambda: next(times_s))
+    log = UsageLog(lambda: (1.0, 7), period_s=3600.0, clock=lambda: next(times_s))
 
     (sample,) = log.stop()
 
@@ -30,15 +22,17 @@ def test_the_last_sample_is_of_the_end_even_of_a_training_shorter_than_a_period(
 
 
 def test_the_cpu_is_between_idle_and_busy_and_this_process_has_memory():
-    meter = CpuMeter()
+    with open_meter(None) as read:
+        ratio, num_bytes = read()
 
-    assert 0.0 <= meter.utilization_ratio() <= 1.0
-    assert meter.memory_bytes() > 2**20
+    assert 0.0 <= ratio <= 1.0
+    assert num_bytes > 2**20
 
 
 @pytest.fixture
 def gpu(monkeypatch):
     """A GPU as NVML shows it, half busy."""
+    monkeypatch.setattr(usage, "nvml", lambda: nullcontext(True))
     monkeypatch.setattr(pynvml, "nvmlDeviceGetHandleByUUID", lambda uuid: uuid)
     monkeypatch.setattr(
         pynvml, "nvmlDeviceGetUtilizationRates", lambda handle: SimpleNamespace(gpu=50)
@@ -49,9 +43,8 @@ def gpu(monkeypatch):
 
 
 def test_a_gpu_is_asked_through_nvml(gpu):
-    meter = GpuMeter("GPU-1")
-
-    assert (meter.utilization_ratio(), meter.memory_bytes()) == (0.5, 2**30)
+    with open_meter("GPU-1") as read:
+        assert read() == (0.5, 2**30)
 
 
 def test_a_gpu_that_does_not_tell_how_busy_it_is_has_no_utilisation(gpu, monkeypatch):
@@ -60,15 +53,12 @@ def test_a_gpu_that_does_not_tell_how_busy_it_is_has_no_utilisation(gpu, monkeyp
 
     monkeypatch.setattr(pynvml, "nvmlDeviceGetUtilizationRates", refuse)
 
-    assert GpuMeter("MIG-1").utilization_ratio() is None
+    with open_meter("MIG-1") as read:
+        assert read() == (None, 2**30)
 
 
 def test_without_nvml_a_gpu_has_no_meter(monkeypatch):
-    @contextmanager
-    def not_there():
-        yield False
-
-    monkeypatch.setattr(usage, "nvml", not_there)
+    monkeypatch.setattr(usage, "nvml", lambda: nullcontext(False))
 
     with open_meter("GPU-1") as meter:
         assert meter is None

@@ -29,7 +29,7 @@ from perfsuite.gate.baselines.stored_verdict import History
 from perfsuite.gate.judge.explain import explain_stored
 from perfsuite.gate.judge.trial import CellPolicy
 from perfsuite.gate.noise import read_priors
-from perfsuite.records.cell import CellLine, Counts, Operator, encode_line, to_plain
+from perfsuite.records.cell import CellLine, Counts, Operator, encode_line
 from perfsuite.records.recipe import Recipe
 from perfsuite.records.run_file import StoredCell, StoredRun, read_run
 from perfsuite.records.verdict import CellVerdict
@@ -77,7 +77,11 @@ def run_document() -> dict[str, Any]:
     )
     record = msgspec.structs.replace(record, verdict=verdict.as_record())
     alone = make_record(Recipe(num_workers=2))
-    named = ((OURS, to_plain(record)), (f"{OURS}2", to_plain(alone)), (PLAIN, None))
+    named = (
+        (OURS, msgspec.to_builtins(record)),
+        (f"{OURS}2", msgspec.to_builtins(alone)),
+        (PLAIN, None),
+    )
     return {
         "datetime": SAVED_AT,
         "commit_info": {"id": COMMIT, "dirty": False, "branch": "main"},
@@ -170,7 +174,7 @@ def verdicts_from(storage: Path) -> list[CellVerdict | str]:
     found: list[CellVerdict | str | None] = []
     # A thousand samples a second, and a fifth of a second each.
     for name, fingerprint, num_samples in ((OURS, "0" * 12, 200), (PLAIN, None, None)):
-        head = StoredCell(median_s=0.2, params={}, fingerprint=fingerprint, counts=counts(10_000))
+        head = StoredCell(median_s=0.2, fingerprint=fingerprint, counts=counts(10_000))
         found.append(history.find_increases(name, head, num_samples, COUNTED, lambda text: None))
         if history.can_screen(name):
             candidate = Candidate(
@@ -244,7 +248,7 @@ def is_a_number(text: str) -> bool:
 def check_explanation(path: Path) -> None:
     run = read_run(path)
     if isinstance(run, StoredRun):
-        base = StoredCell(median_s=0.2, params={}, counts=counts(1_000))
+        base = StoredCell(median_s=0.2, counts=counts(1_000))
         for cell in run.cells.values():
             explanation_text(explain_stored(base, cell)).encode()
 

@@ -13,7 +13,7 @@ from perfsuite.errors import SettingError
 from perfsuite.experiments.compare import Comparison, ComparisonRequest, check_numerics, compare
 from perfsuite.experiments.interleave import Cell
 from perfsuite.gate.judge.trial import Budget
-from perfsuite.records.recipe_text import describe_recipe, parse_recipe
+from perfsuite.records.recipe import describe_recipe, parse_recipe
 from perfsuite.report.terminal.compare import comparison_sentence, comparison_table
 from perfsuite.stats.sequential import DEFAULT_MAX_PAIRS
 from perfsuite.system.files import check_writable

@@ -4,11 +4,11 @@ from contextlib import closing
 from pathlib import Path
 from typing import Annotated
 
+import msgspec
 import typer
 
 from perfsuite.cli.options import DeviceName, Seed, WorkloadName, open_session, takes_recipe
-from perfsuite.cli.output import JsonFile, say
-from perfsuite.records.profile import encode_profile
+from perfsuite.cli.output import JsonFile, say, write_json
 from perfsuite.records.recipe import Recipe
 from perfsuite.report.charts.pie import FORMATS, draw_pie
 from perfsuite.report.formats.csv_file import profile_csv
@@ -50,5 +50,4 @@ def profile(
     }
     for name, data in files.items():
         write_atomically(_FOLDER / name, data)
-    if json_file is not None:
-        write_atomically(json_file, encode_profile(run.profile))
+    write_json(json_file, **msgspec.structs.asdict(run.profile))

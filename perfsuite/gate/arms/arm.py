@@ -168,7 +168,7 @@ class PairPlan:
         agreed: Rounds of cells that the other arm has run before, where `is_apart`.
         files: What is collected, from pytest's root; none for what the user's own call collects.
         unpinned: Cells that need more than the shared core.
-        uncounted: Cells of which no launch need count anything any more.
+        uncounted: Cells that no launch need count any more.
     """
 
     number: int

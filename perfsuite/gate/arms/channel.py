@@ -49,7 +49,7 @@ from perfsuite.gate.arms.arm import (
 from perfsuite.gate.arms.loaded import Loaded, LoadLogReader
 from perfsuite.gate.arms.num_rounds import agree_on_iterations, first_num_rounds
 from perfsuite.gate.arms.turns import Scheduler
-from perfsuite.system.gpus import open_sensors
+from perfsuite.system.gpus import open_clocks
 
 _LOOK_S = 0.5
 # How often, within the time that idle launches may be silent, the gate looks whether they work; the
@@ -77,7 +77,7 @@ class Server:
         # Where the answer goes, by arm and kind of message.
         self._waiting: dict[tuple[str, str], socket.socket] = {}
         self._open = contextlib.ExitStack()
-        self._sensors = self._open.enter_context(open_sensors())
+        self._read_clocks = self._open.enter_context(open_clocks())
         self._clocks_mhz: dict[str, list[Sequence[float]]] = {name: [] for name in self.launches}
         self._chosen: list[str] = []
         self._shapes: dict[str, dict[str, Any]] = {}
@@ -177,7 +177,7 @@ class Server:
                 self._answer("turn", self._scheduler.request(arm))
             case "done":
                 self._ended_s = time.monotonic()
-                self._clocks_mhz[arm].append(self._sensors.clocks_mhz())
+                self._clocks_mhz[arm].append(self._read_clocks())
                 self._answer("turn", self._scheduler.end(arm))
             case "left":
                 self._take_cell(arm, message)

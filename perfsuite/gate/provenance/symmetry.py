@@ -257,7 +257,7 @@ def _find_built(base: Loading, head: Loading) -> str | None:
             return (
                 f"both arms loaded {file}, which was written during this session; gate again if "
                 "that was an edit or an installation; else have the code build it in the tree, in "
-                "a folder named after its source, or in TMPDIR, of which each arm has its own"
+                "a folder named after its source, or in TMPDIR, which each arm has for itself"
             )
     return None
 

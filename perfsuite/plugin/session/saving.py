@@ -26,7 +26,7 @@ from perfsuite.records.shard import ShardStamp
 from perfsuite.records.verdict import CellVerdict
 from perfsuite.system.environment import describe_host, is_pull_request
 from perfsuite.system.files import write_atomically
-from perfsuite.system.host_probe import probe_host
+from perfsuite.system.fitness import probe_host
 from perfsuite.system.json_files import read_json
 from perfsuite.system.urls import AnyPath, RemotePath, locate
 

@@ -6,7 +6,7 @@ from functools import partial
 
 from perfsuite.report.charts.line_chart import PlotLine, draw_lines, line_of_values, write_number
 from perfsuite.report.charts.sections import Picture, Section, draw_each
-from perfsuite.report.families import Family, Member, families
+from perfsuite.report.families import Family, families
 from perfsuite.report.rows import Row
 from perfsuite.stats import intervals
 from perfsuite.units import format_bytes, format_seconds
@@ -28,17 +28,15 @@ def draw_families(rows: Sequence[Row]) -> tuple[Section, ...]:
 
 
 def _workers(kind: str, family: Family) -> Picture:
+    points, error_bars = [], []
+    for member in family.members:
+        step_s, spread_s = member.step_time_s, intervals.robust_sd(member.row.rounds_s)
+        points.append((float(member.value), step_s))
+        error_bars.append((max(step_s - spread_s, 0.0), step_s + spread_s))
     line = PlotLine(
-        name="step, ± its spread over rounds",
-        points=tuple((float(member.value), member.step_time_s) for member in family.members),
-        error_bars=tuple(map(_step_and_spread, family.members)),
+        name="step, ± its spread over rounds", points=tuple(points), error_bars=tuple(error_bars)
     )
     return draw_lines([line], kind, family.name, ("num_workers", "step"), format_seconds)
-
-
-def _step_and_spread(member: Member) -> tuple[float, float]:
-    spread_s = intervals.robust_sd(member.row.rounds_s)
-    return max(member.step_time_s - spread_s, 0.0), member.step_time_s + spread_s
 
 
 def _checkpointing(kind: str, family: Family) -> Picture | None:
@@ -54,16 +52,14 @@ def _checkpointing(kind: str, family: Family) -> Picture | None:
 
 
 def _losses(kind: str, family: Family) -> Picture | None:
-    drawn = (_loss_line(str(member.value), member.record.losses) for member in family.members)
-    lines = [line for line in drawn if len(line.points) > 1]
+    lines = []
+    for member in family.members:
+        line = line_of_values(str(member.value), member.record.losses)
+        if num_left_out := len(member.record.losses) - len(line.points):
+            name = f"{line.name}, without {num_left_out} that are not finite or below 0"
+            line = replace(line, name=name)
+        if len(line.points) > 1:
+            lines.append(line)
     if len(lines) < 2:
         return None
     return draw_lines(lines, kind, family.name, ("step", "loss"), write_number)
-
-
-def _loss_line(name: str, losses: Sequence[float]) -> PlotLine:
-    line = line_of_values(name, losses)
-    num_left_out = len(losses) - len(line.points)
-    if num_left_out:
-        name += f", without {num_left_out} that are not finite or below 0"
-    return replace(line, name=name)

@@ -1,6 +1,6 @@
 """Learning curves of profiled trainings: loss and accuracy of each epoch, one line a precision."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -38,7 +38,16 @@ class Training:
 
 def read_trainings(paths: Sequence[Path]) -> tuple[Training, ...]:
     """Return the trainings of files; raises a SettingError for one without a valid profile."""
-    return tuple(map(_read_training, paths))
+    trainings = []
+    for path in paths:
+        try:
+            profile = read_json_as(path, Profile)
+            trainings.append(Training(path=path, profile=profile, recipe=Recipe(**profile.recipe)))
+        except (OSError, TypeError, ValueError) as error:
+            is_another = isinstance(error, msgspec.ValidationError | RecipeError | TypeError)
+            reason = f" is no profile: {error}" if is_another else f": {why_unreadable(error)}"
+            raise SettingError(f"{printable(f'{path}{reason}')}; {_WHAT_TO_DO}") from error
+    return tuple(trainings)
 
 
 def draw_learning_curves(trainings: Sequence[Training]) -> tuple[Section, ...]:
@@ -53,41 +62,21 @@ def draw_learning_curves(trainings: Sequence[Training]) -> tuple[Section, ...]:
     return (Section(title=_TITLE, charts=charts, num_left_out=0),) if charts else ()
 
 
-def _read_training(path: Path) -> Training:
-    try:
-        profile = read_json_as(path, Profile)
-        return Training(path=path, profile=profile, recipe=Recipe(**profile.recipe))
-    except (OSError, TypeError, ValueError) as error:
-        is_another = isinstance(error, msgspec.ValidationError | RecipeError | TypeError)
-        reason = f" is no profile: {error}" if is_another else f": {why_unreadable(error)}"
-        raise SettingError(f"{printable(f'{path}{reason}')}; {_WHAT_TO_DO}") from error
-
-
-def _charts(group: Sequence[Training]) -> list[Picture]:
-    first = group[0]
-    parts = [printable(first.profile.workload), first.recipe.parallel]
-    if first.recipe.num_workers:
-        parts.append(f"num_workers={first.recipe.num_workers}")
+def _charts(group: Sequence[Training]) -> Iterator[Picture]:
+    recipe = group[0].recipe
+    title = f"{printable(group[0].profile.workload)}, {recipe.parallel}"
+    if recipe.num_workers:
+        title += f", num_workers={recipe.num_workers}"
+    precisions = [training.recipe.precision for training in group]
     curves: tuple[tuple[str, Callable[[Epoch], float | None], Callable[[float], str]], ...] = (
         ("loss", lambda epoch: epoch.loss, write_number),
         ("accuracy", lambda epoch: epoch.accuracy, format_ratio),
     )
-    charts = []
     for name, value_of, write in curves:
-        lines = [
-            line_of_values(label, map(value_of, training.profile.epochs))
-            for label, training in zip(_labels(group), group, strict=True)
-        ]
-        lines = [line for line in lines if line.points]
-        if lines:
-            charts.append(draw_lines(lines, _TITLE, ", ".join(parts), ("epoch", name), write))
-    return charts
-
-
-def _labels(group: Sequence[Training]) -> list[str]:
-    """The precisions, with the file's name where several trainings have one."""
-    names = [training.recipe.precision for training in group]
-    return [
-        name if names.count(name) == 1 else f"{name}, {printable(training.path.name)}"
-        for name, training in zip(names, group, strict=True)
-    ]
+        lines = []
+        for label, training in zip(precisions, group, strict=True):
+            if precisions.count(label) > 1:
+                label += f", {printable(training.path.name)}"
+            lines.append(line_of_values(label, map(value_of, training.profile.epochs)))
+        if drawn := [line for line in lines if line.points]:
+            yield draw_lines(drawn, _TITLE, title, ("epoch", name), write)

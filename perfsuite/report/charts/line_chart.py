@@ -70,16 +70,14 @@ def draw_lines(
 
     Both axes begin at 0 unless given. Without `write_x`, x counts something.
     """
-    least_step = 0.0 if write_x else 1.0
-    write_x = write_x or write_number
-    across = x_axis or linear(max(x for line in lines for x, _ in line.points), 1.0, least_step)
+    widest = max(x for line in lines for x, _ in line.points)
+    across = x_axis or Axis(ticks=ticks(widest, 0.0 if write_x else 1.0))
     up = y_axis or _y_axis(lines, is_binary=write_y is format_bytes)
+    write_x = write_x or write_number
 
     def place(x: float, y: float) -> tuple[float, float]:
-        return (
-            _LEFT + (_RIGHT - _LEFT) * across.position(x),
-            _BOTTOM - (_BOTTOM - _TOP) * up.position(y),
-        )
+        right, above = (_RIGHT - _LEFT) * across.position(x), (_BOTTOM - _TOP) * up.position(y)
+        return _LEFT + right, _BOTTOM - above
 
     left, bottom = across.ticks[0], up.ticks[0]
     paths = [("grid", "".join(f"M{_LEFT:g} {place(left, y)[1]:.1f}H{_RIGHT:g}" for y in up.ticks))]
@@ -90,14 +88,17 @@ def draw_lines(
         *(_x_tick(place(x, bottom)[0], write_x(x)) for x in across.ticks),
         *(_tick(_LEFT - 6, place(left, y)[1] + 4, "end", write_y(y)) for y in up.ticks),
     ]
+    said = []
     for number, line in enumerate(lines):
         style = "ideal" if line.is_reference else f"s{number % _NUM_STYLES}"
         paths += _line_paths(line, style, place)
         y = _LEGEND_Y + number * _LINE_HEIGHT
         paths.append((style, f"M{_LEFT:g} {y - 4:g}h28"))
         texts.append(Text(x=_LEFT + 36, y=y, anchor="start", content=line.name))
+        points = (f"{write_y(y)} at {axes[0]} {write_x(x)}" for x, y in line.points)
+        said.append(f"{line.name}: {', '.join(points)}")
     return Picture(
-        label=f"{kind}, {title}. {_in_words(lines, axes[0], write_x, write_y)}",
+        label=f"{kind}, {title}. {'; '.join(said)}",
         width=_WIDTH,
         height=_LEGEND_Y + (len(lines) - 1) * _LINE_HEIGHT + 8,
         paths=tuple(paths),
@@ -117,11 +118,6 @@ def line_of_values(name: str, values: Iterable[float | None]) -> PlotLine:
     )
 
 
-def linear(largest: float, unit: float = 1.0, least_step: float = 0.0) -> Axis:
-    """Return the axis from 0 to at least `largest`, its `ticks` round numbers of a unit."""
-    return Axis(ticks=tuple(tick * unit for tick in ticks(largest / unit, least_step=least_step)))
-
-
 def logarithmic(values: Sequence[float], base: int = 10) -> Axis:
     """Return the axis over positive values, its ticks powers of `base`, not more than seven.
 
@@ -135,7 +131,7 @@ def logarithmic(values: Sequence[float], base: int = 10) -> Axis:
     return Axis(ticks=tuple(float(base) ** power for power in powers), is_logarithmic=True)
 
 
-def ticks(largest: float, *, least_step: float = 0.0) -> tuple[float, ...]:
+def ticks(largest: float, least_step: float = 0.0) -> tuple[float, ...]:
     """Return about five round numbers from 0 to at least `largest`.
 
     Steps of 1, 2 or 5 times a power of ten (Heckbert 1990, "Nice Numbers for Graph Labels").
@@ -152,25 +148,12 @@ def ticks(largest: float, *, least_step: float = 0.0) -> tuple[float, ...]:
     return tuple(float(f"{step * number:.12g}") for number in range(count + 1))
 
 
-def _in_words(
-    lines: Sequence[PlotLine],
-    x_name: str,
-    write_x: Callable[[float], str],
-    write_y: Callable[[float], str],
-) -> str:
-    return "; ".join(
-        f"{line.name}: "
-        + ", ".join(f"{write_y(y)} at {x_name} {write_x(x)}" for x, y in line.points)
-        for line in lines
-    )
-
-
 def _y_axis(lines: Sequence[PlotLine], *, is_binary: bool) -> Axis:
     ends = (high for line in lines for _, high in line.error_bars)
     largest = max([*(y for line in lines for _, y in line.points), *ends])
     # The largest power of 1024 up to the value, so that ticks in it are round numbers.
-    is_large = is_binary and largest >= 1
-    return linear(largest, float(1024 ** int(math.log(largest, 1024))) if is_large else 1.0)
+    unit = 1024.0 ** int(math.log(largest, 1024)) if is_binary and largest >= 1 else 1.0
+    return Axis(ticks=tuple(tick * unit for tick in ticks(largest / unit)))
 
 
 def _line_paths(
@@ -186,10 +169,9 @@ def _line_paths(
 
 
 def _x_tick(x: float, content: str) -> Text:
-    y = _BOTTOM + 17
     if x >= _RIGHT and len(content) > _MOST_AT_BORDER:
-        return _tick(_WIDTH - 2, y, "end", content)
-    return _tick(x, y, "middle", content)
+        return _tick(_WIDTH - 2, _BOTTOM + 17, "end", content)
+    return _tick(x, _BOTTOM + 17, "middle", content)
 
 
 def _tick(x: float, y: float, anchor: Literal["middle", "end"], content: str) -> Text:

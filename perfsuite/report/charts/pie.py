@@ -61,19 +61,12 @@ def draw_pie(profile: Profile, file_format: Format) -> bytes:
         axes.legend(wedges, labels, loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
         # Dollars in a name do not make it a formula.
         axes.set_title(f"{profile.workload}: {format_seconds(profile.wall_s)}", parse_math=False)
-        figure.savefig(
-            output,
-            format=file_format,
-            dpi=200,
-            metadata=_metadata(profile, file_format),
-            bbox_inches="tight",
-        )
+        description = "Subject" if file_format == "pdf" else "Description"
+        metadata: dict[str, str | None] = {
+            "Title": f"Stages of {profile.workload}",
+            description: describe_pie(profile),
+            # A date would make every file another one.
+            **{"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(file_format, {}),
+        }
+        figure.savefig(output, format=file_format, dpi=200, metadata=metadata, bbox_inches="tight")
     return output.getvalue()
-
-
-def _metadata(profile: Profile, file_format: Format) -> dict[str, str | None]:
-    description = "Subject" if file_format == "pdf" else "Description"
-    # A date would make every file another one.
-    date = {"svg": "Date", "pdf": "CreationDate"}.get(file_format)
-    text = {"Title": f"Stages of {profile.workload}", description: describe_pie(profile)}
-    return text | ({date: None} if date else {})

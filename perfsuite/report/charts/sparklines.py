@@ -81,21 +81,18 @@ def draw_history(row: Row) -> Picture | None:
     history = row.history
     if len(history) < 2:
         return None
-    slowest_s = max(point.step_time_s for point in history)
-    xs = [_short(1 + number * (_WIDTH - 2) / (len(history) - 1)) for number in range(len(history))]
-    heights = (point.step_time_s / slowest_s if slowest_s else 0.0 for point in history)
-    places = [f"{x} {_short(13 - 12 * height)}" for x, height in zip(xs, heights, strict=True)]
+    slowest_s = max(point.step_time_s for point in history) or 1.0
+    places, marks, times = [], "", []
+    for number, point in enumerate(history):
+        x = _short(1 + number * (_WIDTH - 2) / (len(history) - 1))
+        places.append(f"{x} {_short(13 - 12 * point.step_time_s / slowest_s)}")
+        marks += f"M{x} 0v14" if point.is_accepted else ""
+        commit = short_commit(point.commit) if point.commit else "no commit"
+        accepted = " (accepted change)" if point.is_accepted else ""
+        times.append(f"{point.when} {commit} {format_seconds(point.step_time_s)}{accepted}")
     dots = "".join(f"M{place}h0" for place in places)
-    accepted = (x for x, point in zip(xs, history, strict=True) if point.is_accepted)
-    marks = "".join(f"M{x} 0v14" for x in accepted)
-    times = ", ".join(
-        f"{point.when} {short_commit(point.commit) if point.commit else 'no commit'} "
-        f"{format_seconds(point.step_time_s)}"
-        f"{' (accepted change)' if point.is_accepted else ''}"
-        for point in history
-    )
     paths = [("h", "M" + "L".join(places)), ("d", dots), *([("a", marks)] if marks else [])]
-    return _small(f"{len(history)} runs: {times}", *paths)
+    return _small(f"{len(history)} runs: {', '.join(times)}", *paths)
 
 
 def _small(label: str, *paths: tuple[str, str]) -> Picture:

@@ -5,13 +5,15 @@ import io
 from collections.abc import Iterable, Sequence
 from typing import Final
 
+from perfsuite.records.cell import StageTimes
 from perfsuite.records.profile import Profile
 from perfsuite.report.model import Report
-from perfsuite.report.rows import COLUMNS, RECIPE_FIELDS, Row
+from perfsuite.report.rows import COLUMNS, RECIPE_FIELDS
+from perfsuite.system.untrusted import printable
 
 # What makes a spreadsheet calculate (OWASP, "CSV Injection").
 _FORMULA_STARTS: Final = ("=", "+", "-", "@", "\t", "\r", "\n")
-_STAGES: Final = ("load", "forward", "backward", "optimizer", "evaluation", "other")
+_STAGES: Final = StageTimes.__struct_fields__
 _BOUNDS: Final = ("interval_low_ratio", "interval_high_ratio", "tolerance_ratio", "limit_ratio")
 # Each bound gets a column of its own, and a recipe's fields come with the others of the recipe.
 _ELSEWHERE: Final = ("interval", *RECIPE_FIELDS)
@@ -21,18 +23,22 @@ def to_csv(report: Report) -> str:
     """Return a line for each cell; an empty field is a number that is not available."""
     columns = [column for column in COLUMNS if column.key not in _ELSEWHERE]
     keys = (column.key for column in columns)
-    header = [*keys, *_BOUNDS, "rounds", *(f"{stage}_s" for stage in _STAGES), *RECIPE_FIELDS]
-    lines = (
-        [
-            *(column.value(row) for column in columns),
-            *_bounds(row),
-            len(row.rounds_s) or None,
-            *(row.stages_s.get(stage) for stage in _STAGES),
-            *(getattr(row.recipe, name, None) for name in RECIPE_FIELDS),
-        ]
-        for row in report.rows
-    )
-    return _write([header, *lines])
+    lines: list[list[object]] = [
+        [*keys, *_BOUNDS, "rounds", *(f"{stage}_s" for stage in _STAGES), *RECIPE_FIELDS]
+    ]
+    for row in report.rows:
+        verdict = row.verdict
+        low, high = (verdict and verdict.interval) or (None, None)
+        lines.append(
+            [
+                *(column.value(row) for column in columns),
+                *(low, high, getattr(verdict, "tolerance", None), getattr(verdict, "limit", None)),
+                len(row.rounds_s) or None,
+                *(row.stages_s.get(stage) for stage in _STAGES),
+                *(getattr(row.recipe, name, None) for name in RECIPE_FIELDS),
+            ]
+        )
+    return _write(lines)
 
 
 def profile_csv(profile: Profile) -> str:
@@ -42,13 +48,6 @@ def profile_csv(profile: Profile) -> str:
     return _write([("stage", "seconds", "share"), *shares])
 
 
-def _bounds(row: Row) -> tuple[float | None, ...]:
-    """The ends of the interval, and the tolerance and limit that it was held against."""
-    if row.verdict is None:
-        return (None,) * len(_BOUNDS)
-    return (*(row.verdict.interval or (None, None)), row.verdict.tolerance, row.verdict.limit)
-
-
 def _write(lines: Iterable[Sequence[object]]) -> str:
     output = io.StringIO()
     csv.writer(output, lineterminator="\n").writerows(map(escape_formula, line) for line in lines)
@@ -56,9 +55,11 @@ def _write(lines: Iterable[Sequence[object]]) -> str:
 
 
 def escape_formula(value: object) -> object:
-    """Return a value that no spreadsheet calculates.
+    """Return a value that no spreadsheet calculates, and no terminal obeys.
 
     >>> escape_formula("=1+1"), escape_formula(-1.5)
     ("'=1+1", -1.5)
     """
-    return f"'{value}" if isinstance(value, str) and value.startswith(_FORMULA_STARTS) else value
+    if not isinstance(value, str):
+        return value
+    return printable(f"'{value}" if value.startswith(_FORMULA_STARTS) else value)

@@ -1,6 +1,5 @@
 """The folder of a report: the page, and the same in every other format beside it."""
 
-import json
 from pathlib import Path
 
 from perfsuite.report.formats.csv_file import to_csv
@@ -8,8 +7,7 @@ from perfsuite.report.formats.html import html_page, svg_files
 from perfsuite.report.formats.latex import to_latex
 from perfsuite.report.formats.markdown import to_markdown
 from perfsuite.report.model import Report
-from perfsuite.report.scaling.cost_model import Scaling
-from perfsuite.report.scaling.tables import scaling_document
+from perfsuite.report.scaling.tables import scaling_json
 from perfsuite.system.files import remove_file, write_atomically
 
 PAGE = "index.html"
@@ -35,8 +33,3 @@ def write_folder(report: Report, folder: Path) -> None:
     for path in (folder / "scaling.json", *folder.glob("chart-*.svg")):
         if path.name not in files:
             remove_file(path)
-
-
-def scaling_json(scaling: Scaling) -> str:
-    """Return all that cells say of scaling as JSON."""
-    return json.dumps(scaling_document(scaling), indent=1, allow_nan=False) + "\n"

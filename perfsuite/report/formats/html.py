@@ -24,6 +24,10 @@ if TYPE_CHECKING:
 
 
 _LAST_BEFORE_PICTURES: Final = "load_ratio"
+_PICTURES: Final = (
+    Column("stages", "stages", sparklines.draw_stages, is_number=False),
+    Column("history", "history", sparklines.draw_history, is_number=False),
+)
 # The same as in page.css: below it each row is a card.
 _NARROW, _WIDE = "48rem", "48.01rem"
 _NAME_WIDTH: Final = "20rem"
@@ -47,9 +51,14 @@ class _Cell:
 
 def html_page(report: Report) -> str:
     """Return the page."""
-    columns = filled(tuple(_columns()), report.rows)
+    columns: list[Column[Row]] = []
+    for column in COLUMNS:
+        columns.append(column)
+        if column.key == _LAST_BEFORE_PICTURES:
+            columns += _PICTURES
+    columns = list(filled(columns, report.rows))
     rows = [[_cell(column, row, report) for column in columns] for row in report.rows]
-    style = _read("picture.css") + _read("page.css") + _tracks(columns, rows) + _labels(columns)
+    style = _read("picture.css") + _read("page.css") + _column_styles(columns, rows)
     script = _read("page.js")
     template = _environment().get_template("page.html.j2")
     return template.render(
@@ -89,15 +98,6 @@ def _environment() -> Environment:
     )
 
 
-def _columns() -> Iterator[Column[Row]]:
-    """All columns, with those that hold a picture alone."""
-    for column in COLUMNS:
-        yield column
-        if column.key == _LAST_BEFORE_PICTURES:
-            yield Column("stages", "stages", sparklines.draw_stages, is_number=False)
-            yield Column("history", "history", sparklines.draw_history, is_number=False)
-
-
 def _cell(column: Column[Row], row: Row, report: Report) -> _Cell:
     value = column.value(row)
     picture = value if isinstance(value, Picture) else None
@@ -112,24 +112,27 @@ def _cell(column: Column[Row], row: Row, report: Report) -> _Cell:
     )
 
 
-def _tracks(columns: Sequence[Column[Row]], rows: Sequence[Sequence[_Cell]]) -> str:
-    """The widths of all columns but the first as styles, for wide screens.
+def _column_styles(columns: Sequence[Column[Row]], rows: Sequence[Sequence[_Cell]]) -> str:
+    """All columns but the first as styles: widths for wide screens, titles for narrow ones.
 
     Rows that are grids of their own with equal tracks need not be laid out while out of sight;
     those of a table do, all of them, whenever one is hidden.
     """
-    tracks = []
+    tracks, titles = [], []
     for number, column in enumerate(columns[1:], 1):
         texts = {column.title + _SORTED, *(row[number].text for row in rows)}
         widths = [f"{max(map(_num_digits, texts)):.0f}ch"]
         widths += [_PICTURE_WIDTH] if any(row[number].picture for row in rows) else []
         tracks.append(f"calc(max({', '.join(widths)}) + {_PADDING})")
+        cell = f".cells tbody > tr > :nth-child({number + 1})"
+        titles.append(f'  {cell}::before {{ content: "{column.title}"; }}\n')
     least = " + ".join([_NAME_WIDTH, *tracks])
     all_tracks = " ".join([f"minmax({_NAME_WIDTH}, 1fr)", *tracks])
     return (
         f"@media screen and (min-width: {_WIDE}) {{\n"
         f"  .cells {{ min-width: calc({least}); }}\n"
         f"  .cells tr {{ grid-template-columns: {all_tracks}; }}\n}}\n"
+        f"@media screen and (max-width: {_NARROW}) {{\n{''.join(titles)}}}\n"
     )
 
 
@@ -140,15 +143,6 @@ def _num_digits(text: str) -> float:
     (2.0, 4.2)
     """
     return sum(_WIDEST if char in "mwMW%" else _CAPITAL if char.isupper() else 1.0 for char in text)
-
-
-def _labels(columns: Sequence[Column[Row]]) -> str:
-    """The titles but the first as styles, for narrow screens where each row is a card."""
-    rules = (
-        f'  .cells tbody > tr > :nth-child({number})::before {{ content: "{column.title}"; }}\n'
-        for number, column in enumerate(columns[1:], 2)
-    )
-    return f"@media screen and (max-width: {_NARROW}) {{\n{''.join(rules)}}}\n"
 
 
 @cache

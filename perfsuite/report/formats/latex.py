@@ -59,10 +59,9 @@ def profile_latex(profile: Profile) -> str:
         rf"{escape(name)} & {seconds:.6f} & {100 * seconds / profile.wall_s:.1f} \\"
         for name, seconds in profile.stages_s.as_rows()
     )
+    epochs, ranks = counted(len(profile.epochs), "epoch"), counted(profile.world_size, "rank")
     caption = (
-        f"Where the time of {profile_title(profile)} went: "
-        f"{counted(len(profile.epochs), 'epoch')} on {profile.device}, "
-        f"{counted(profile.world_size, 'rank')}."
+        f"Where the time of {profile_title(profile)} went: {epochs} on {profile.device}, {ranks}."
     )
     return rf"""\begin{{table}}
 \centering

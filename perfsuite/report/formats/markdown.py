@@ -4,7 +4,6 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
-from perfsuite.report.charts.sections import Grid
 from perfsuite.report.model import Report
 from perfsuite.report.rows import Column, Row, columns_of, filled
 
@@ -30,11 +29,8 @@ def to_markdown(report: Report) -> str:
     word = "" if report.summary.word is None else f"**{report.summary.word}**: "
     head = [f"{word}{escape(report.summary.text)}\n"]
     if report.rows:
-        head += [
-            _table_line(column.title for column in columns),
-            _table_line("--:" if column.is_number else ":--" for column in columns),
-        ]
-    tail = _tail(report)
+        head += _table_head([(column.title, column.is_number) for column in columns])
+    tail = list(_tail(report))
     room = _MOST_CHARACTERS - sum(len(line) + 1 for line in (*head, *tail))
     lines = [_table_line(_value(column, row) for column in columns) for row in report.rows]
     body = _fitting(lines, room, "\n{} more cells are in the other formats.")
@@ -49,39 +45,32 @@ def _value(column: Column[Row], row: Row) -> str:
     return text if column.is_number or column.key == "interval" else escape(text)
 
 
-def _tail(report: Report) -> list[str]:
+def _tail(report: Report) -> Iterator[str]:
     """The folded parts, cut where they would be too long for a comment."""
-    lines: list[str] = [""]
     notes = (f"- {as_code(row.name)}: {escape(row.note)}" for row in report.rows if row.note)
     advice = (f"- {escape(one.text)} ({escape(one.evidence)})" for one in report.advice)
     sources = (f"- {escape(text)}" for text in (*report.sources, *report.remarks))
-    for title, items in (
-        ("Explanation", notes),
-        ("What the numbers advise", advice),
-        ("What was compared", sources),
-    ):
-        lines += _folded(title, list(items))
+    yield ""
+    yield from _folded("Explanation", notes)
+    yield from _folded("What the numbers advise", advice)
+    yield from _folded("What was compared", sources)
     for section in report.sections:
-        lines += _folded(section.title, [f"- {escape(note)}" for note in section.notes])
+        yield from _folded(section.title, (f"- {escape(note)}" for note in section.notes))
         for grid in section.grids:
-            lines += _folded_grid(grid)
-    return lines
+            rows = [_table_line(map(escape, row)) for row in grid.rows]
+            rest = "\n{} more rows are in the other formats."
+            yield f"<details><summary>{escape(grid.title)}</summary>\n"
+            yield from _table_head(
+                [(escape(title), is_number) for title, is_number in grid.columns]
+            )
+            yield from _fitting(rows, _MOST_CHARACTERS // 15, rest)
+            yield "\n</details>\n"
 
 
-def _folded_grid(grid: Grid) -> Iterator[str]:
-    yield f"<details><summary>{escape(grid.title)}</summary>\n"
-    yield _table_line(escape(title) for title, _ in grid.columns)
-    yield _table_line("--:" if is_number else ":--" for _, is_number in grid.columns)
-    lines = [_table_line(map(escape, row)) for row in grid.rows]
-    rest = "\n{} more rows are in the other formats."
-    yield from _fitting(lines, _MOST_CHARACTERS // 15, rest)
-    yield "\n</details>\n"
-
-
-def _folded(title: str, items: Sequence[str]) -> Iterator[str]:
-    if items:
+def _folded(title: str, items: Iterable[str]) -> Iterator[str]:
+    if lines := list(items):
         yield f"<details><summary>{title}</summary>\n"
-        yield from _fitting(items, _MOST_CHARACTERS // 5, "- {} more are in the other formats")
+        yield from _fitting(lines, _MOST_CHARACTERS // 5, "- {} more are in the other formats")
         yield "\n</details>\n"
 
 
@@ -93,6 +82,11 @@ def _fitting(lines: Sequence[str], room: int, rest: str) -> Iterator[str]:
             yield rest.format(len(lines) - number)
             return
         yield line
+
+
+def _table_head(columns: Sequence[tuple[str, bool]]) -> Iterator[str]:
+    yield _table_line(title for title, _ in columns)
+    yield _table_line("--:" if is_number else ":--" for _, is_number in columns)
 
 
 def _table_line(values: Iterable[str]) -> str:

@@ -31,19 +31,23 @@ def log_to_tensorboard(runs: Sequence[Run], folder: Path) -> None:
     """Write `folder`/run/cell for each cell of each run; raises a SettingError, or a WriteError."""
     writers = _import("tensorboard.summary.writer.event_file_writer", "tensorboard")
     hparams = _import("tensorboard.plugins.hparams.summary_v2", "tensorboard")
+    from tensorboard.compat.proto.event_pb2 import Event
+    from tensorboard.compat.proto.summary_pb2 import Summary
+
     for run in runs:
+        wall_time_s = run.saved_at.timestamp()
         for row in run.measured:
             path = folder / _file_name(f"{run.when} {run.path.stem}") / _file_name(row.name)
             try:
                 writer = writers.EventFileWriter(str(path))
             except OSError as error:
                 raise WriteError(f"cannot write {path}: {error.strerror or error}") from error
-            wall_time_s = run.saved_at.timestamp()
             if row.recipe is not None:
                 summary = hparams.hparams_pb(_config(row), start_time_secs=wall_time_s)
-                writer.add_event(_event(wall_time_s, 0, summary))
+                writer.add_event(Event(wall_time=wall_time_s, step=0, summary=summary))
             for tag, step, value in (*_series(row), *((t, 0, v) for t, v in _totals(row))):
-                writer.add_event(_event(wall_time_s, step, _scalar(tag, value)))
+                scalar = Summary(value=[Summary.Value(tag=tag, simple_value=value)])
+                writer.add_event(Event(wall_time=wall_time_s, step=step, summary=scalar))
             writer.close()
 
 
@@ -56,10 +60,21 @@ def log_to_wandb(runs: Sequence[Run], report: Report) -> None:
     wandb = _import("wandb", "wandb")
     try:
         for run in runs:
-            group = f"{run.path.stem} {run.when}"
             for row in run.measured:
-                _log_cell(wandb, row, group)
-        _log_artifact(wandb, runs, report)
+                _log_cell(wandb, row, f"{run.path.stem} {run.when}")
+        with (
+            tempfile.TemporaryDirectory() as folder,
+            wandb.init(project=_PROJECT, job_type="report", name="report") as tracked,
+        ):
+            write_folder(report, Path(folder))
+            artifact = wandb.Artifact("report", type="report")
+            artifact.add_dir(folder, name="report")
+            for number, run in enumerate(runs):
+                with artifact.new_file(f"runs/{number}-{run.path.name}", mode="xb") as file:
+                    file.write(read_bytes(run.path))
+            tracked.log_artifact(artifact)
+            tracked.summary["verdict"] = report.summary.word
+            tracked.summary["cells"] = report.summary.text
     except wandb.errors.Error as error:
         reason = str(error).splitlines()[0]
         raise SettingError(
@@ -73,30 +88,14 @@ def _log_cell(wandb: Any, row: Row, group: str) -> None:
         project=_PROJECT, group=group, job_type="cell", name=row.name, config=_config(row)
     ) as tracked:
         # Rounds and optimizer steps need two axes, and a run has one step counter.
-        tracked.define_metric("step_time_s", step_metric="round")
-        tracked.define_metric("loss", step_metric="step")
         axes = {"step_time_s": "round", "loss": "step"}
+        for tag, axis in axes.items():
+            tracked.define_metric(tag, step_metric=axis)
         for tag, step, value in _series(row):
             tracked.log({axes[tag]: step, tag: value})
         tracked.summary.update(dict(_totals(row)))
         if row.verdict is not None:
             tracked.summary["verdict"] = row.verdict.word
-
-
-def _log_artifact(wandb: Any, runs: Sequence[Run], report: Report) -> None:
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        wandb.init(project=_PROJECT, job_type="report", name="report") as tracked,
-    ):
-        write_folder(report, Path(folder))
-        artifact = wandb.Artifact("report", type="report")
-        artifact.add_dir(folder, name="report")
-        for number, run in enumerate(runs):
-            with artifact.new_file(f"runs/{number}-{run.path.name}", mode="xb") as file:
-                file.write(read_bytes(run.path))
-        tracked.log_artifact(artifact)
-        tracked.summary["verdict"] = report.summary.word
-        tracked.summary["cells"] = report.summary.text
 
 
 def _import(module: str, extra: str) -> Any:
@@ -140,18 +139,6 @@ def _totals(row: Row) -> Iterator[tuple[str, float]]:
         yield "cell/median_step_time_s", row.step_time_s
     for name, seconds in row.stages_s.items():
         yield f"stages_s/{name}", seconds
-
-
-def _event(wall_time_s: float, step: int, summary: Any) -> Any:
-    from tensorboard.compat.proto import event_pb2
-
-    return event_pb2.Event(wall_time=wall_time_s, step=step, summary=summary)
-
-
-def _scalar(tag: str, value: float) -> Any:
-    from tensorboard.compat.proto import summary_pb2
-
-    return summary_pb2.Summary(value=[summary_pb2.Summary.Value(tag=tag, simple_value=value)])
 
 
 def _file_name(text: str) -> str:

@@ -6,7 +6,6 @@ from typing import Final
 from perfsuite.report.charts.line_chart import PlotLine, draw_lines, logarithmic
 from perfsuite.report.charts.sections import Picture, Section, draw_each
 from perfsuite.report.scaling.cost_model import NUM_DEVICES, Links, Scaling, environment_of
-from perfsuite.report.scaling.ring import AllReduce, RingModel
 from perfsuite.report.scaling.series import ScalingSeries
 from perfsuite.report.scaling.tables import scaling_grids, scaling_notes
 from perfsuite.units import format_bytes, format_count, format_ratio, format_seconds
@@ -31,7 +30,7 @@ def draw_scaling(scaling: Scaling) -> tuple[Section, ...]:
             title=_TITLE,
             charts=(*models, *throughputs, *efficiencies),
             num_left_out=num_left_out,
-            notes=scaling_notes(scaling),
+            notes=tuple(scaling_notes(scaling)),
             grids=scaling_grids(scaling),
         ),
     )
@@ -61,28 +60,29 @@ def _throughput(group: Sequence[ScalingSeries]) -> Picture:
 
 
 def _efficiency(scaling: Scaling, group: Sequence[ScalingSeries]) -> Picture:
-    measured = [_efficiency_line(series) for series in group]
-    lines = [*measured, *(line for series in group for line in _model_lines(scaling, series))]
-    xs = [x for line in lines for x, _ in line.points]
+    measured: list[PlotLine] = []
+    modelled: list[PlotLine] = []
+    for series in group:
+        points, error_bars = [(float(series.base.num_devices), 1.0)], [(1.0, 1.0)]
+        for point in series.points:
+            assert point.efficiency is not None
+            centre = point.efficiency.centre
+            points.append((float(point.cell.num_devices), centre))
+            error_bars.append(point.bounds or (centre, centre))
+        measured.append(
+            PlotLine(name=series.mode, points=tuple(points), error_bars=tuple(error_bars))
+        )
+        modelled += _model_lines(scaling, series)
+    xs = [x for line in (*measured, *modelled) for x, _ in line.points]
     is_wide = max(xs) > max(x for line in measured for x, _ in line.points)
     return draw_lines(
-        lines,
+        [*measured, *modelled],
         _TITLE,
         _title(group),
         ("devices", "efficiency"),
         format_ratio,
         x_axis=logarithmic(xs, base=2) if is_wide else None,
     )
-
-
-def _efficiency_line(series: ScalingSeries) -> PlotLine:
-    points = [(float(series.base.cell.num_devices), 1.0)]
-    error_bars = [(1.0, 1.0)]
-    for point in series.points:
-        assert point.efficiency is not None
-        points.append((float(point.cell.num_devices), point.efficiency.centre))
-        error_bars.append(point.bounds or (point.efficiency.centre,) * 2)
-    return PlotLine(name=series.mode, points=tuple(points), error_bars=tuple(error_bars))
 
 
 def _model_lines(scaling: Scaling, series: ScalingSeries) -> Iterator[PlotLine]:
@@ -99,20 +99,32 @@ def _model_lines(scaling: Scaling, series: ScalingSeries) -> Iterator[PlotLine]:
 
 def _model(links: Links) -> Picture | None:
     """Measured and modelled times over bytes, for each world size, both axes logarithmic."""
-    model = links.model
-    if model is None:
+    if links.model is None:
         return None
+    lines = []
+    for measured, what in (
+        (links.all_reduces, "measured"),
+        (links.all_reduces_sharing_cores, "measured, sharing cores"),
+    ):
+        times: dict[int, list[tuple[float, float]]] = {}
+        for one in measured:
+            if one.num_bytes > 0:
+                times.setdefault(one.world_size, []).append((float(one.num_bytes), one.time_s))
+        lines += [
+            PlotLine(name=f"{num} ranks, {what}", points=tuple(sorted(points)))
+            for num, points in sorted(times.items())
+        ]
     sizes = sorted({one.num_bytes for one in links.all_reduces if one.num_bytes > 0})
-    lines = [
-        *_measured_lines(links.all_reduces, "measured"),
-        *_measured_lines(links.all_reduces_sharing_cores, "measured, sharing cores"),
-        *(_model_line(model, num, sizes, "model of", True) for num in links.world_sizes),
-        *(
-            _model_line(model, num, sizes, "estimate for", False)
-            for num in NUM_DEVICES
-            if num > links.world_sizes[-1]
-        ),
-    ]
+    further = [num for num in NUM_DEVICES if num > links.world_sizes[-1]]
+    for num in (*links.world_sizes, *further):
+        is_fitted = num in links.world_sizes
+        lines.append(
+            PlotLine(
+                name=f"{'model of' if is_fitted else 'estimate for'} {num} ranks",
+                points=tuple((float(size), links.model.time_s(num, size)) for size in sizes),
+                is_reference=is_fitted,
+            )
+        )
     return draw_lines(
         lines,
         _TITLE,
@@ -123,19 +135,3 @@ def _model(links: Links) -> Picture | None:
         x_axis=logarithmic([x for line in lines for x, _ in line.points], base=2),
         y_axis=logarithmic([y for line in lines for _, y in line.points]),
     )
-
-
-def _measured_lines(measured: Sequence[AllReduce], what: str) -> Iterator[PlotLine]:
-    drawn = [one for one in measured if one.num_bytes > 0]
-    for world_size in sorted({one.world_size for one in drawn}):
-        points = sorted(
-            (float(one.num_bytes), one.time_s) for one in drawn if one.world_size == world_size
-        )
-        yield PlotLine(name=f"{world_size} ranks, {what}", points=tuple(points))
-
-
-def _model_line(
-    model: RingModel, world_size: int, sizes: Sequence[int], what: str, is_reference: bool
-) -> PlotLine:
-    points = tuple((float(size), model.time_s(world_size, size)) for size in sizes)
-    return PlotLine(name=f"{what} {world_size} ranks", points=points, is_reference=is_reference)

@@ -1,8 +1,6 @@
 """What communication costs in each environment, and what a series would do over more devices.
 
-Cells whose ranks share cores also measure ranks that wait for a core, so nothing is fitted to them;
-what the model says of them is reported apart.
-
+Cells whose ranks share cores also measure ranks that wait for a core, so nothing is fitted to them.
 An estimate is never a measurement. The step over N devices is what one device needs for its share,
 and the exposed part of the reduction: all of it at worst, and at best what is longer than the
 backward pass, since no gradient is there before it begins.
@@ -16,10 +14,10 @@ from perfsuite.report.rows import Row
 from perfsuite.report.scaling import ring
 from perfsuite.report.scaling.ring import AllReduce, HeldOut, RingModel
 from perfsuite.report.scaling.series import (
-    ScalingPoint,
     ScalingSeries,
     find_series,
     is_oversubscribed,
+    is_plausible_time,
     launches_of,
 )
 
@@ -60,12 +58,10 @@ class Links:
 
 @dataclass(frozen=True, kw_only=True)
 class Estimate:
-    """What the model says of one number of devices.
+    """What the model says of one number of devices; `all_reduce_s` are all reductions of a step.
 
-    Attributes:
-        all_reduce_s: Seconds of all reductions of a step.
-        step_time_s: With all of the backward pass overlapping them, and without overlap.
-        efficiency: Against one device, lower bound first.
+    `step_time_s` is with all of the backward pass overlapping them, and without overlap;
+    `efficiency` is against one device, lower bound first.
     """
 
     num_devices: int
@@ -81,16 +77,37 @@ class Scaling:
     series: tuple[ScalingSeries, ...]
     links: Mapping[EnvironmentKey, Links]
 
-    def expect(self, series: ScalingSeries, point: ScalingPoint) -> Estimate | None:
-        """What the model says of a cell that was measured; None of the base."""
-        return None if point is series.base else self.predict(series, point.cell.num_devices)
-
     def predict(self, series: ScalingSeries, num_devices: int) -> Estimate | None:
-        """What the model of the series' environment says; None where there is none."""
+        """What the model of the series' environment says of so many devices.
+
+        None where there is no model, the series is not of ddp against one process, its collectives
+        were not counted, or there would be fewer samples than devices.
+        """
         links = self.links.get(environment_of(series.row))
-        if links is None or links.model is None:
+        base, backward_s = series.base, series.base.stage_s("backward")
+        # Where most devices take part.
+        record = series.points[-1].cell.rows[0].record
+        assert record is not None
+        num_collectives, num_bytes = record.counts.collectives, record.counts.collective_bytes
+        if links is None or links.model is None or series.mode != "ddp" or base.mode != "single":
             return None
-        return _estimate(series, links.model, num_devices)
+        if backward_s is None or not num_collectives or num_bytes is None:
+            return None
+        share = 1.0
+        if series.kind == "strong":
+            if num_devices > base.global_batch_size:
+                return None
+            share = 1 / num_devices
+        compute_s = share * base.step_time_s
+        reduce_s = links.model.time_s(num_devices, num_bytes, num_collectives)
+        overlapped_s = compute_s + max(0.0, reduce_s - share * backward_s)
+        exposed_s = compute_s + reduce_s
+        return Estimate(
+            num_devices=num_devices,
+            all_reduce_s=reduce_s,
+            step_time_s=(overlapped_s, exposed_s),
+            efficiency=(compute_s / exposed_s, compute_s / overlapped_s),
+        )
 
     def estimates(self, series: ScalingSeries) -> tuple[Estimate, ...]:
         """What the model says of `NUM_DEVICES`, without those that were measured."""
@@ -101,22 +118,18 @@ class Scaling:
 
 def describe_scaling(rows: Sequence[Row]) -> Scaling:
     """Return all that cells say of scaling."""
-    return Scaling(series=find_series(rows), links=find_links(rows))
+    reduced: dict[EnvironmentKey, list[Row]] = {}
+    for row in rows:
+        if _is_bare_all_reduce(row):
+            reduced.setdefault(environment_of(row), []).append(row)
+    links = {key: _links(key, cells) for key, cells in reduced.items()}
+    return Scaling(series=find_series(rows), links=links)
 
 
 def environment_of(row: Row) -> EnvironmentKey:
     """Return where a cell of ours ran."""
     assert row.record is not None
     return row.record.device, row.record.fingerprint
-
-
-def find_links(rows: Sequence[Row]) -> dict[EnvironmentKey, Links]:
-    """Return the links of each environment in which a bare all_reduce was measured."""
-    found: dict[EnvironmentKey, list[Row]] = {}
-    for row in rows:
-        if _is_bare_all_reduce(row):
-            found.setdefault(environment_of(row), []).append(row)
-    return {key: _links(key, cells) for key, cells in found.items()}
 
 
 def _is_bare_all_reduce(row: Row) -> bool:
@@ -133,7 +146,6 @@ def _is_bare_all_reduce(row: Row) -> bool:
 
 
 def _links(key: EnvironmentKey, rows: Sequence[Row]) -> Links:
-    device, fingerprint = key
     measured: list[AllReduce] = []
     sharing: list[AllReduce] = []
     for row in rows:
@@ -141,12 +153,11 @@ def _links(key: EnvironmentKey, rows: Sequence[Row]) -> Links:
         assert row.recipe is not None
         num_bytes, world_size = row.record.counts.collective_bytes, row.recipe.plan.world_size
         assert num_bytes is not None
-        launches = (
+        (sharing if is_oversubscribed(row, world_size) else measured).extend(
             AllReduce(world_size=world_size, num_bytes=num_bytes, time_s=seconds)
             for seconds in launches_of(row)
+            if world_size > 1 and is_plausible_time(seconds)
         )
-        shares_cores = is_oversubscribed(row, world_size)
-        (sharing if shares_cores else measured).extend(filter(ring.is_usable, launches))
     fitted = ring.fit_ring(measured)
     if sharing and not measured:
         fitted = (
@@ -154,52 +165,12 @@ def _links(key: EnvironmentKey, rows: Sequence[Row]) -> Links:
             "cores, so it measures ranks that take turns on a core and not a link"
         )
     return Links(
-        device=device,
-        fingerprint=fingerprint,
+        device=key[0],
+        fingerprint=key[1],
         num_cores=rows[0].num_cores,
         model=fitted if isinstance(fitted, RingModel) else None,
         reason=fitted if isinstance(fitted, str) else None,
         all_reduces=tuple(measured),
         all_reduces_sharing_cores=tuple(sharing),
-        held_out=ring.hold_out(measured),
+        held_out=tuple(ring.hold_out(measured)),
     )
-
-
-def _estimate(series: ScalingSeries, model: RingModel, num_devices: int) -> Estimate | None:
-    """What the model says of a series over so many devices.
-
-    None where the series is not of ddp against one process, its collectives were not counted, or
-    there would be fewer samples than devices.
-    """
-    base = series.base.cell
-    backward_s = base.stage_s("backward")
-    collectives = _collectives_of(series.points)
-    if series.mode != "ddp" or base.mode != "single" or backward_s is None or collectives is None:
-        return None
-    share = 1.0
-    if series.kind == "strong":
-        if num_devices > base.global_batch_size:
-            return None
-        share = 1 / num_devices
-    compute_s = share * base.step_time_s
-    num_collectives, num_bytes = collectives
-    all_reduce_s = model.time_s(num_devices, num_bytes, num_collectives)
-    overlapped_s = compute_s + max(0.0, all_reduce_s - share * backward_s)
-    exposed_s = compute_s + all_reduce_s
-    return Estimate(
-        num_devices=num_devices,
-        all_reduce_s=all_reduce_s,
-        step_time_s=(overlapped_s, exposed_s),
-        efficiency=(compute_s / exposed_s, compute_s / overlapped_s),
-    )
-
-
-def _collectives_of(points: tuple[ScalingPoint, ...]) -> tuple[int, int] | None:
-    """The collectives of a step, and their bytes, where most devices take part."""
-    record = points[-1].cell.rows[0].record
-    assert record is not None
-    num_collectives, num_bytes = record.counts.collectives, record.counts.collective_bytes
-    if num_collectives is None or num_bytes is None:
-        return None
-    is_possible = 0 < num_collectives <= ring.MOST_BYTES and 0 <= num_bytes <= ring.MOST_BYTES
-    return (num_collectives, num_bytes) if is_possible else None

@@ -17,18 +17,13 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import Final, Literal
 
-from perfsuite.units import counted, format_bytes, format_seconds
+from perfsuite.units import counted, format_bytes, format_change, format_ratio, format_seconds
 
 Axis = Literal["world_size", "num_bytes"]
 
 FORMULA: Final = "t(p, n) = 2 (p - 1) alpha + 2 (p - 1) / p n beta"
 SOURCE: Final = "a ring, Thakur, Rabenseifner and Gropp 2005"
 
-# What a clock can resolve, and more than any session takes: a file may hold any number.
-_SHORTEST_S: Final = 1e-9
-_LONGEST_S: Final = 1e6
-_MOST_RANKS: Final = 10**9
-MOST_BYTES: Final = 2**60
 # Latency from two sizes n and k n whose times are about equal has sqrt(k^2 + 1) / (k - 1) times
 # their relative error: 1.4 times where k is 4, 2.2 where it is 2, 15 where it is 1.1.
 _LEAST_SIZE_RATIO: Final = 4
@@ -82,8 +77,9 @@ class HeldOut:
 def fit_ring(measured: Sequence[AllReduce]) -> RingModel | str:
     """Return the parameters with the least squared relative errors, or why there are none.
 
-    Relative, because times of a few bytes and of many differ by orders of magnitude, and noise is
-    in proportion to them. Divided by 2 (p - 1) alpha + 2 (p - 1) / p n beta = t is linear in both.
+    Each measurement is of two ranks at least. Errors are relative, because times of a few bytes
+    and of many differ by orders of magnitude, and noise is in proportion to them. Divided by t,
+    2 (p - 1) alpha + 2 (p - 1) / p n beta = t is linear in both.
 
     >>> two = [AllReduce(world_size=2, num_bytes=n, time_s=0.002 + n * 1e-9) for n in (0, 10**6)]
     >>> link = fit_ring(two)  # two ranks: 2 alpha + n beta
@@ -92,8 +88,7 @@ def fit_ring(measured: Sequence[AllReduce]) -> RingModel | str:
     >>> fit_ring(two[:1])
     'all_reduce was measured at 1 message size; parameters need 2 or more'
     """
-    usable = list(filter(is_usable, measured))
-    sizes = sorted({one.num_bytes for one in usable})
+    sizes = sorted({one.num_bytes for one in measured})
     if len(sizes) < 2:
         measured_at = counted(len(sizes), "message size")
         return f"all_reduce was measured at {measured_at}; parameters need 2 or more"
@@ -103,7 +98,7 @@ def fit_ring(measured: Sequence[AllReduce]) -> RingModel | str:
             f"{format_bytes(sizes[-1])}; to separate latency from bandwidth the largest message "
             f"must be {_LEAST_SIZE_RATIO} times the smallest"
         )
-    latency_s, per_byte_s = _least_squares(usable)
+    latency_s, per_byte_s = _least_squares(measured)
     if latency_s <= 0:
         return (
             "the times are in proportion to the bytes, so they show no latency; measure "
@@ -117,59 +112,43 @@ def fit_ring(measured: Sequence[AllReduce]) -> RingModel | str:
     return RingModel(latency_s=latency_s, per_byte_s=per_byte_s)
 
 
-def hold_out(measured: Sequence[AllReduce]) -> tuple[HeldOut, ...]:
-    """Return what the rest says of each world size, then of each message size, left out in turn."""
-    usable = list(filter(is_usable, measured))
-    return (*_leave_out(usable, "world_size"), *_leave_out(usable, "num_bytes"))
+def hold_out(measured: Sequence[AllReduce]) -> Iterator[HeldOut]:
+    """Yield what the rest says of each world size, then of each message size, left out in turn."""
+    axes: tuple[Axis, ...] = ("world_size", "num_bytes")
+    for axis in axes:
+        value_of: Callable[[AllReduce], int] = attrgetter(axis)
+        values = sorted(set(map(value_of, measured)))
+        for value in values if len(values) > 1 else ():
+            fitted = fit_ring([one for one in measured if value_of(one) != value])
+            if isinstance(fitted, str):
+                yield HeldOut(axis=axis, value=value, ratios=(), reason=fitted)
+            else:
+                left_out = [one for one in measured if value_of(one) == value]
+                yield HeldOut(axis=axis, value=value, ratios=prediction_ratios(fitted, left_out))
 
 
 def prediction_ratios(model: RingModel, measured: Sequence[AllReduce]) -> tuple[float, ...]:
-    """Return predicted over measured time of each usable measurement.
+    """Return predicted over measured time of each measurement.
 
     >>> link = RingModel(latency_s=1e-3, per_byte_s=1e-9)
     >>> prediction_ratios(link, [AllReduce(world_size=2, num_bytes=2_000_000, time_s=0.005)])
     (0.8,)
     """
-    return tuple(
-        model.time_s(one.world_size, one.num_bytes) / one.time_s
-        for one in filter(is_usable, measured)
-    )
+    return tuple(model.time_s(one.world_size, one.num_bytes) / one.time_s for one in measured)
 
 
-def is_plausible_time(seconds: float) -> bool:
-    """Return whether a clock can have measured a time, since a file may hold any number.
+def describe_errors(ratios: Sequence[float]) -> tuple[str, str, str]:
+    """Return how many predictions there are, by how much half of them err, and the worst.
 
-    >>> is_plausible_time(0.5), is_plausible_time(0.0), is_plausible_time(float("nan"))
-    (True, False, False)
+    >>> describe_errors([1.5, 0.5, 1.0])
+    ('3', '50.0 %', '-50.0 %')
     """
-    return _SHORTEST_S <= seconds <= _LONGEST_S
 
+    def size(ratio: float) -> float:
+        return abs(math.log(ratio))
 
-def is_usable(measured: AllReduce) -> bool:
-    """Return whether a machine can have measured it."""
-    return (
-        2 <= measured.world_size <= _MOST_RANKS
-        and 0 <= measured.num_bytes <= MOST_BYTES
-        and is_plausible_time(measured.time_s)
-    )
-
-
-def worst_ratio(ratios: Sequence[float]) -> float:
-    """Return the ratio that is farthest from 1, by its logarithm.
-
-    >>> worst_ratio([1.5, 0.5, 1.0])
-    0.5
-    """
-    return max(ratios, key=lambda ratio: abs(math.log(ratio)))
-
-
-def median_error_factor(ratios: Sequence[float]) -> float:
-    """Return by what factor half of the predictions err, either way.
-
-    >>> median_error_factor([1.5, 0.5, 1.0])
-    1.5
-    """
-    return math.exp(statistics.median([abs(math.log(ratio)) for ratio in ratios]))
+    half = math.exp(statistics.median(map(size, ratios)))
+    return str(len(ratios)), format_ratio(half - 1), format_change(max(ratios, key=size))
 
 
 def describe(model: RingModel) -> str:
@@ -182,18 +161,6 @@ def describe(model: RingModel) -> str:
         f"alpha {format_seconds(model.latency_s)} a step, "
         f"beta {format_seconds(model.per_byte_s * 1e9)} a GB ({1e-9 / model.per_byte_s:.3g} GB/s)"
     )
-
-
-def _leave_out(measured: Sequence[AllReduce], axis: Axis) -> Iterator[HeldOut]:
-    value_of: Callable[[AllReduce], int] = attrgetter(axis)
-    values = sorted(set(map(value_of, measured)))
-    for value in values if len(values) > 1 else ():
-        fitted = fit_ring([one for one in measured if value_of(one) != value])
-        if isinstance(fitted, str):
-            yield HeldOut(axis=axis, value=value, ratios=(), reason=fitted)
-        else:
-            left_out = [one for one in measured if value_of(one) == value]
-            yield HeldOut(axis=axis, value=value, ratios=prediction_ratios(fitted, left_out))
 
 
 def _least_squares(measured: Sequence[AllReduce]) -> tuple[float, float]:

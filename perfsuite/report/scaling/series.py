@@ -8,20 +8,21 @@ import math
 import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from fractions import Fraction
 from functools import cached_property
 from typing import Final, Literal
 
 from perfsuite.records.recipe import Recipe
 from perfsuite.report.families import mode_name, shared_fields, shared_name
 from perfsuite.report.rows import Row
-from perfsuite.report.scaling.ring import is_plausible_time
 from perfsuite.stats.intervals import Interval, ratio_interval
 
 Kind = Literal["weak", "strong"]
 # What an interval rests on: repeated launches, or the rounds of one launch of each cell.
 Basis = Literal["launches", "rounds"]
 
+# What a clock can resolve, and more than any session takes: a file may hold any number.
+_SHORTEST_S: Final = 1e-9
+_LONGEST_S: Final = 1e6
 # A rate times a time is whole samples but for rounding; any other rate is not one of that step.
 _ROUNDING: Final = 1e-9
 # Beyond it a double cannot represent every whole number.
@@ -32,16 +33,17 @@ _MOST_WORKERS: Final = 10**6
 
 @dataclass(frozen=True, kw_only=True)
 class ScaledCell:
-    """One recipe over one batch of all devices, with a row for each launch; the first is shown."""
+    """One recipe over one batch of all devices, with a row for each launch; the first is shown.
+
+    `samples_s` are step times whose spread is known: of several launches, those of earlier runs of
+    the same commit included, or of the rounds of the only one. `basis` says which.
+    """
 
     rows: tuple[Row, ...]
+    recipe: Recipe
     global_batch_size: int
-
-    @property
-    def recipe(self) -> Recipe:
-        """The recipe of all launches."""
-        assert self.rows[0].recipe is not None
-        return self.rows[0].recipe
+    samples_s: tuple[float, ...]
+    basis: Basis
 
     @property
     def num_devices(self) -> int:
@@ -52,23 +54,6 @@ class ScaledCell:
     def mode(self) -> str:
         """The mode, with its schedule."""
         return mode_name(self.recipe.plan)
-
-    @cached_property
-    def launches_s(self) -> tuple[float, ...]:
-        """The step time of each launch, those of earlier runs of the same commit included."""
-        return tuple(seconds for row in self.rows for seconds in launches_of(row))
-
-    @property
-    def basis(self) -> Basis:
-        """What `samples_s` are."""
-        return "launches" if len(self.launches_s) > 1 else "rounds"
-
-    @property
-    def samples_s(self) -> tuple[float, ...]:
-        """The step times whose spread is known: of launches, or of the rounds of the only one."""
-        if self.basis == "launches":
-            return self.launches_s
-        return self.rows[0].rounds_s or self.launches_s
 
     @cached_property
     def step_time_s(self) -> float:
@@ -87,9 +72,9 @@ class ScaledCell:
         return statistics.median(times) if times else None
 
     @property
-    def batch_per_device(self) -> Fraction:
+    def batch_per_device(self) -> float:
         """Samples of one step on one device."""
-        return Fraction(self.global_batch_size, self.num_devices)
+        return self.global_batch_size / self.num_devices
 
     @property
     def num_processes(self) -> int:
@@ -102,21 +87,23 @@ class ScaledCell:
         return is_oversubscribed(self.rows[0], self.num_processes)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class ScalingPoint:
-    """One cell of a series, against the base of the series.
-
-    Attributes:
-        efficiency: Samples per second and device over the base's; None of the base.
-        forward_ratio: Seconds of forward for a sample of a device, over the base's; None where
-            forward communicates, or was not measured.
-        exposed_ratio: The part of a step that waits for communication; None if it is not shown.
-    """
+    """One cell of a series against the base of the series, which may be itself."""
 
     cell: ScaledCell
-    efficiency: Interval | None
-    forward_ratio: float | None
-    exposed_ratio: float | None
+    base: ScaledCell
+
+    @cached_property
+    def efficiency(self) -> Interval | None:
+        """Samples per second and device over the base's; None of the base."""
+        if self.cell is self.base:
+            return None
+        speedup = ratio_interval(self.base.samples_s, self.cell.samples_s)
+        share = self._batch_share
+        return Interval(
+            centre=share * speedup.centre, low=share * speedup.low, high=share * speedup.high
+        )
 
     @property
     def bounds(self) -> tuple[float, float] | None:
@@ -125,38 +112,74 @@ class ScalingPoint:
             return None
         return self.efficiency.low, self.efficiency.high
 
+    @property
+    def forward_ratio(self) -> float | None:
+        """Seconds of forward for a sample of a device, over the base's; None if not comparable."""
+        forward_s, base_forward_s = self.cell.stage_s("forward"), self.base.stage_s("forward")
+        is_local = self.cell.recipe.plan.properties.forward_is_local
+        if self.cell is self.base or not is_local or forward_s is None or not base_forward_s:
+            return None
+        return forward_s / base_forward_s / self._batch_share
+
+    @property
+    def exposed_ratio(self) -> float | None:
+        """The part of the step that backward takes beyond its proportion to forward on the base.
+
+        Under ddp all waiting for other ranks is in backward, and none in forward. Any other cause
+        that makes a rank slower, such as sharing its core, affects both alike, so that without
+        communication backward would take as many times forward as it does on the base.
+        """
+        if self.cell.mode != "ddp" or self.base.mode != "single":
+            return None
+        times = [one.stage_s(n) for one in (self.cell, self.base) for n in ("forward", "backward")]
+        forward_s, backward_s, base_forward_s, base_backward_s = times
+        if forward_s is None or backward_s is None or not base_forward_s or base_backward_s is None:
+            return None
+        return (backward_s - forward_s * base_backward_s / base_forward_s) / self.cell.step_time_s
+
+    @property
+    def _batch_share(self) -> float:
+        return self.cell.batch_per_device / self.base.batch_per_device
+
 
 @dataclass(frozen=True, kw_only=True)
 class ScalingSeries:
     """Cells of one mode that differ in their number of devices; `name` says what they share.
 
-    Attributes:
-        batch: Samples of a step that they share: of a device (weak), or of all (strong).
-        base: What the others are measured against: `single`, else the fewest devices of the mode.
-        points: At least one, in order of devices; without the base.
+    `batch` is the samples of a step that they share: of a device (weak), or of all (strong). The
+    base is `single`, else the fewest devices of the mode; `points` are the others, at least one.
     """
 
     kind: Kind
     name: str
     mode: str
-    batch: Fraction
-    base: ScalingPoint
+    batch: float
+    base: ScaledCell
     points: tuple[ScalingPoint, ...]
 
     @property
     def batch_name(self) -> str:
         """The batch, for people."""
-        return f"{float(self.batch):g} {'a device' if self.kind == 'weak' else 'in all'}"
+        return f"{self.batch:g} {'a device' if self.kind == 'weak' else 'in all'}"
 
     @property
     def cells(self) -> tuple[ScaledCell, ...]:
         """All of its cells, the base first."""
-        return tuple(point.cell for point in (self.base, *self.points))
+        return (self.base, *(point.cell for point in self.points))
 
     @property
     def row(self) -> Row:
         """Any of its rows, for what all share."""
-        return self.base.cell.rows[0]
+        return self.base.rows[0]
+
+
+def is_plausible_time(seconds: float) -> bool:
+    """Return whether a clock can have measured a time.
+
+    >>> is_plausible_time(0.5), is_plausible_time(0.0), is_plausible_time(float("nan"))
+    (True, False, False)
+    """
+    return _SHORTEST_S <= seconds <= _LONGEST_S
 
 
 def launches_of(row: Row) -> tuple[float, ...]:
@@ -204,7 +227,17 @@ def _cells(rows: Sequence[Row]) -> Iterator[ScaledCell]:
         if batch_size is not None and row.recipe is not None:
             groups.setdefault((batch_size, shared_fields(row, "micro_batch_size")), []).append(row)
     for (batch_size, _), launched in groups.items():
-        yield ScaledCell(rows=tuple(launched), global_batch_size=batch_size)
+        recipe = launched[0].recipe
+        assert recipe is not None
+        times_s = tuple(seconds for row in launched for seconds in launches_of(row))
+        has_many = len(times_s) > 1
+        yield ScaledCell(
+            rows=tuple(launched),
+            recipe=recipe,
+            global_batch_size=batch_size,
+            samples_s=times_s if has_many else launched[0].rounds_s or times_s,
+            basis="launches" if has_many else "rounds",
+        )
 
 
 def _global_batch_size(row: Row) -> int | None:
@@ -221,11 +254,11 @@ def _global_batch_size(row: Row) -> int | None:
 
 
 def _series(kind: Kind, cells: Sequence[ScaledCell]) -> Iterator[ScalingSeries]:
-    def batch_of(cell: ScaledCell) -> Fraction:
-        return cell.batch_per_device if kind == "weak" else Fraction(cell.global_batch_size)
+    def batch_of(cell: ScaledCell) -> float:
+        return cell.batch_per_device if kind == "weak" else float(cell.global_batch_size)
 
     alone = {batch_of(cell): cell for cell in cells if cell.mode == "single"}
-    by_mode: dict[tuple[str, Fraction], list[ScaledCell]] = {}
+    by_mode: dict[tuple[str, float], list[ScaledCell]] = {}
     for cell in cells:
         if cell.mode != "single":
             by_mode.setdefault((cell.mode, batch_of(cell)), []).append(cell)
@@ -240,47 +273,6 @@ def _series(kind: Kind, cells: Sequence[ScaledCell]) -> Iterator[ScalingSeries]:
             name=shared_name(base.rows[0], "parallel"),
             mode=mode,
             batch=batch,
-            base=_point(base, base),
-            points=tuple(_point(cell, base) for cell in others),
+            base=base,
+            points=tuple(ScalingPoint(cell, base) for cell in others),
         )
-
-
-def _point(cell: ScaledCell, base: ScaledCell) -> ScalingPoint:
-    return ScalingPoint(
-        cell=cell,
-        efficiency=None if cell is base else _efficiency(cell, base),
-        forward_ratio=_forward_ratio(cell, base),
-        exposed_ratio=_exposed_ratio(cell, base),
-    )
-
-
-def _efficiency(cell: ScaledCell, base: ScaledCell) -> Interval:
-    speedup = ratio_interval(base.samples_s, cell.samples_s)
-    share = float(cell.batch_per_device / base.batch_per_device)
-    return Interval(
-        centre=share * speedup.centre, low=share * speedup.low, high=share * speedup.high
-    )
-
-
-def _forward_ratio(cell: ScaledCell, base: ScaledCell) -> float | None:
-    forward_s, base_forward_s = cell.stage_s("forward"), base.stage_s("forward")
-    is_comparable = cell is not base and cell.recipe.plan.properties.forward_is_local
-    if not is_comparable or forward_s is None or not base_forward_s:
-        return None
-    return forward_s / base_forward_s / float(cell.batch_per_device / base.batch_per_device)
-
-
-def _exposed_ratio(cell: ScaledCell, base: ScaledCell) -> float | None:
-    """The part of the step that backward takes beyond its proportion to forward on the base.
-
-    Under ddp all waiting for other ranks is in backward, and none in forward. Any other cause that
-    makes a rank slower, such as sharing its core, affects both alike, so that without communication
-    backward would take as many times forward as it does on the base.
-    """
-    if cell.mode != "ddp" or base.mode != "single":
-        return None
-    times = [one.stage_s(name) for one in (cell, base) for name in ("forward", "backward")]
-    forward_s, backward_s, base_forward_s, base_backward_s = times
-    if forward_s is None or backward_s is None or not base_forward_s or base_backward_s is None:
-        return None
-    return (backward_s - forward_s * base_backward_s / base_forward_s) / cell.step_time_s

@@ -1,55 +1,42 @@
 """Scaling as tables, JSON and sentences; measurements and estimates are never in one table."""
 
+import json
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, Final
+from dataclasses import asdict
+from typing import Final, NamedTuple
 
 from perfsuite.report.charts.sections import Grid
 from perfsuite.report.rows import NOT_AVAILABLE, Column
 from perfsuite.report.scaling import ring
 from perfsuite.report.scaling.cost_model import NUM_DEVICES, Estimate, Links, Scaling
 from perfsuite.report.scaling.series import ScaledCell, ScalingPoint, ScalingSeries
-from perfsuite.units import format_bytes, format_change, format_count, format_ratio, format_seconds
+from perfsuite.units import format_bytes, format_count, format_ratio, format_seconds
 
 # More rows are not worth reading through; all of them are in the file beside the page.
 _MOST_ROWS: Final = 200
 
 
-@dataclass(frozen=True)
-class _Measured:
+class _Measured(NamedTuple):
     """One cell of a series, with what the model says of it."""
 
     series: ScalingSeries
     point: ScalingPoint
+    cell: ScaledCell
     expected: Estimate | None
-
-    @property
-    def cell(self) -> ScaledCell:
-        return self.point.cell
 
     @property
     def basis(self) -> str | None:
         """What the interval covers: of the cell, and of the base."""
-        if self.point.efficiency is None:
+        base = self.series.base
+        if self.cell is base:
             return None
-        base = self.series.base.cell
-        num, num_of_base = len(self.cell.samples_s), len(base.samples_s)
-        if self.cell.basis == base.basis:
-            return f"{num} and {num_of_base} {base.basis}"
-        return f"{num} {self.cell.basis} and {num_of_base} {base.basis}"
+        basis = "" if self.cell.basis == base.basis else f" {self.cell.basis}"
+        return f"{len(self.cell.samples_s)}{basis} and {len(base.samples_s)} {base.basis}"
 
 
 def _size(cell: ScaledCell) -> tuple[int, int | None]:
     """Processes and cores."""
     return cell.num_processes, cell.rows[0].num_cores
-
-
-def _write_interval(bounds: tuple[float, float]) -> str:
-    return " and ".join(map(format_ratio, bounds))
-
-
-def _write_range(bounds: tuple[float, float]) -> str:
-    return " to ".join(map(format_ratio, bounds))
 
 
 # A column without a key is in the table alone, one without a title in the JSON alone.
@@ -68,7 +55,12 @@ _MEASURED: Final[tuple[Column[_Measured], ...]] = (
         format_ratio,
         missing="base",
     ),
-    Column("interval_ratio", "between", lambda one: one.point.bounds, _write_interval),
+    Column(
+        "interval_ratio",
+        "between",
+        lambda one: one.point.bounds,
+        lambda ends: " and ".join(map(format_ratio, ends)),
+    ),
     Column("interval_over", "interval over", lambda one: one.basis, is_number=False),
     Column("exposed_ratio", "exposed", lambda one: one.point.exposed_ratio, format_ratio),
     Column("forward_ratio", "forward", lambda one: one.point.forward_ratio, "{:.2f}x".format),
@@ -79,7 +71,7 @@ _MEASURED: Final[tuple[Column[_Measured], ...]] = (
         "by_the_model",
         "by the model",
         lambda one: None if one.expected is None else asdict(one.expected),
-        lambda expected: _write_range(expected["efficiency"]),
+        lambda expected: " to ".join(map(format_ratio, expected["efficiency"])),
     ),
     Column(
         "",
@@ -125,56 +117,51 @@ def _grid(title: str, columns: Sequence[tuple[str, bool]], rows: Iterable[tuple[
     return Grid(title=title, columns=tuple(columns), rows=found[:_MOST_ROWS])
 
 
-def scaling_document(scaling: Scaling) -> dict[str, Any]:
-    """Return series, models, errors and estimates for JSON, in base units; None is unknown."""
-    return {
+def scaling_json(scaling: Scaling) -> str:
+    """Return series, models, errors and estimates as JSON, in base units; null is unknown."""
+    document = {
         "schema": 1,
         "formula": ring.FORMULA,
         "source": ring.SOURCE,
         "links": [asdict(links) for links in scaling.links.values()],
-        "series": [_series_document(scaling, series) for series in scaling.series],
-    }
-
-
-def _series_document(scaling: Scaling, series: ScalingSeries) -> dict[str, Any]:
-    kept = [column for column in _MEASURED if column.key]
-    return {
-        "scaling": series.kind,
-        "cell": series.name,
-        "mode": series.mode,
-        "batch": float(series.batch),
-        "measured": [
-            {column.key: column.value(one) for column in kept} for one in _measured(scaling, series)
+        "series": [
+            {
+                "scaling": series.kind,
+                "cell": series.name,
+                "mode": series.mode,
+                "batch": series.batch,
+                "measured": [
+                    {column.key: column.value(one) for column in _MEASURED if column.key}
+                    for one in _measured(scaling, series)
+                ],
+                "estimates": [asdict(one) for one in scaling.estimates(series)],
+            }
+            for series in scaling.series
         ],
-        "estimates": [asdict(one) for one in scaling.estimates(series)],
     }
+    return json.dumps(document, indent=1, allow_nan=False) + "\n"
 
 
 def _measured(scaling: Scaling, series: ScalingSeries) -> Iterator[_Measured]:
-    for point in (series.base, *series.points):
-        yield _Measured(series, point, scaling.expect(series, point))
+    base = ScalingPoint(series.base, series.base)
+    for point in (base, *series.points):
+        num = point.cell.num_devices
+        expected = None if point is base else scaling.predict(series, num)
+        yield _Measured(series, point, point.cell, expected)
 
 
 def _predicted(links: Links) -> Iterator[tuple[str, ...]]:
     for one in links.held_out:
         left_out = f"{one.value} ranks" if one.axis == "world_size" else format_bytes(one.value)
-        if one.ratios:
-            yield links.device, left_out, *_errors(one.ratios), ""
-        else:
-            yield links.device, left_out, *(NOT_AVAILABLE,) * 3, one.reason or ""
+        errors = ring.describe_errors(one.ratios) if one.ratios else (NOT_AVAILABLE,) * 3
+        yield links.device, left_out, *errors, one.reason or ""
     if links.model is not None:
         sharing = links.all_reduces_sharing_cores
         for world_size in sorted({one.world_size for one in sharing}):
             measured = [one for one in sharing if one.world_size == world_size]
             ratios = ring.prediction_ratios(links.model, measured)
             left_out = f"{world_size} ranks on {links.num_cores} cores, in no fit"
-            yield links.device, left_out, *_errors(ratios), ""
-
-
-def _errors(ratios: Sequence[float]) -> tuple[str, str, str]:
-    """The number of predictions, by how much half of them err, and the worst."""
-    typical = format_ratio(ring.median_error_factor(ratios) - 1)
-    return str(len(ratios)), typical, format_change(ring.worst_ratio(ratios))
+            yield links.device, left_out, *ring.describe_errors(ratios), ""
 
 
 def _estimated(scaling: Scaling) -> Iterator[tuple[str, ...]]:
@@ -185,7 +172,7 @@ def _estimated(scaling: Scaling) -> Iterator[tuple[str, ...]]:
                 *(series.kind, series.name, series.batch_name, f"{one.num_devices} devices"),
                 format_seconds(one.all_reduce_s),
                 " to ".join(map(format_seconds, one.step_time_s)),
-                _write_range(one.efficiency),
+                " to ".join(map(format_ratio, one.efficiency)),
             )
     for links in scaling.links.values():
         if links.model is not None:
@@ -197,13 +184,18 @@ def _estimated(scaling: Scaling) -> Iterator[tuple[str, ...]]:
                     yield *named, f"{num} devices", seconds, NOT_AVAILABLE, NOT_AVAILABLE
 
 
-def scaling_notes(scaling: Scaling) -> tuple[str, ...]:
-    """Return what the numbers do not say by themselves, a sentence or two each."""
-    return (
-        *(_series_notes(scaling.series) if scaling.series else ()),
-        *map(_link_note, scaling.links.values()),
-        *_estimate_notes(scaling),
-    )
+def scaling_notes(scaling: Scaling) -> Iterator[str]:
+    """Yield what the numbers do not say by themselves, a sentence or two each."""
+    if scaling.series:
+        yield from _series_notes(scaling.series)
+    yield from map(_link_note, scaling.links.values())
+    if any(scaling.estimates(series) for series in scaling.series):
+        yield (
+            "By the model a step takes as long as on one process, and then its all_reduces: all "
+            "of them without overlap, and at best what does not fit behind the backward pass. "
+            "Over more devices than were measured this is an estimate: it assumes that every link "
+            "is like those measured, and that nothing else gets slower."
+        )
 
 
 def _series_notes(series: Sequence[ScalingSeries]) -> Iterator[str]:
@@ -273,7 +265,7 @@ def _link_note(links: Links) -> str:
     )
     ratios = [ratio for held_out in links.held_out for ratio in held_out.ratios]
     if ratios:
-        _, typical, worst = _errors(ratios)
+        _, typical, worst = ring.describe_errors(ratios)
         note += (
             f" Of measurements left out in turn, half were predicted within {typical}, the worst "
             f"with {worst}."
@@ -281,13 +273,3 @@ def _link_note(links: Links) -> str:
     if len(links.world_sizes) == 1:
         note += " Measurements of one number of ranks do not show how the cost grows with ranks."
     return note
-
-
-def _estimate_notes(scaling: Scaling) -> Iterator[str]:
-    if any(scaling.estimates(series) for series in scaling.series):
-        yield (
-            "By the model a step takes as long as on one process, and then its all_reduces: all "
-            "of them without overlap, and at best what does not fit behind the backward pass. "
-            "Over more devices than were measured this is an estimate: it assumes that every link "
-            "is like those measured, and that nothing else gets slower."
-        )

@@ -22,13 +22,16 @@ def comparison_table(
     """
     columns = [("", False), *((f"{side}: {names[side]}", True) for side in ("a", "b"))]
     rows = [
-        (title, _value(a, write), _value(b, write), _change(a, b))
+        (
+            title,
+            *(NOT_AVAILABLE if value is None else write(value) for value in (a, b)),
+            "" if a is None or b is None or a <= 0 else format_change(b / a),
+        )
         for title, a, b, write in _rows(step_times_s, num_samples, records)
         if (a, b) != (None, None)
     ]
-    a_numerics, b_numerics = (_describe(records[side].numerics) for side in ("a", "b"))
-    rows.append(("numerics", a_numerics, b_numerics, ""))
-    return text_table([*columns, ("b against a", True)], rows)
+    numerics = (_describe(records[side].numerics) for side in ("a", "b"))
+    return text_table([*columns, ("b against a", True)], [*rows, ("numerics", *numerics, "")])
 
 
 def comparison_sentence(word: str, ratio: float, interval: tuple[float, float]) -> str:
@@ -71,14 +74,6 @@ def _rows(
     for name in Counts.__struct_fields__:
         write = format_bytes if name.endswith("_bytes") else format_count
         yield name.replace("_", " "), getattr(a.counts, name), getattr(b.counts, name), write
-
-
-def _value(value: float | None, write: Callable[[float], str]) -> str:
-    return NOT_AVAILABLE if value is None else write(value)
-
-
-def _change(a: float | None, b: float | None) -> str:
-    return "" if a is None or b is None or a <= 0 else format_change(b / a)
 
 
 def _describe(numerics: Numerics | None) -> str:

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from perfsuite.records.equivalence import EquivalenceReport, EquivalenceRow
+from perfsuite.records.recipe import Recipe
 from perfsuite.report.rows import NOT_AVAILABLE
 from perfsuite.report.terminal.tables import text_table
 
@@ -13,31 +14,20 @@ _COLUMNS: Final = (*_OWN_COLUMNS, "with", "check", "status", "error", "limit", "
 
 
 def equivalence_table(reports: Sequence[EquivalenceReport]) -> str:
-    """Return the table of one report check by check, of several with a row for each, as text."""
-    rows = (
-        (
-            row.parallel,
-            row.precision,
-            row.checkpointing,
-            ", ".join(differing_fields(report)) or NOT_AVAILABLE,
-            checks,
-            row.status,
-            _number(row.error),
-            "bitwise" if row.limit == 0 else _number(row.limit),
-            row.power or NOT_AVAILABLE,
-        )
-        for report in reports
-        for checks, row in _shown_rows(report, is_alone=len(reports) == 1)
-    )
+    """Return the table of one report check by check, of several with the row that decides."""
+    rows = []
+    for report in reports:
+        shown: list[tuple[str, EquivalenceRow]] = [(row.check, row) for row in report.rows]
+        if len(reports) > 1:
+            checks = " ".join(row.check for row in report.rows)
+            shown = [(NOT_AVAILABLE if report.status == "not exercised" else checks, report.worst)]
+        for checks, row in shown:
+            recipe = row.parallel, row.precision, row.checkpointing
+            others = ", ".join(differing_fields(report)) or NOT_AVAILABLE
+            limit = "bitwise" if row.limit == 0 else _number(row.limit)
+            power = row.power or NOT_AVAILABLE
+            rows.append((*recipe, others, checks, row.status, _number(row.error), limit, power))
     return text_table([(title, False) for title in _COLUMNS], rows)
-
-
-def _shown_rows(report: EquivalenceReport, *, is_alone: bool) -> list[tuple[str, EquivalenceRow]]:
-    """Each row with its check's name, or the one that decides with the names of all."""
-    if is_alone:
-        return [(row.check, row) for row in report.rows]
-    checks = " ".join(row.check for row in report.rows)
-    return [(NOT_AVAILABLE if report.status == "not exercised" else checks, report.worst)]
 
 
 def explanations(reports: Sequence[EquivalenceReport], *, every_row: bool) -> Iterator[str]:
@@ -45,7 +35,9 @@ def explanations(reports: Sequence[EquivalenceReport], *, every_row: bool) -> It
     for report in reports:
         for row in report.rows:
             if every_row or row.status != "equivalent":
-                yield f"{row.check} {row.status}{_where(report, row)}: {row.reason}"
+                checkpointing = [row.checkpointing] if row.checkpointing != "none" else []
+                parts = [row.parallel, row.precision, *checkpointing, *differing_fields(report)]
+                yield f"{row.check} {row.status} ({', '.join(parts)}): {row.reason}"
         if every_row:
             for check, reason in report.inapplicable.items():
                 yield f"{check} does not apply: {reason}"
@@ -56,15 +48,8 @@ def differing_fields(report: EquivalenceReport) -> list[str]:
     return [
         f"{name}={value}"
         for name, value in report.recipe.items()
-        if name not in _OWN_COLUMNS and value not in (None, False, 0, "none", "own")
-        if not (name == "grad_accumulation_steps" and value == 1)
+        if name not in _OWN_COLUMNS and value != getattr(Recipe, name)
     ]
-
-
-def _where(report: EquivalenceReport, row: EquivalenceRow) -> str:
-    checkpointing = [row.checkpointing] if row.checkpointing != "none" else []
-    parts = [row.parallel, row.precision, *checkpointing, *differing_fields(report)]
-    return f" ({', '.join(parts)})"
 
 
 def _number(value: float | None) -> str:

@@ -22,16 +22,12 @@ def sweep_table(
     training: Intervals, loading: Intervals, optimum: int, hurts_from: int | None
 ) -> str:
     """Return the table of all numbers of workers as text."""
-
-    def mark(count: int) -> str:
+    rows = []
+    for count in sorted(training):
+        mark = "optimum" if count == optimum else ""
         if hurts_from is not None and count >= hurts_from:
-            return "hurts"
-        return "optimum" if count == optimum else ""
-
-    rows = (
-        (str(count), *_texts(training[count]), *_texts(loading[count]), mark(count))
-        for count in sorted(training)
-    )
+            mark = "hurts"
+        rows.append((str(count), *_texts(training[count]), *_texts(loading[count]), mark))
     return text_table(_COLUMNS, rows)
 
 

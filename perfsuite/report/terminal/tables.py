@@ -9,7 +9,7 @@ from rich.table import Table
 
 from perfsuite.records.cell import CellLine
 from perfsuite.report.charts.sections import Grid
-from perfsuite.report.rows import Column, Row, columns_of, filled, row_of_line
+from perfsuite.report.rows import Row, columns_of, filled, row_of_line
 
 # Wide enough that rich never wraps a cell; it uses only what the content needs.
 _UNLIMITED_WIDTH = 400
@@ -18,11 +18,6 @@ _COLUMNS = columns_of(
     *("workload", "parallel", "precision", "checkpointing", "numerics", "num_workers"),
     *("step_time_s", "spread_ratio", "samples_per_s", "tokens_per_s", "device_samples_per_s"),
     *("device_tokens_per_s", "tflops", "mfu", "hfu", "load_ratio", "peak_bytes", "collectives"),
-)
-# Only a user's own code says how many tokens a step has, few cells have several devices, and few
-# devices have a known peak.
-_WHERE_FILLED = columns_of(
-    *("tokens_per_s", "device_samples_per_s", "device_tokens_per_s", "tflops", "mfu", "hfu")
 )
 
 
@@ -42,21 +37,15 @@ def progress_line(line: CellLine) -> str:
 
 
 def terminal_table(lines: Sequence[CellLine]) -> str:
-    """Return the table of all measured cells as text."""
-    rows = [row for row in map(row_of_line, lines) if row is not None]
-    shown = filled(_WHERE_FILLED, rows)
-    columns = [one for one in _COLUMNS if one not in _WHERE_FILLED or one in shown]
-    return _table_of(columns, rows)
+    """Return the table of all measured cells as text, without empty columns."""
+    return report_table([row for row in map(row_of_line, lines) if row is not None])
 
 
 def report_table(rows: Sequence[Row]) -> str:
     """Return the table of the cells of any suite, without empty columns."""
     leading = "cell" if any(row.record is None for row in rows) else "workload"
     keys = dict.fromkeys([leading, "verdict", "change_ratio", *(c.key for c in _COLUMNS)])
-    return _table_of(filled(columns_of(*keys), rows), rows)
-
-
-def _table_of(columns: Sequence[Column[Row]], rows: Sequence[Row]) -> str:
+    columns = filled(columns_of(*keys), rows)
     return text_table(
         [(column.title, column.is_number) for column in columns],
         ([column.text(row) for column in columns] for row in rows),

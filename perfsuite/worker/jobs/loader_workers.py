@@ -17,7 +17,7 @@ from perfsuite.errors import WorkloadError
 from perfsuite.ranks.bootstrap import loader_worker_entry
 from perfsuite.ranks.messages import RankStart
 from perfsuite.records.recipe import Recipe
-from perfsuite.records.stages import stop_listening
+from perfsuite.records.stages import listen
 from perfsuite.records.workload import Split, Workload
 from perfsuite.system import background
 from perfsuite.worker.measure.clock import largest_over_ranks
@@ -83,7 +83,7 @@ def let_children_be_loader_workers(folder: str, cores: tuple[int, ...]) -> None:
     enter_loader_worker = loader_worker_entry(folder, cores)
 
     def enter_child() -> None:
-        stop_listening()
+        listen(None)
         if os.getppid() == rank_pid:
             enter_loader_worker()
 

@@ -268,7 +268,7 @@ class UserLoop(_UserCode):
             with listening(self):
                 if inspect.isgenerator(self._train()):
                     raise WorkloadError(
-                        f"{self._name} is a generator function, of which nothing has run; give a "
+                        f"{self._name} is a generator function, so nothing has run; give a "
                         "function that runs the whole loop"
                     )
         except StopLoop:

@@ -71,7 +71,7 @@ def collector_off() -> Iterator[None]:
     """Collect all garbage, then run the block without automatic garbage collection.
 
     In the block `gc.collect()` takes a millisecond instead of a hundred, because it skips the
-    objects that were alive before, most of which are torch's modules. A rank has frozen those when
+    objects that were alive before, mostly torch's modules. A rank has frozen those when
     it began, and leaves them so: a collection that walks them copies them too.
     """
     was_enabled, was_frozen = gc.isenabled(), gc.get_freeze_count() > 0

@@ -1,6 +1,6 @@
 """Who runs what is measured: a measurement asks for iterations one by one, and is told of each end.
 
-A measurement is a generator, so that it may wait for a training step inside of somebody's loop.
+A measurement is a generator, so that it may wait for a training step inside a user's loop.
 """
 
 import contextlib

@@ -1,4 +1,4 @@
-"""Rounds: iterations between two device synchronisations, each of which yields one sample.
+"""Rounds: iterations between two device synchronisations; each round yields one sample.
 
 A training loop does not wait for its accelerator between steps: the host queues the next step while
 the device computes this one. So there a round is long enough to show that, begins when the host has

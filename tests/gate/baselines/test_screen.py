@@ -52,7 +52,7 @@ def session(
             accepted=accepted,
         ),
         cells={
-            name: StoredCell(median_s=math.exp(log_time), params={}, fingerprint=fingerprint)
+            name: StoredCell(median_s=math.exp(log_time), fingerprint=fingerprint)
             for name, log_time in log_times.items()
         },
     )

@@ -102,8 +102,8 @@ def test_a_url_that_names_nothing_is_refused_by_its_name() -> None:
     with pytest.raises(SettingError) as refused:
         choose_runs(STORAGE, "ftp://host/0001_a.json", HERE)
     assert str(refused.value) == (
-        "--benchmark-compare is 'ftp://host/0001_a.json'; use a path, or a URL that begins with "
-        "s3:// or gs://"
+        "--benchmark-compare is 'ftp://host/0001_a.json'; use a path, s3://BUCKET/… or "
+        "gs://BUCKET/…"
     )
 
 

@@ -37,7 +37,7 @@ def counted(flops: int) -> Counts:
 
 
 def cell(median_s: float = 0.01, flops: int = 100) -> StoredCell:
-    return StoredCell(median_s=median_s, params={}, counts=counted(flops))
+    return StoredCell(median_s=median_s, counts=counted(flops))
 
 
 def history(*cells: StoredCell, base: int | None = None) -> History:

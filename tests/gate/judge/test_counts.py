@@ -45,7 +45,6 @@ def cell(
         memory = Memory(metric=metric, peak_bytes=peak_bytes, per_rank=(peak_bytes,))
     return StoredCell(
         median_s=0.1,
-        params={},
         fingerprint=fingerprint,
         counts=Counts(**{**COUNTS, **counts}),
         memory=memory,
@@ -154,7 +153,7 @@ def test_what_one_side_lacks_is_explained_and_not_taken_for_zero() -> None:
 
 
 def test_a_cell_without_counts_is_explained_too() -> None:
-    plain = StoredCell(median_s=0.1, params={})
+    plain = StoredCell(median_s=0.1)
 
     assert compare_counts(plain, plain) == CountComparison(changes=(), unavailable=())
     assert len(compare_counts(cell(), plain).unavailable) == 6

@@ -143,7 +143,7 @@ def test_without_records_and_profiles_nothing_is_claimed() -> None:
 
 def stored(*operators: tuple[str, int, float], median_s: float = 1.0) -> StoredCell:
     kept = tuple(Operator(name=name, calls=calls, self_s=own) for name, calls, own in operators)
-    return StoredCell(median_s=median_s, params={}, operators=kept or None)
+    return StoredCell(median_s=median_s, operators=kept or None)
 
 
 def test_stored_operators_that_became_slower_are_listed_what_moved_most_first() -> None:

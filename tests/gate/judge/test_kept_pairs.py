@@ -23,7 +23,7 @@ from perfsuite.stats.sequential import Rule
 USUAL = CellPolicy(tolerance=0.02, limit=0.05, floor_s=0.0)
 RULE = Rule(tolerance=0.02, limit=0.05, num_cells=2, max_pairs=4, prior=Prior(sd=0.01))
 OPEN = (0.0, 0.2, 0.0, 0.2)
-SLOW = (0.5, 0.501, 0.499)
+SLOW = (0.5, 0.501, 0.499, 0.5)
 
 
 def judged(

@@ -38,7 +38,7 @@ FAILING = """
 @pytest.fixture(autouse=True)
 def _on_a_branch(monkeypatch: pytest.MonkeyPatch) -> None:
     """No pull request, whoever runs these tests, and no half a second for each inner session."""
-    for name, _ in environment._PULL_REQUEST_VARIABLES:
+    for name in (*environment._PULL_REQUEST_EVENTS, *environment._PULL_REQUEST_NUMBERS):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(saving, "probe_host", lambda: PROBE_S)
 

@@ -36,7 +36,7 @@ PLAIN = """
 @pytest.fixture(autouse=True)
 def _on_a_branch(monkeypatch: pytest.MonkeyPatch) -> None:
     """No pull request, whoever runs these tests, and no half a second for each inner session."""
-    for name, _ in environment._PULL_REQUEST_VARIABLES:
+    for name in (*environment._PULL_REQUEST_EVENTS, *environment._PULL_REQUEST_NUMBERS):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(saving, "probe_host", lambda: {"interpreter": 0.03})
 
@@ -159,8 +159,8 @@ def test_a_storage_that_cannot_be_reached_ends_pytest_benchmarks_own_comparison_
     [
         (
             "ftp://me:secret@host/runs",
-            "--benchmark-storage is 'ftp://***@host/runs'; use a path, or a URL that begins with "
-            "s3:// or gs://",
+            "--benchmark-storage is 'ftp://***@host/runs'; use a path, s3://BUCKET/… or "
+            "gs://BUCKET/…",
         ),
         (
             "s3://key:secret@bucket/runs",

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from perfsuite.cli.app import app
 from perfsuite.errors import SettingError
-from perfsuite.records.profile import Epoch, encode_profile
+from perfsuite.records.profile import Epoch
 from perfsuite.records.recipe import Recipe
 from perfsuite.report.charts.learning_curves import draw_learning_curves, read_trainings
 from perfsuite.system.untrusted import printable
@@ -34,7 +34,7 @@ def write_profile(
             for loss, accuracy in epochs
         ),
     )
-    path.write_bytes(encode_profile(made))
+    path.write_bytes(msgspec.json.encode(made))
     return path
 
 

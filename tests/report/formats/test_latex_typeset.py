@@ -13,7 +13,7 @@ from made_up_runs import HOSTILE, cell, report_on
 from profile_example import PROFILE
 from pypdf import PdfReader
 
-from perfsuite.records.profile import Profile, encode_profile
+from perfsuite.records.profile import Profile
 from perfsuite.report.formats.latex import profile_latex, to_latex
 from perfsuite.system.untrusted import printable
 
@@ -53,7 +53,7 @@ def typeset(tmp_path: Path) -> Typeset:
 
 def test_the_printed_stages_are_those_of_the_json(typeset: Typeset) -> None:
     stages = msgspec.structs.replace(PROFILE.stages_s, load=3.999999, other=0.500001)
-    encoded = encode_profile(msgspec.structs.replace(PROFILE, stages_s=stages))
+    encoded = msgspec.json.encode(msgspec.structs.replace(PROFILE, stages_s=stages))
     decoded = msgspec.json.decode(encoded, type=Profile)
 
     printed = typeset(profile_latex(decoded))

@@ -232,3 +232,11 @@ def test_a_hostile_name_is_one_field_and_no_formula(name: str) -> None:
     assert not shown.startswith(("=", "+", "-", "@", "\t", "\r", "\n"))
     assert found["workload"].removeprefix("'") == printable(name).removeprefix("'")
     assert len(found) == to_csv(report_on()).count(",") + 1
+
+
+def test_what_a_verdict_says_of_the_mathematics_is_printable() -> None:
+    given = verdict(numerics_change="\x1b[2J")
+
+    (found,) = read(to_csv(report_on(cell("t", given=given))))
+
+    assert found["numerics_change"] == r"\x1b[2J"

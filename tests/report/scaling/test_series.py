@@ -13,7 +13,7 @@ from msgspec import structs
 from scaled_runs import trained
 
 from perfsuite.report.rows import HistoryPoint, Row
-from perfsuite.report.scaling.series import ScalingSeries, find_series
+from perfsuite.report.scaling.series import ScalingPoint, ScalingSeries, find_series
 from perfsuite.stats.intervals import Interval
 
 
@@ -121,7 +121,6 @@ def test_a_time_that_no_clock_told_is_in_no_series(seconds: float) -> None:
 def test_weak_efficiency_is_the_ratio_of_the_steps() -> None:
     series = only(trained("single", (0.1, 0.1)), trained("ddp:4", (0.16, 0.16)))
 
-    assert series.base.efficiency is None
     assert series.points[0].efficiency is not None
     assert series.points[0].efficiency.centre == pytest.approx(0.625)
 
@@ -169,24 +168,25 @@ def point(
 
 
 @pytest.mark.parametrize(
-    ("history", "launches_s"),
+    ("history", "samples_s"),
     [
         ((point(0.3), point(0.1)), (0.3, 0.1)),
         ((point(0.3, "other"), point(0.2), point(0.1)), (0.2, 0.1)),
         ((point(0.3, is_dirty=True), point(0.2), point(0.1)), (0.2, 0.1)),
-        ((point(0.3), point(0.1, is_dirty=True)), (0.1,)),
-        ((point(0.3, None), point(0.1, None)), (0.1,)),
-        ((point(0.0), point(0.1)), (0.1,)),
+        # One launch, so its three rounds.
+        ((point(0.3), point(0.1, is_dirty=True)), (0.1, 0.1, 0.1)),
+        ((point(0.3, None), point(0.1, None)), (0.1, 0.1, 0.1)),
+        ((point(0.0), point(0.1)), (0.1, 0.1, 0.1)),
     ],
 )
 def test_runs_of_one_clean_commit_are_launches(
-    history: tuple[HistoryPoint, ...], launches_s: tuple[float, ...]
+    history: tuple[HistoryPoint, ...], samples_s: tuple[float, ...]
 ) -> None:
-    row = dataclasses.replace(trained("ddp:2"), history=history)
+    row = dataclasses.replace(trained("ddp:2", (0.1, 0.1, 0.1)), history=history)
 
     series = only(trained("single"), row)
 
-    assert series.points[0].cell.launches_s == launches_s
+    assert series.points[0].cell.samples_s == samples_s
 
 
 def test_a_cell_of_one_round_has_an_efficiency_and_no_interval() -> None:
@@ -226,8 +226,8 @@ def test_what_backward_takes_longer_than_forward_predicts_is_exposed() -> None:
 
     assert series.points[0].exposed_ratio == pytest.approx(0.05 / 0.25)
     assert series.points[0].forward_ratio == pytest.approx(2.0)
-    assert series.base.exposed_ratio is None
-    assert series.base.forward_ratio is None
+    base = ScalingPoint(series.base, series.base)
+    assert (base.efficiency, base.exposed_ratio, base.forward_ratio) == (None, None, None)
 
 
 def test_forward_is_compared_for_one_sample() -> None:

@@ -17,15 +17,15 @@ from scaled_runs import LINK, all_reduces, reduced, trained
 
 from perfsuite.records.recipe import Recipe
 from perfsuite.report.charts.sections import Section
-from perfsuite.report.formats.folder import scaling_json, write_folder
+from perfsuite.report.formats.folder import write_folder
 from perfsuite.report.formats.html import html_page, svg_files
 from perfsuite.report.formats.markdown import to_markdown
 from perfsuite.report.rows import Row
 from perfsuite.report.scaling.charts import draw_scaling
 from perfsuite.report.scaling.cost_model import describe_scaling
-from perfsuite.report.scaling.tables import scaling_grids, scaling_notes
+from perfsuite.report.scaling.tables import scaling_grids, scaling_json, scaling_notes
 from perfsuite.report.terminal.tables import grid_table
-from perfsuite.system.untrusted import printable
+from perfsuite.system.untrusted import MOST, printable
 
 MEASURED = "Weak and strong scaling, measured"
 HELD_OUT = "The model against measurements that it was not fitted to"
@@ -355,11 +355,11 @@ def test_the_page_has_the_tables_beside_the_one_that_is_sorted() -> None:
 
 
 @given(
-    batch_size=st.integers(1, 2**53) | st.floats(),
+    batch_size=st.integers(1, 2**53) | st.floats(0, float(MOST)),
     times_s=st.lists(st.floats(1e-9, 1e6), min_size=1, max_size=4),
-    stages=st.tuples(st.floats(), st.floats()),
-    collectives=st.integers(),
-    num_bytes=st.integers(),
+    stages=st.tuples(st.floats(0, float(MOST)), st.floats(0, float(MOST))),
+    collectives=st.integers(0, MOST),
+    num_bytes=st.integers(0, MOST),
     num_cores=st.none() | st.integers(min_value=1),
     num_workers=st.integers(min_value=0, max_value=10**4000),
     parallel=st.sampled_from(["ddp:1", "ddp:999999999", "hsdp:999999999x999999999", "tp:3"]),

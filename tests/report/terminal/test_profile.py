@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from profile_example import PROFILE, UNEVALUATED
 
-from perfsuite.records.profile import Profile, encode_profile
+from perfsuite.records.profile import Profile
 from perfsuite.report.formats.csv_file import profile_csv
 from perfsuite.report.formats.latex import escape, profile_latex
 from perfsuite.report.terminal.profile import profile_text
@@ -65,7 +65,7 @@ def test_of_many_classes_the_first_twenty_are_shown() -> None:
 
 
 def test_the_figures_of_the_latex_table_are_those_of_the_json() -> None:
-    decoded = msgspec.json.decode(encode_profile(PROFILE), type=Profile)
+    decoded = msgspec.json.decode(msgspec.json.encode(PROFILE), type=Profile)
 
     rows = re.findall(r"^(\S[^&\n]*?) & ([\d.]+) & ([\d.]+) \\\\$", profile_latex(PROFILE), re.M)
 
@@ -109,4 +109,4 @@ def test_the_csv_has_each_stage_and_the_total() -> None:
 
 
 def test_the_json_is_what_it_was() -> None:
-    assert msgspec.json.decode(encode_profile(PROFILE), type=Profile) == PROFILE
+    assert msgspec.json.decode(msgspec.json.encode(PROFILE), type=Profile) == PROFILE

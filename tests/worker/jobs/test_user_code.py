@@ -306,8 +306,7 @@ def test_a_generator_is_no_loop() -> None:
         run_loop(train, ask(9))
 
     assert str(raised.value) == (
-        "mine is a generator function, of which nothing has run; give a function that runs the "
-        "whole loop"
+        "mine is a generator function, so nothing has run; give a function that runs the whole loop"
     )
 
 

@@ -102,24 +102,17 @@ def test_only_training_needs_a_full_last_batch(build: Any) -> None:
 
 
 ORIGIN = "workload 'small': build_loader('train', 1, 2)"
+EXPECTED = "return an iterable of at least one batch, with a __len__ that says when an epoch ends"
 
 
 @pytest.mark.parametrize(
     ("loader", "message"),
     [
-        (lambda *_: None, "returned None; return a loader for it, or ask for another split"),
-        (lambda *_: 5, "returned a int; return an iterable of batches"),
-        (
-            DataLoader(Endless(), batch_size=None),
-            "returned a DataLoader without a length; give it, or the dataset in it, a __len__, so "
-            "that it is known when an epoch ends",
-        ),
-        (
-            lambda *_: iter([1]),
-            "returned a list_iterator without a length; give it, or the dataset in it, a __len__, "
-            "so that it is known when an epoch ends",
-        ),
-        ([], "returned a list without a batch; it needs one at least"),
+        (lambda *_: None, f"returned None; {EXPECTED}"),
+        (lambda *_: 5, f"returned a int; {EXPECTED}"),
+        (DataLoader(Endless(), batch_size=None), f"returned a DataLoader; {EXPECTED}"),
+        (lambda *_: iter([1]), f"returned a list_iterator; {EXPECTED}"),
+        ([], f"returned a list; {EXPECTED}"),
         ([5], "gives a int as a batch; each must be a pair (inputs, target)"),
         ([(1, 2, 3)], "gives a tuple of 3 as a batch; each must be a pair (inputs, target)"),
         (

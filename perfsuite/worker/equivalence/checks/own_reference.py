@@ -164,7 +164,7 @@ def _describe_dropout(model: nn.Module | None) -> str | None:
     if not active:
         return None
     return (
-        f"the model has dropout ({listed(active)}), of which ranks and reference draw their own; "
+        f"the model has dropout ({listed(active)}), and ranks and reference draw different masks; "
         "build both with p=0"
     )
 
@@ -294,7 +294,7 @@ def _find_cause(
     elif found.step > 1 and not truth.follows:
         cause = "the loss before it agrees, so that the update in between does not"
     if cause is None and truth.has_drawn:
-        cause = "the step draws random numbers, of which ranks and reference draw their own"
+        cause = "the step draws random numbers, and ranks and reference draw different ones"
     if cause is None and found.what == "loss":
         cause = "a loss is not the mean over the samples, or weights or samples are others"
     return cause

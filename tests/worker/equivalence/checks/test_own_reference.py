@@ -215,7 +215,7 @@ def test_dropout_is_not_exercised_and_batchnorm_is_named() -> None:
     row, _ = check(of(layers=(nn.Dropout(0.5),)))
     assert (row.status, row.reason) == (
         "not exercised",
-        "the model has dropout (3), of which ranks and reference draw their own; build both with "
+        "the model has dropout (3), and ranks and reference draw different masks; build both with "
         "p=0",
     )
     norm = {"layers": (nn.BatchNorm1d(4),)}
