@@ -117,14 +117,7 @@ def gate(
         typer.echo(f"{pairs} in {judged.wall_s:.0f} s, seed {result.seed}")
     write_json(json_file, **_document(result))
     if markdown is not None:
-        model = report_on_verdicts(
-            result.cells,
-            refusal=result.refusal,
-            differs=result.differs,
-            tolerance=request.tolerance,
-            limit=request.limit,
-        )
-        write_atomically(markdown, to_markdown(model).encode())
+        write_atomically(markdown, _to_markdown(result, request).encode())
     raise typer.Exit(_end_code(result))
 
 
@@ -187,6 +180,17 @@ def _interpreter(python: str | None) -> str | None:
         raise SettingError(
             f"--base-python is {python!r}, which is not a program; name an interpreter"
         ) from error
+
+
+def _to_markdown(result: GateResult, request: GateRequest) -> str:
+    report = report_on_verdicts(
+        result.cells,
+        refusal=result.refusal,
+        differs=result.differs,
+        tolerance=request.tolerance,
+        limit=request.limit,
+    )
+    return to_markdown(report)
 
 
 def _end_code(result: GateResult) -> ExitCode:
