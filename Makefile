@@ -18,6 +18,7 @@ $(STAMP): pyproject.toml
 
 # What runs in continuous integration with a token, and what `perfsuite init` gives away.
 WORKFLOWS := $(wildcard .github/workflows/*.yml perfsuite/cli/starter/*.yml)
+ISSUE_FORMS := $(filter-out %/config.yml,$(wildcard .github/ISSUE_TEMPLATE/*.yml))
 
 bench: install
 	$(BIN)/perfsuite run benchmarks
@@ -63,3 +64,6 @@ lint: install
 	$(BIN)/zizmor --offline --quiet --persona=pedantic $(WORKFLOWS) .github/dependabot.yml
 	$(BIN)/check-jsonschema --builtin-schema vendor.github-workflows $(WORKFLOWS)
 	$(BIN)/check-jsonschema --builtin-schema vendor.dependabot .github/dependabot.yml
+	$(BIN)/check-jsonschema --builtin-schema vendor.github-issue-forms $(ISSUE_FORMS)
+	$(BIN)/check-jsonschema --builtin-schema vendor.github-issue-config .github/ISSUE_TEMPLATE/config.yml
+	$(BIN)/check-jsonschema --builtin-schema vendor.citation-file-format --default-filetype yaml CITATION.cff

@@ -2,12 +2,20 @@
 
 A message says what is wrong, the value, where it came from, what is allowed and what to do. The
 plugin and the command line print the message alone: none of these is shown with a traceback of
-ours. `ExitCode` says what a process of perfsuite ends in.
+ours. `ExitCode` says what a process of perfsuite ends in. What an extra installs is imported here,
+so that one sentence says which.
 """
 
 import copyreg
 import enum
+import functools
+import importlib.util
+import re
 from dataclasses import KW_ONLY, dataclass
+from typing import Any
+
+# As in the extra "torch".
+OLDEST_TORCH = (2, 11)
 
 
 class ExitCode(enum.IntEnum):
@@ -34,6 +42,10 @@ class PerfsuiteError(Exception):
 
 class SettingError(PerfsuiteError):
     """An option, ini value or marker argument has a value that is not allowed."""
+
+
+class MissingPackageError(SettingError):
+    """A package that an extra installs is not there."""
 
 
 class RecipeError(PerfsuiteError, ValueError):
@@ -108,3 +120,45 @@ class RankFailureError(PerfsuiteError):
 
 class LostRankError(PerfsuiteError):
     """The pytest process of another rank is gone or silent; the session cannot go on."""
+
+
+def missing_package(package: str, extra: str) -> str:
+    """Return the sentence about a package that is not there, and the extra that installs it."""
+    command = f"pip install 'perfsuite[{extra}]'"
+    # torchvision fits one torch alone, and pip would replace the one that is there.
+    if extra == "workloads" and (torch := installed_version("torch")) is not None:
+        command += f" torch=={torch}"
+    return f"{package} is not installed: {command}"
+
+
+def import_extra(module: str, extra: str) -> Any:
+    """Return a module of a package that an extra installs; raises a MissingPackageError."""
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        raise MissingPackageError(missing_package(str(error.name), extra)) from error
+
+
+@functools.cache
+def require_torch() -> None:
+    """Raise a MissingPackageError without torch, a SettingError for an old one; import neither."""
+    if importlib.util.find_spec("torch") is None:
+        raise MissingPackageError(missing_package("torch", "torch"))
+    version = installed_version("torch")
+    # A torch that is on the path without being installed has no version here.
+    if version and tuple(map(int, re.findall(r"\d+", version)[:2])) < OLDEST_TORCH:
+        oldest = "{}.{}".format(*OLDEST_TORCH)
+        raise SettingError(
+            f"torch {version} is too old: install {oldest} or newer; perfsuite replaces no torch"
+        )
+
+
+def installed_version(package: str) -> str | None:
+    """Return the version of a package, None where it is not installed."""
+    # Imported here: what runs in a user's training imports this module.
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None

@@ -4,7 +4,7 @@ import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from perfsuite.errors import ExitCode, PerfsuiteError, RankFailureError
+from perfsuite.errors import ExitCode, PerfsuiteError, RankFailureError, SettingError
 from perfsuite.experiments import results
 from perfsuite.experiments.rank_session import Session
 from perfsuite.records.equivalence import EquivalenceReport, NumericsStatus, combine_statuses
@@ -38,11 +38,14 @@ def verify_every(
 ) -> list[EquivalenceReport]:
     """Return the reports of many recipes; one that cannot train the workload is not exercised.
 
-    `show` is called with how many are done, and with each report as it comes.
+    `show` is called with how many are done, and with each report as it comes. Raises a
+    SettingError where a package is not there.
     """
     reports: list[EquivalenceReport] = []
     outcomes = session.verify_each(workload, recipes, num_steps=num_steps)
     for recipe, outcome in zip(recipes, outcomes, strict=True):
+        if isinstance(outcome, SettingError):  # of this installation, and so of every recipe
+            raise outcome
         if isinstance(outcome, PerfsuiteError):
             outcome = results.not_exercised(workload, recipe, str(outcome))
         reports.append(outcome)

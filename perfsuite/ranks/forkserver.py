@@ -20,6 +20,7 @@ from multiprocessing.util import get_temp_dir
 from pathlib import Path
 from typing import TypeVar
 
+from perfsuite.errors import require_torch
 from perfsuite.ranks import bootstrap
 
 Start = TypeVar("Start")
@@ -56,6 +57,7 @@ def start_process(
 
 def _forkserver() -> ForkServerContext:
     """Return the context of the server with torch; the first call in a session starts it."""
+    require_torch()
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(list(_PRELOADED))
     _record_sockets(os.getpid())

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from perfsuite.errors import missing_package
 from perfsuite.records.recipe import Recipe
 from perfsuite.units import counted
 
@@ -69,10 +70,7 @@ def why_not_exercised(recipe: Recipe, hardware: Hardware) -> str | None:
             f"this cell runs on {found}"
         )
     if recipe.has_float8 and not hardware.has_torchao:
-        return (
-            f"precision {recipe.precision!r} needs the package torchao, which is not installed: "
-            "pip install 'perfsuite[fp8]'"
-        )
+        return f"precision {recipe.precision!r}: {missing_package('torchao', 'fp8')}"
     if recipe.pin_memory and not on_cuda:
         return "pin_memory=True pins nothing without an accelerator; this cell runs on cpu"
     return None

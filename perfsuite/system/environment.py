@@ -11,12 +11,12 @@ import os
 import platform
 import sys
 from collections.abc import Mapping
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
+from perfsuite.errors import installed_version
 from perfsuite.system.gpus import GpuFacts, driver_version, visible_gpus
 from perfsuite.units import counted, format_bytes
 
@@ -54,11 +54,11 @@ def describe_host(environ: Mapping[str, str], num_cores: int) -> Environment:
         cuda=None,
         cudnn=None,
         nccl=None,
-        torch=_version_of("torch"),
+        torch=installed_version("torch") or "not installed",
         cpu=cpu_model(),
         num_cores=num_cores,
         python=f"{sys.version_info.major}.{sys.version_info.minor}",
-        knobs={"numpy": _version_of("numpy")} | speed_variables(environ),
+        knobs={"numpy": installed_version("numpy") or "not installed"} | speed_variables(environ),
     )
 
 
@@ -101,13 +101,6 @@ def speed_variables(environ: Mapping[str, str]) -> dict[str, str]:
         and name not in _IDLE_VARIABLES
         and value not in _OWN_VARIABLES.get(name, ())
     }
-
-
-def _version_of(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return "not installed"
 
 
 class Environment(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

@@ -20,7 +20,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeAlias
 
-from perfsuite.errors import SettingError
+from perfsuite.errors import MissingPackageError, SettingError, missing_package
 from perfsuite.system.untrusted import printable
 
 
@@ -196,10 +196,8 @@ def locate(text: str, source: str) -> AnyPath:
         _filesystem(protocol)
     except ImportError as error:
         client = _PROTOCOLS[protocol]
-        raise SettingError(
-            f"{source} begins with {protocol}://, which needs the package {client.package}: "
-            f"pip install 'perfsuite[{client.extra}]'"
-        ) from error
+        missing = missing_package(client.package, client.extra)
+        raise MissingPackageError(f"{source} begins with {protocol}://, and {missing}") from error
     return RemotePath(protocol, key)
 
 

@@ -179,7 +179,7 @@ def test_a_url_whose_package_is_missing_ends_in_2_with_one_line(
     assert perfsuite(*arguments, "gs://bucket/runs") == 2
 
     assert capsys.readouterr().err == (
-        f"perfsuite: {source} begins with gs://, which needs the package gcsfs: "
+        f"perfsuite: {source} begins with gs://, and gcsfs is not installed: "
         "pip install 'perfsuite[gcs]'\n"
     )
 

@@ -60,8 +60,7 @@ def gpus(num_gpus: int, capability: tuple[int, int] = (9, 0)) -> Hardware:
         (
             {"precision": "fp8-rowwise"},
             CPU,
-            "precision 'fp8-rowwise' needs the package torchao, which is not installed: "
-            "pip install 'perfsuite[fp8]'",
+            "precision 'fp8-rowwise': torchao is not installed: pip install 'perfsuite[fp8]'",
         ),
         (
             {"pin_memory": True},

@@ -107,7 +107,7 @@ def test_a_url_whose_package_is_missing_names_the_extra(
         locate(f"{protocol}://bucket/a", "--storage")
 
     assert str(refused.value) == (
-        f"--storage begins with {protocol}://, which needs the package {package}: "
+        f"--storage begins with {protocol}://, and {package} is not installed: "
         f"pip install 'perfsuite[{extra}]'"
     )
 

@@ -15,8 +15,14 @@ from typing import Any
 
 import pynvml
 
-from perfsuite.cli.doctor.findings import Finding
-from perfsuite.errors import PerfsuiteError
+from perfsuite.cli.doctor.findings import Finding, Status
+from perfsuite.errors import (
+    MissingPackageError,
+    PerfsuiteError,
+    SettingError,
+    import_extra,
+    require_torch,
+)
 from perfsuite.experiments.rank_session import Session
 from perfsuite.experiments.settings import Settings
 from perfsuite.units import counted
@@ -29,7 +35,12 @@ _WAKING_S = 60.0
 
 
 def examine_torch(environ: Mapping[str, str] = os.environ) -> list[Finding]:
-    """Return what fresh ranks find about torch, torchvision and gloo."""
+    """Return what fresh ranks find about torch, torchvision and gloo; none without torch."""
+    try:
+        require_torch()
+    except SettingError as error:
+        status: Status = "ok" if isinstance(error, MissingPackageError) else "fail"
+        return [Finding("torch", status, str(error), "only cells that train need it")]
     try:
         session = Session(_SETTINGS, say=print)
     except pynvml.NVMLError as error:
@@ -85,6 +96,8 @@ def finding_of_ranks(
     try:
         with contextlib.redirect_stdout(io.StringIO()):  # the ranks' logs
             answers = ask()
+    except MissingPackageError as error:
+        return Finding(subject, "ok", str(error))
     except (PerfsuiteError, OSError, EOFError) as error:
         # EOFError: the server that ranks are forked from ended, as torch does where it cannot load.
         reason = str(error).partition("\n")[0] or type(error).__name__
@@ -109,7 +122,7 @@ def read_torch() -> dict[str, Any]:
 
 def read_torchvision() -> str:
     """Return the version of torchvision, which fails beside a torch of another build."""
-    version: str = importlib.import_module("torchvision").__version__
+    version: str = import_extra("torchvision", "workloads").__version__
     return version
 
 

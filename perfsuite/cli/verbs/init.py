@@ -1,7 +1,9 @@
 """The verb `init`: a starter set for a repository; it overwrites nothing."""
 
+import json
 import re
 import tomllib
+from importlib.metadata import distribution
 from importlib.resources import files
 from pathlib import Path
 from typing import Annotated
@@ -39,6 +41,12 @@ perf_gate = on
 perf_tolerance = 2%
 perf_limit = 5%
 """
+# What the starter benchmark needs, and the workflows install.
+_REQUIREMENT = "perfsuite[torch,workloads]"
+_PATH_ADVICE = (
+    "no runner has this path: use a release (perfsuite[...]==VERSION), or a commit "
+    "(perfsuite[...] @ git+https://HOST/REPOSITORY@COMMIT)"
+)
 _GIT_IGNORE = Path(".gitignore")
 _IGNORED = ("results/", "__pycache__/")
 
@@ -66,6 +74,10 @@ def init(
         typer.echo(f"wrote {path}")
     for path in kept:
         typer.echo(f"kept  {path}, which was there already")
+    requirement, advice = _requirement()
+    for path in written:
+        if advice and path.endswith(".yml"):
+            typer.echo(f"change {path}: it installs {requirement}; {advice}")
     typer.echo("next: pytest benchmarks --perf-matrix=smoke")
     typer.echo(
         "then: commit; 'pytest benchmarks --benchmark-compare' judges the next change, and ends in "
@@ -85,6 +97,9 @@ def write_starters(folder: Path, *, num_gpus: int | None = None) -> tuple[list[s
             continue
         text = (files("perfsuite.cli.starter") / name).read_text()
         text = text.replace('NUM_GPUS: "8"', f'NUM_GPUS: "{num_gpus}"')
+        requirement, advice = _requirement()
+        line = json.dumps(requirement) + (f" # CHANGE THIS: {advice}" if advice else "")
+        text = text.replace(f'"{_REQUIREMENT}"', line)
         write_atomically(folder / path, text.encode())
         written.append(str(path))
     if configured is None:
@@ -103,6 +118,18 @@ def write_starters(folder: Path, *, num_gpus: int | None = None) -> tuple[list[s
         append_line(git_ignore, "\n".join(missing).encode())
         written.append(str(_GIT_IGNORE))
     return written, kept
+
+
+def _requirement() -> tuple[str, str]:
+    """What installs the perfsuite that is installed here (PEP 610), and advice if it is a path."""
+    installed = distribution("perfsuite")
+    origin = json.loads(installed.read_text("direct_url.json") or "null")
+    if origin is None:
+        return f"{_REQUIREMENT}=={installed.version}", ""
+    url = origin["url"]
+    if commit := origin.get("vcs_info"):
+        url = f"{commit['vcs']}+{url}@{commit['commit_id']}"
+    return f"{_REQUIREMENT} @ {url}", _PATH_ADVICE if "file://" in url else ""
 
 
 def _pytest_configuration(folder: Path) -> str | None:

@@ -9,6 +9,7 @@ import typer
 
 from perfsuite.cli.options import DeviceName, Seed, WorkloadName, open_session, takes_recipe
 from perfsuite.cli.output import JsonFile, say, write_json
+from perfsuite.errors import import_extra
 from perfsuite.records.recipe import Recipe
 from perfsuite.report.charts.pie import FORMATS, draw_pie
 from perfsuite.report.formats.csv_file import profile_csv
@@ -36,6 +37,7 @@ def profile(
     """
     recipe.require_own_loader()
     check_writable(_FOLDER / "trace.json", json_file)
+    import_extra("matplotlib", "plots")  # before the training, which takes minutes
     with closing(open_session(device, seed)) as session:
         say(f"training {workload} for {num_epochs} {'epoch' if num_epochs == 1 else 'epochs'}")
         run = session.profile(workload, recipe, num_epochs=num_epochs)

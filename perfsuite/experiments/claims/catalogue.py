@@ -29,6 +29,8 @@ def try_claims(claims: Sequence[Claim], bench: Bench) -> Iterator[tuple[Claim, C
         bench.say(f"{claim.id}: {claim.text}")
         try:
             finding = claim.experiment(bench)
+        except SettingError:  # of this installation, and so of every claim
+            raise
         except PerfsuiteError as error:
             is_broken = not isinstance(error, NotExercisedError)
             reason = f"the experiment broke: {error}" if is_broken else str(error)

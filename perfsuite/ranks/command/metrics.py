@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import math
 import os
@@ -13,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from perfsuite.errors import SettingError, WorkloadError
+from perfsuite.errors import SettingError, WorkloadError, import_extra
 from perfsuite.ranks.command.group import CommandGroup, CommandLaunch
 from perfsuite.ranks.messages import CellMeasured, GroupRequest, RoundTimes, RunCell
 from perfsuite.ranks.turns import Turns
@@ -102,12 +101,7 @@ def _read_lines(file: Path, key: str, offset: int) -> Iterator[Any]:
 
 
 def _read_events(files: Sequence[Path], tag: str) -> Iterator[Any]:
-    try:
-        module = importlib.import_module("tensorboard.backend.event_processing.event_accumulator")
-    except ImportError as error:
-        raise SettingError(
-            "metrics=tensorboard needs tensorboard: pip install 'perfsuite[tensorboard]'"
-        ) from error
+    module = import_extra("tensorboard.backend.event_processing.event_accumulator", "tensorboard")
     for file in files:
         events = module.EventAccumulator(str(file), size_guidance={"scalars": 0}).Reload()
         if tag in events.Tags()["scalars"]:

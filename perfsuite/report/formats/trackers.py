@@ -5,7 +5,6 @@ configuration, everything else as its summary. The clients are optional extras, 
 """
 
 import hashlib
-import importlib
 import math
 import re
 import tempfile
@@ -13,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from perfsuite.errors import SettingError, WriteError
+from perfsuite.errors import SettingError, WriteError, import_extra
 from perfsuite.report.formats.folder import write_folder
 from perfsuite.report.model import Report
 from perfsuite.report.rows import COLUMNS, Row
@@ -29,8 +28,8 @@ _MOST_NAME_CHARACTERS: Final = 120
 
 def log_to_tensorboard(runs: Sequence[Run], folder: Path) -> None:
     """Write `folder`/run/cell for each cell of each run; raises a SettingError, or a WriteError."""
-    writers = _import("tensorboard.summary.writer.event_file_writer", "tensorboard")
-    hparams = _import("tensorboard.plugins.hparams.summary_v2", "tensorboard")
+    writers = import_extra("tensorboard.summary.writer.event_file_writer", "tensorboard")
+    hparams = import_extra("tensorboard.plugins.hparams.summary_v2", "tensorboard")
     from tensorboard.compat.proto.event_pb2 import Event
     from tensorboard.compat.proto.summary_pb2 import Summary
 
@@ -57,7 +56,7 @@ def log_to_wandb(runs: Sequence[Run], report: Report) -> None:
     The client's own environment variables decide whether it sends anything. Raises a SettingError
     where wandb is not installed, or its client refuses, and a WriteError.
     """
-    wandb = _import("wandb", "wandb")
+    wandb = import_extra("wandb", "wandb")
     try:
         for run in runs:
             for row in run.measured:
@@ -96,15 +95,6 @@ def _log_cell(wandb: Any, row: Row, group: str) -> None:
         tracked.summary.update(dict(_totals(row)))
         if row.verdict is not None:
             tracked.summary["verdict"] = row.verdict.word
-
-
-def _import(module: str, extra: str) -> Any:
-    try:
-        return importlib.import_module(module)
-    except ModuleNotFoundError as error:
-        raise SettingError(
-            f"--{extra} needs the package {error.name}: pip install 'perfsuite[{extra}]'"
-        ) from error
 
 
 def _config(row: Row) -> dict[str, Any]:

@@ -14,7 +14,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 from torch.utils.data import TensorDataset
 
-from perfsuite.errors import WorkloadError
+from perfsuite.errors import MissingPackageError, WorkloadError, missing_package
 from perfsuite.records.workload import Split
 from perfsuite.worker.workloads.splits import take_split
 
@@ -30,8 +30,8 @@ def digits(split: Split, *, image_size: int, num_channels: int = 1) -> TensorDat
     """Return (image, class) pairs of one of three disjoint parts, images all in memory.
 
     The scans are enlarged bilinearly to (num_channels, image_size, image_size), float32 from 0 for
-    paper to 1 for ink, with equal channels. Classes are 0 to 9. Raises a WorkloadError where the
-    file of scikit-learn is not there.
+    paper to 1 for ink, with equal channels. Classes are 0 to 9. Raises a MissingPackageError
+    without scikit-learn, and a WorkloadError without its file.
     """
     scans, labels = _read_scans()
     order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(_SHUFFLE_SEED))
@@ -47,10 +47,7 @@ def _read_scans() -> tuple[Tensor, Tensor]:
     # and reading the file takes 4 ms. find_spec imports nothing.
     package = importlib.util.find_spec("sklearn")
     if package is None or package.origin is None:
-        raise WorkloadError(
-            "the digits workloads need the package scikit-learn, which cannot be imported; "
-            "pip install scikit-learn"
-        )
+        raise MissingPackageError(missing_package("scikit-learn", "workloads"))
     path = Path(package.origin).parent / "datasets" / "data" / "digits.csv.gz"
     try:
         table = torch.from_numpy(np.loadtxt(path, delimiter=",", dtype=np.uint8))

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.optim import SGD
 from torch.utils.data import Dataset, TensorDataset
 
+from perfsuite.errors import import_extra
 from perfsuite.records.workload import Split, Workload
 from perfsuite.worker.workloads.digits import digits
 from perfsuite.worker.workloads.mnist import IMAGE_SIZE, mnist
@@ -67,13 +68,12 @@ class AugmentedDataset(Dataset[tuple[Tensor, Tensor]]):
 def random_affine() -> Callable[[Tensor], Tensor]:
     """Return a transform of a (C, H, W) image: rotated, shifted and scaled, filled with 0."""
     # Imported here, because it takes 1.1 s and only this variant needs it.
-    from torchvision.transforms import InterpolationMode, v2
-
+    v2 = import_extra("torchvision.transforms.v2", "workloads")
     transform: Callable[[Tensor], Tensor] = v2.RandomAffine(
         degrees=MAX_ROTATION_DEGREES,
         translate=(MAX_SHIFT_RATIO, MAX_SHIFT_RATIO),
         scale=SCALES,
-        interpolation=InterpolationMode.BILINEAR,
+        interpolation=v2.InterpolationMode.BILINEAR,
     )
     return transform
 

@@ -13,7 +13,7 @@ from filelock import FileLock
 from torch import Tensor
 from torch.utils.data import TensorDataset
 
-from perfsuite.errors import WorkloadError
+from perfsuite.errors import WorkloadError, import_extra
 from perfsuite.records.workload import Split
 
 # The place of the data belongs to the machine, not to a cell: these are variables, not options.
@@ -82,13 +82,12 @@ def _find_files() -> Path:
 
 
 def _download(root: Path) -> None:
-    from torchvision.datasets import MNIST
-
+    datasets = import_extra("torchvision.datasets", "workloads")
     try:
         root.mkdir(parents=True, exist_ok=True)
         # One rank downloads; the others wait, and then find the files.
         with FileLock(root / ".mnist.lock"):
-            MNIST(root, download=True)
+            datasets.MNIST(root, download=True)
     except (RuntimeError, OSError) as error:
         raise WorkloadError(
             f"MNIST could not be downloaded to {root} ({DOWNLOAD_VARIABLE}=1): {error}; "

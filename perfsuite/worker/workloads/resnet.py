@@ -7,10 +7,10 @@ one that sees the whole batch.
 from functools import partial
 
 import torch.nn.functional as F  # noqa: N812
-import torchvision
 from torch import nn
 from torch.optim import SGD
 
+from perfsuite.errors import import_extra
 from perfsuite.records.workload import Workload
 from perfsuite.worker.workloads.digits import digits
 
@@ -41,7 +41,8 @@ def resnet18() -> Workload:
 
 def build_resnet18() -> nn.Module:
     """Return ResNet-18, (B, 3, 32, 32) -> (B, 10) for B images."""
-    model: nn.Module = torchvision.models.resnet18(weights=None, num_classes=NUM_CLASSES)
+    models = import_extra("torchvision.models", "workloads")
+    model: nn.Module = models.resnet18(weights=None, num_classes=NUM_CLASSES)
     return model
 
 

@@ -7,11 +7,14 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 from typer.testing import CliRunner
 
 from perfsuite.cli.app import app
+from perfsuite.cli.verbs import init
 from perfsuite.cli.verbs.init import write_starters
 from perfsuite.errors import SettingError, WriteError
 
@@ -19,6 +22,24 @@ WRITTEN = [
     *("benchmarks/test_training_step.py", ".github/workflows/performance.yml"),
     *("pytest.ini", ".gitignore"),
 ]
+
+
+class Installed:
+    """What pip noted of the perfsuite that is installed: its version, and where it came from."""
+
+    version = "1.4.0"
+
+    def __init__(self, **origin: object) -> None:
+        self._origin = origin
+
+    def read_text(self, name: str) -> str | None:
+        assert name == "direct_url.json"
+        return json.dumps(self._origin) if self._origin else None
+
+
+@pytest.fixture(autouse=True)
+def released(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(init, "distribution", lambda _: Installed())
 
 
 def test_an_empty_repository_gets_everything(tmp_path: Path) -> None:
@@ -196,10 +217,85 @@ def test_the_workflow_can_only_read_and_every_action_is_pinned_by_hash(tmp_path:
     assert all(re.fullmatch(r"actions/[a-z-]+@[0-9a-f]{40}", action) for action in used)
     assert "permissions:\n  contents: read\n" in workflow
     assert "persist-credentials: false" in workflow
-    assert "python -m pip install -e .;" in workflow
+    assert "then set -- --editable .; fi\n" in workflow
     assert "pull_request_target" not in workflow
     # An expression is put into a shell's text before the shell reads it: a branch is named freely.
     assert not re.search(r"run: .*\$\{\{", workflow)
+
+
+WORKFLOWS = (".github/workflows/performance.yml", ".github/workflows/gate-gpu.yml")
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+EXTRAS = "perfsuite[torch,workloads]"
+
+
+def installs(folder: Path) -> list[str]:
+    """What each workflow gives to pip; both say it once."""
+    found = [
+        re.findall(r"^          PERFSUITE: (.*)$", (folder / path).read_text(), re.MULTILINE)
+        for path in WORKFLOWS
+    ]
+    assert all(len(lines) == 1 for lines in found)
+    return [line for (line,) in found]
+
+
+@pytest.mark.parametrize(
+    ("origin", "requirement"),
+    [
+        ({}, f"{EXTRAS}==1.4.0"),
+        (
+            {
+                "url": "https://example.org/perfsuite.git",
+                "vcs_info": {"vcs": "git", "commit_id": COMMIT, "requested_revision": "main"},
+            },
+            f"{EXTRAS} @ git+https://example.org/perfsuite.git@{COMMIT}",
+        ),
+        (
+            {"url": "https://example.org/perfsuite-1.4.0-py3-none-any.whl", "archive_info": {}},
+            f"{EXTRAS} @ https://example.org/perfsuite-1.4.0-py3-none-any.whl",
+        ),
+    ],
+    ids=["a release", "a commit", "an archive"],
+)
+def test_the_workflows_install_what_is_installed_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, origin: dict[str, Any], requirement: str
+) -> None:
+    monkeypatch.setattr(init, "distribution", lambda _: Installed(**origin))
+
+    result = CliRunner().invoke(app, ["init", str(tmp_path), "--gpus", "2"])
+
+    assert installs(tmp_path) == [f'"{requirement}"'] * 2
+    assert "change" not in result.output.replace("the next change", "")
+
+
+@pytest.mark.parametrize(
+    ("origin", "url"),
+    [
+        ({"dir_info": {"editable": True}}, "file:///home/me/my%20tools/perfsuite"),
+        ({"archive_info": {}}, "file:///tmp/perfsuite-1.4.0-py3-none-any.whl"),
+        ({"vcs_info": {"vcs": "git", "commit_id": COMMIT}}, "file:///srv/perfsuite"),
+    ],
+)
+def test_a_path_that_no_runner_has_is_to_be_changed_in_the_workflow(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, origin: dict[str, Any], url: str
+) -> None:
+    monkeypatch.setattr(init, "distribution", lambda _: Installed(url=url, **origin))
+    place = f"git+{url}@{COMMIT}" if "vcs_info" in origin else url
+    advice = (
+        "no runner has this path: use a release (perfsuite[...]==VERSION), or a commit "
+        "(perfsuite[...] @ git+https://HOST/REPOSITORY@COMMIT)"
+    )
+
+    first = CliRunner().invoke(app, ["init", str(tmp_path), "--gpus", "2"])
+    second = CliRunner().invoke(app, ["init", str(tmp_path), "--gpus", "2"])
+
+    assert installs(tmp_path) == [f'"{EXTRAS} @ {place}" # CHANGE THIS: {advice}'] * 2
+    (line, _) = installs(tmp_path)
+    assert yaml.safe_load(line) == f"{EXTRAS} @ {place}"
+    told = [line for line in first.output.splitlines() if line.startswith("change")]
+    assert told == [
+        f"change {path}: it installs {EXTRAS} @ {place}; {advice}" for path in WORKFLOWS
+    ]
+    assert not any(line.startswith("change") for line in second.output.splitlines())
 
 
 def test_a_workflow_for_gpus_is_written_where_it_is_asked_for(tmp_path: Path) -> None:

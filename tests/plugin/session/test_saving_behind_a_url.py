@@ -190,7 +190,7 @@ def test_a_url_whose_package_is_missing_is_a_usage_error(
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     result.stderr.fnmatch_lines(
         [
-            "ERROR: --benchmark-storage begins with gs://, which needs the package gcsfs: "
+            "ERROR: --benchmark-storage begins with gs://, and gcsfs is not installed: "
             "pip install 'perfsuite[[]gcs]'"
         ]
     )

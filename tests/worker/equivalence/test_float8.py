@@ -29,9 +29,7 @@ Check = Callable[..., EquivalenceReport]
 
 CPU = torch.device("cpu")
 PRECISIONS = ("fp8-tensorwise", "fp8-rowwise")
-NOT_INSTALLED = (
-    "precision {!r} needs the package torchao, which is not installed: pip install 'perfsuite[fp8]'"
-)
+NOT_INSTALLED = "precision {!r}: torchao is not installed: pip install 'perfsuite[fp8]'"
 
 
 def make_layers() -> nn.Module:

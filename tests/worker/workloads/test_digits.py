@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import importlib.util
 from importlib.machinery import ModuleSpec
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 from sklearn.datasets import load_digits
 
 from perfsuite import WorkloadError
+from perfsuite.errors import MissingPackageError
 from perfsuite.worker.workloads.digits import SPLIT_SIZES, _read_scans, digits
 
 
@@ -55,12 +57,12 @@ def test_a_missing_scikit_learn_is_an_error_that_says_what_to_install(
     _read_scans.cache_clear()
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
 
-    with pytest.raises(WorkloadError) as raised:
+    with pytest.raises(MissingPackageError) as raised:
         digits("train", image_size=28)
 
     assert str(raised.value) == (
-        "the digits workloads need the package scikit-learn, which cannot be imported; "
-        "pip install scikit-learn"
+        "scikit-learn is not installed: pip install 'perfsuite[workloads]' "
+        f"torch=={version('torch')}"
     )
 
 
