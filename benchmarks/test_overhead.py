@@ -34,16 +34,14 @@ def alternate_with_a_hand_written_loop(num_pairs: int, num_steps: int) -> list[t
     from perfsuite.worker.measure.rounds import measure_rounds
     from perfsuite.worker.measure.stages import StageClock
     from perfsuite.worker.training.build import build_trainer
-    from perfsuite.worker.training.loaders import build_batches
+    from perfsuite.worker.training.loaders import EpochBatches
     from perfsuite.worker.training.step import train_step
     from perfsuite.worker.workloads.lenet import lenet_digits
 
     device = torch.device("cpu")
     workload, recipe = lenet_digits(), Recipe()
     trainer = build_trainer(workload, recipe, device=device, seed=0)
-    batches = build_batches(
-        workload, recipe, "train", shard_index=0, num_shards=1, seed=0, device=device
-    )
+    batches = EpochBatches(workload, recipe, "train", (0, 1), seed=0)
 
     # The same weights in the same memory: two models of one process differ by a few per cent.
     model, optimizer = trainer.model, trainer.optimizer

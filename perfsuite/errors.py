@@ -95,7 +95,6 @@ class RankFailureError(PerfsuiteError):
     Attributes:
         rank: The failing rank: the first in time, and never one that only lost its peer.
         signal_name: Of the signal that ended it, such as "SIGKILL".
-        phase: Such as "warm-up" or "measure", and `stage` such as "forward".
         log_lines: The last lines of its standard output and error.
         lost_peer: Whether it only reports that another rank is gone or late.
     """
@@ -105,8 +104,6 @@ class RankFailureError(PerfsuiteError):
     rank: int
     exit_code: int | None = None
     signal_name: str | None = None
-    phase: str | None = None
-    stage: str | None = None
     log_lines: tuple[str, ...] = ()
     lost_peer: bool = False
 

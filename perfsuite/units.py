@@ -152,10 +152,11 @@ def format_change(ratio: float) -> str:
 def counted(number: int, noun: str) -> str:
     """Return how many of them there are.
 
-    >>> counted(1, "cell"), counted(0, "cell")
-    ('1 cell', '0 cells')
+    >>> counted(1, "cell"), counted(0, "cell"), counted(2, "process")
+    ('1 cell', '0 cells', '2 processes')
     """
-    return f"{number} {noun}{'s' * (number != 1)}"
+    plural = "es" if noun.endswith("s") else "s"
+    return f"{number} {noun}{plural * (number != 1)}"
 
 
 def listed(names: Collection[object], most: int = 3) -> str:

@@ -1,7 +1,4 @@
-"""Which processor, GPU, backend and rendezvous each rank of a group gets.
-
-The controller assigns them, and the rank receives its own.
-"""
+"""Which processor, GPU, backend and rendezvous each rank of a group gets from its controller."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,12 +6,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class Rendezvous:
-    """Where the ranks of a group meet that several controllers start.
+    """The TCP store of torchrun or rank 0 where ranks meet that several controllers start.
 
-    Attributes:
-        host: The host of the TCP store that torchrun or rank 0 keeps.
-        prefix: Begins every key of this group in the store, and no key of another group.
-        is_on_one_machine: Whether all ranks share one loopback interface.
+    `prefix` begins every key of this group and of no other. Ranks that are on one machine share its
+    loopback interface.
     """
 
     host: str
@@ -31,7 +26,7 @@ class Assignment:
         place: Its number among those ranks of the group that may use the same processors.
         num_neighbours: How many those are, itself included.
         gpu: Its GPU's number among those that the process sees, if any; after the last the first.
-        backend: "gloo" or "nccl", where the group needs torch.distributed.
+        backend: "gloo" or "nccl".
         rendezvous: None for a group of one controller, which meets in its folder.
     """
 

@@ -1,8 +1,8 @@
 """How a process becomes a rank that cannot outlive its controller, and how its files are removed.
 
-`enter_rank` is the first code that runs in a rank. The controller, the forkserver and the messenger
-use the rest. Files of a group in `/tmp` and `/dev/shm` are named after the processes that made
-them, so that a later session can remove what a group left when its controller was killed.
+`enter_rank` is the first code that runs in a rank. Files of a group in `/tmp` and `/dev/shm` are
+named after the processes that made them, so that a later session can remove what a group left when
+its controller was killed.
 """
 
 import ctypes
@@ -45,17 +45,9 @@ REQUIRED_VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 # any group (`worker.equivalence.references`).
 TORCHRUN_VARIABLES = (
     *REQUIRED_VARIABLES,
-    "LOCAL_RANK",
-    "LOCAL_WORLD_SIZE",
-    "GROUP_RANK",
-    "GROUP_WORLD_SIZE",
-    "ROLE_NAME",
-    "ROLE_RANK",
-    "ROLE_WORLD_SIZE",
-    RESTARTS,
-    "TORCHELASTIC_MAX_RESTARTS",
-    "TORCHELASTIC_RUN_ID",
-    "TORCHELASTIC_USE_AGENT_STORE",
+    *("LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE"),
+    *("ROLE_NAME", "ROLE_RANK", "ROLE_WORLD_SIZE", RESTARTS),
+    *("TORCHELASTIC_MAX_RESTARTS", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_USE_AGENT_STORE"),
 )
 
 # fcntl(2), <linux/fcntl.h>: not in Python's module before 3.13 on every platform.
@@ -141,9 +133,9 @@ def make_group_folder(prefix: str = _GROUP_PREFIX) -> Path:
         folder = Path(tempfile.mkdtemp(prefix=f"{prefix}-{os.getpid()}-"))
         (folder / _PIDS_FOLDER).mkdir()
     except OSError as error:
+        why = error.strerror or error
         raise WriteError(
-            f"cannot make a temporary folder for the ranks: {error.strerror or error}; set TMPDIR "
-            "to a folder with room"
+            f"cannot make a temporary folder for the ranks: {why}; set TMPDIR to a folder with room"
         ) from error
     return folder
 

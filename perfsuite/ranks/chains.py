@@ -1,4 +1,4 @@
-"""Chains of rank groups, several alive together: for untimed work. Runs in the controller.
+"""Chains of rank groups, several alive together: for untimed work.
 
 A chain is a generator that yields the groups it needs, one after the other, and is sent their
 replies. One thread advances all chains, so that Ctrl-C ends them as it ends one.
@@ -84,15 +84,13 @@ class _RunningChain(Generic[T]):
         return () if self._group is None else self._group.sources()
 
     def poll(self) -> None:
-        if self._group is None:
-            return
         try:
-            replies = self._group.poll(0.0)
+            replies = None if self._group is None else self._group.poll(0.0)
         except PerfsuiteError as error:
             self._advance(functools.partial(self._chain.throw, error))
-            return
-        if replies is not None:
-            self._advance(functools.partial(self._chain.send, replies))
+        else:
+            if replies is not None:
+                self._advance(functools.partial(self._chain.send, replies))
 
     def close(self) -> None:
         self._end_group()

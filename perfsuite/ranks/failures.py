@@ -13,7 +13,7 @@ from pathlib import Path
 
 from perfsuite.errors import RankFailureError
 from perfsuite.ranks.messages import Failed
-from perfsuite.ranks.progress import Board, Position
+from perfsuite.ranks.progress import Position
 
 NUM_LOG_LINES = 12
 _STACK_WAIT_S = 1.0
@@ -58,32 +58,13 @@ class Died:
 
     Attributes:
         exit_code: As in multiprocessing: negative is the signal that killed it; None is unknown.
-        lost_peer: Whether its last output only says that another rank is gone or late, as when
-            NCCL's watchdog ends the process.
+        lost_peer: Whether its last output only says so, as when NCCL's watchdog ends the process.
         at_s: When the controller noticed, on the machine's monotonic clock.
     """
 
     exit_code: int | None
     lost_peer: bool
     at_s: float
-
-
-class ProgressWatch:
-    """Measures for how long no rank that still runs has made progress."""
-
-    def __init__(self, board: Board, world_size: int) -> None:
-        self._board = board
-        self._marks = [-1] * world_size
-        self._last_progress_s = time.monotonic()
-
-    def stuck_for_s(self, ranks: Sequence[int]) -> float:
-        """Return the seconds since any of `ranks` was seen to move."""
-        for rank in ranks:
-            marks = self._board.read(rank).num_marks
-            if marks != self._marks[rank]:
-                self._marks[rank] = marks
-                self._last_progress_s = time.monotonic()
-        return time.monotonic() - self._last_progress_s
 
 
 def patience_s(timeout_s: float, *, compiles: bool, phases: Iterable[str]) -> float:
@@ -98,22 +79,12 @@ def patience_s(timeout_s: float, *, compiles: bool, phases: Iterable[str]) -> fl
 
 
 def first_failure(failures: Mapping[int, Failed | Died]) -> tuple[int, Failed | Died]:
-    """Return the rank that caused the failure of the group, and how it failed.
-
-    >>> lost = Failed(error="RuntimeError", is_ours=False, message="Connection closed by peer",
-    ...               lost_peer=True, at_s=1.0, lines=())
-    >>> first_failure({0: lost, 1: Died(exit_code=-9, lost_peer=False, at_s=1.1)})[0]
-    1
-    """
+    """Return the rank that caused the failure of the group, and how it failed."""
     return min(failures.items(), key=lambda item: (item[1].lost_peer, item[1].at_s))
 
 
 def says_lost_peer(text: str) -> bool:
-    """Whether an error or a log only says that another rank is gone or late; ranks ask this too.
-
-    >>> says_lost_peer("Timed out waiting 4000ms for recv operation to complete")
-    True
-    """
+    """Whether an error or a log only says that another rank is gone or late; ranks ask this too."""
     return any(sign in text for sign in _LOST_PEER_SIGNS) and _OWN_ERROR not in text
 
 
@@ -144,10 +115,9 @@ def rank_error(
     """Return the error of a rank that died or raised."""
     exit_code: int | None = None
     signal_name: str | None = None
-    details = ""
+    traceback: Sequence[str] = ()
     if isinstance(failure, Failed):
-        what = f"raised {failure.error}: {failure.message}"
-        details = _block("traceback", failure.lines)
+        what, traceback = f"raised {failure.error}: {failure.message}", failure.lines
     elif failure.exit_code is not None and failure.exit_code < 0:
         signal_name = signal.Signals(-failure.exit_code).name
         what = f"was killed by {signal_name}"
@@ -157,27 +127,14 @@ def rank_error(
         exit_code = failure.exit_code
         what = "ended" if exit_code is None else f"ended with exit code {exit_code}"
     tail = last_output(log)
+    blocks = _block("traceback", traceback) + _block("its last output", tail)
     return RankFailureError(
-        f"rank {rank} of {world_size} {what}, in {position}"
-        + details
-        + _block("its last output", tail),
+        f"rank {rank} of {world_size} {what}, in {position}{blocks}",
         rank=rank,
         exit_code=exit_code,
         signal_name=signal_name,
-        phase=position.phase,
-        stage=position.stage,
         log_lines=tail,
         lost_peer=failure.lost_peer,
-    )
-
-
-def unstarted_error(rank: int, *, world_size: int) -> RankFailureError:
-    """Return the error of a rank that could not be forked, because the forkserver has ended."""
-    return RankFailureError(
-        f"rank {rank} of {world_size} could not be started: the server that ranks are forked from "
-        "has ended, killed by a user, or by the kernel because memory ran out; the next cell "
-        "starts another",
-        rank=rank,
     )
 
 
@@ -196,20 +153,15 @@ def late_rank_error(
         f"did not come to a collective within {timeout_s:g} s (--perf-collective-timeout): it is "
         f"in {positions[rank]}, and rank {waiting_rank} waited in {positions[waiting_rank]}"
     )
-    return hanging_error(rank, what, positions[rank], world_size=world_size, lines=stack_of(rank))
+    return hanging_error(rank, what, world_size=world_size, lines=stack_of(rank))
 
 
 def hanging_error(
-    rank: int, what: str, position: Position, *, world_size: int, lines: tuple[str, ...]
+    rank: int, what: str, *, world_size: int, lines: tuple[str, ...]
 ) -> RankFailureError:
     """Return the error of a living rank; `lines` are its stack."""
-    return RankFailureError(
-        f"rank {rank} of {world_size} {what}" + _block("where it is", lines),
-        rank=rank,
-        phase=position.phase,
-        stage=position.stage,
-        log_lines=lines,
-    )
+    text = f"rank {rank} of {world_size} {what}{_block('where it is', lines)}"
+    return RankFailureError(text, rank=rank, log_lines=lines)
 
 
 def wait_for_stack(log: Path, size_before: int) -> None:

@@ -1,7 +1,4 @@
-"""Starts processes from a forkserver that has torch loaded: each takes a tenth of a second.
-
-Runs in the controller, which is the server's parent.
-"""
+"""Starts processes from a forkserver that has torch loaded: each takes a tenth of a second."""
 
 import atexit
 import contextlib
@@ -28,14 +25,9 @@ Start = TypeVar("Start")
 # Modules that each rank would otherwise import: the first DistributedDataParallel of a process
 # imports torch._dynamo (900 modules, 1 s), the first pipeline torch.export.
 _PRELOADED = (
-    "perfsuite.ranks.reaper",
-    "torch",
-    "torch.distributed",
-    "torch._dynamo",
-    "torch.distributed.fsdp",
-    "torch.distributed.tensor.parallel",
-    "torch.distributed.pipelining",
-    "perfsuite.worker.main",
+    *("perfsuite.ranks.reaper", "torch", "torch.distributed", "torch._dynamo"),
+    *("torch.distributed.fsdp", "torch.distributed.tensor.parallel"),
+    *("torch.distributed.pipelining", "perfsuite.worker.main"),
 )
 # The path of a Unix socket has 107 characters at most (unix(7)), and multiprocessing's own
 # "/pymp-xxxxxxxx/listener-xxxxxxxx" takes 32 of them.
@@ -78,9 +70,8 @@ def _record_sockets(pid: int) -> None:
     if len(tempfile.gettempdir()) > _LONGEST_TEMPORARY_PATH:
         tempfile.tempdir = "/tmp"
     try:
-        (folder / bootstrap.SOCKETS).symlink_to(
-            get_temp_dir()
-        )  # made in `tempdir` by the first call
+        # Made in `tempdir` by the first call.
+        (folder / bootstrap.SOCKETS).symlink_to(get_temp_dir())
     finally:
         tempfile.tempdir = before
     atexit.register(_remove_own, pid, folder)
@@ -107,10 +98,9 @@ def _ctrl_c_blocked() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _without_main_module() -> Iterator[None]:
-    """Start processes in here that do not import the controller's main script again.
+    """Start processes in here that do not import the controller's main script, as pytest's, again.
 
-    multiprocessing runs the parent's main module, such as pytest's script, in every child, and each
-    rank would pay for its imports. Jobs carry their functions by value instead.
+    Each rank would pay for its imports. Jobs carry their functions by value instead.
     """
     main = sys.modules["__main__"]
     sys.modules["__main__"] = types.ModuleType("__main__")

@@ -1,14 +1,11 @@
-"""A group of ranks on this machine: started fresh, watched, ended. Runs in the controller.
-
-Ranks are forked from a server that has torch loaded already, so a fresh group costs a tenth of a
-second and shares nothing with the one before.
-"""
+"""A group of ranks on this machine: started fresh, watched, ended. Runs in the controller."""
 
 import contextlib
 import os
 import signal
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerProcess
 from typing import Self, cast
@@ -21,7 +18,7 @@ from perfsuite.ranks import bootstrap, failures
 from perfsuite.ranks.assignments import Assignment, all_assignments, cores_beside_gpus
 from perfsuite.ranks.failures import Died
 from perfsuite.ranks.forkserver import start_process
-from perfsuite.ranks.messages import Failed, GroupRequest, RankStart, Reply, Skipped
+from perfsuite.ranks.messages import Failed, GroupRequest, RankStart, Reply
 from perfsuite.ranks.progress import Board, Position
 from perfsuite.records.recipe import Recipe
 from perfsuite.system.gpus import visible_gpus
@@ -40,12 +37,9 @@ _REAPED_S = 1.0
 def run_group(request: GroupRequest) -> list[Reply]:
     """Run a job on fresh ranks and return their replies in rank order.
 
-    Whatever happens, no process, temporary file or shared memory of the group stays.
-
-    Raises:
-        RankFailureError: A rank crashed, was killed, hung, or raised; the first one is named.
-        NotExercisedError: A rank found that this machine cannot exercise the job.
-        PerfsuiteError: A rank raised one of ours, such as a WorkloadError.
+    Whatever happens, no process, temporary file or shared memory of the group stays. Raises an
+    error of ours that a rank raised, else a RankFailureError that names the first rank that
+    crashed, was killed, hung, or raised.
     """
     with RankGroup(request) as group:
         while (replies := group.poll(POLL_S)) is None:
@@ -58,38 +52,37 @@ class RankGroup:
 
     def __init__(self, request: GroupRequest, only: Assignment | None = None) -> None:
         """Start the ranks, or `only` one of them, if the group spans controllers."""
-        self._prepare(request)
-        policy = request.policy
-        assignments = (
-            (only,)
-            if only is not None
-            else all_assignments(request.world_size, device=policy.device, num_gpus=policy.num_gpus)
-        )
-        self._ranks = tuple(one.rank for one in assignments)
-        self._processes: dict[int, ForkServerProcess] = {}
-        try:
-            with uninterrupted():
-                self._folder = bootstrap.make_group_folder()
-                self._cleanup.callback(bootstrap.remove_group_folder, self._folder)
-                self._board = Board(self._folder / "progress", self._world_size)
-                self._cleanup.callback(self._board.close)
-                self._cleanup.callback(self._end_processes)
-                self._start_all(assignments, request)
-        except BaseException:
-            self.end()
-            raise
-        self._watch = failures.ProgressWatch(self._board, self._world_size)
+        device, num_gpus = request.policy.device, request.policy.num_gpus
+        assignments = all_assignments(request.world_size, device=device, num_gpus=num_gpus)
+        if only is not None:
+            assignments = (only,)
+        self._ranks: tuple[int, ...] = tuple(one.rank for one in assignments)
+        self._launch(request, partial(self._start_all, assignments, request))
 
-    def _prepare(self, request: GroupRequest) -> None:
+    def _launch(self, request: GroupRequest, start: Callable[[], None]) -> None:
+        """Prepare what every group has, and `start` what it runs."""
         self._world_size = request.world_size
         self._policy = request.policy
         recipe: Recipe | None = getattr(request.job, "recipe", None)
         self._compiles = recipe is not None and recipe.compile
         self._running: dict[int, psutil.Process] = {}
+        self._processes: dict[int, ForkServerProcess] = {}
         self._pipes: dict[int, Connection] = {}
         self._replies: dict[int, Reply | Died] = {}
         # What `end` has to do, from the last to the first.
         self._cleanup = contextlib.ExitStack()
+        try:
+            with uninterrupted():
+                self._folder = bootstrap.make_group_folder()
+                self._cleanup.callback(bootstrap.remove_group_folder, self._folder)
+                start()
+        except BaseException:
+            self.end()
+            raise
+
+    def _open_board(self) -> None:
+        self._board = Board(self._folder / "progress", self._world_size)
+        self._cleanup.callback(self._board.close)
 
     def __enter__(self) -> Self:
         return self
@@ -98,6 +91,8 @@ class RankGroup:
         self.end()
 
     def _start_all(self, assignments: Sequence[Assignment], request: GroupRequest) -> None:
+        self._open_board()
+        self._cleanup.callback(self._end_processes)
         policy = self._policy
         cores = tuple(sorted(os.sched_getaffinity(0)))
         pins = policy.pins_ranks and policy.device == "cpu"
@@ -114,7 +109,12 @@ class RankGroup:
             try:
                 process, pipe = start_process(bootstrap.enter_rank, start)
             except (EOFError, ConnectionError) as error:
-                raise failures.unstarted_error(one.rank, world_size=self._world_size) from error
+                raise RankFailureError(
+                    f"rank {one.rank} of {self._world_size} could not be started: the server that "
+                    "ranks are forked from has ended, killed by a user, or by the kernel because "
+                    "memory ran out; the next cell starts another",
+                    rank=one.rank,
+                ) from error
             self._processes[one.rank], self._pipes[one.rank] = process, pipe
             with contextlib.suppress(psutil.NoSuchProcess):  # it has ended already
                 self._running[one.rank] = psutil.Process(process.pid)
@@ -132,23 +132,18 @@ class RankGroup:
         received = self._receive(timeout_s)
         if any(isinstance(reply, Failed | Died) for reply in received):
             self._receive_cascade()
-        elif not any(isinstance(reply, Skipped) for reply in received):
-            waiting = self._waiting()
-            if waiting and self._watch.stuck_for_s(waiting) > self._patience_s(waiting):
+        elif waiting := self._waiting():
+            if self._board.stuck_for_s(waiting) > self._patience_s(waiting):
                 raise self._stuck(waiting)
-            if waiting:
-                return None
+            return None
         self._raise_first_failure()
         if self._policy.shows_output:
             self._show_logs()
         return [cast(Reply, self._replies[rank]) for rank in self._ranks]
 
     def _patience_s(self, waiting: Sequence[int]) -> float:
-        return failures.patience_s(
-            self._policy.timeout_s,
-            compiles=self._compiles,
-            phases=[self._board.read(rank).phase for rank in waiting],
-        )
+        phases = [self.position(rank).phase for rank in waiting]
+        return failures.patience_s(self._policy.timeout_s, compiles=self._compiles, phases=phases)
 
     def _waiting(self) -> list[int]:
         return [rank for rank in self._ranks if rank not in self._replies]
@@ -163,23 +158,19 @@ class RankGroup:
         return list(received.values())
 
     def _reply_of(self, rank: int) -> Reply | Died:
-        try:
+        # Where it died without a reply, its exit code follows.
+        with contextlib.suppress(EOFError, ConnectionResetError):
             if self._pipes[rank].poll():
                 reply: Reply = self._pipes[rank].recv()
                 return reply
-        except (EOFError, ConnectionResetError):
-            pass  # it died without a reply; its exit code follows
         process = self._processes[rank]
         process.join(_GRACE_S)
         lines = self._log_lines(rank)
         last_words = "\n".join(lines[-failures.NUM_LOG_LINES :])
         if process.exitcode == -signal.SIGABRT:
             last_words = "\n".join(lines)[-failures.NUM_WATCHDOG_BYTES :]
-        return Died(
-            exit_code=process.exitcode,
-            lost_peer=failures.says_lost_peer(last_words),
-            at_s=time.monotonic(),
-        )
+        lost_peer = failures.says_lost_peer(last_words)
+        return Died(exit_code=process.exitcode, lost_peer=lost_peer, at_s=time.monotonic())
 
     def _receive_cascade(self) -> None:
         end_s = time.monotonic() + CASCADE_S
@@ -187,57 +178,43 @@ class RankGroup:
             self._receive(left_s)
 
     def _raise_first_failure(self) -> None:
-        for reply in self._replies.values():
-            if isinstance(reply, Skipped):
-                raise errors.NotExercisedError(reply.reason)
         failed = {
             rank: reply for rank, reply in self._replies.items() if isinstance(reply, Failed | Died)
         }
         if not failed:
             return
+        world_size = self._world_size
         rank, failure = failures.first_failure(failed)
-        running = self._waiting()
-        if failure.lost_peer and running:
+        if failure.lost_peer and (running := self._waiting()):
             raise failures.late_rank_error(
                 running,
                 waiting_rank=rank,
-                positions={one: self._board.read(one) for one in self._ranks},
-                world_size=self._world_size,
+                positions={one: self.position(one) for one in self._ranks},
+                world_size=world_size,
                 timeout_s=self._policy.collective_timeout_s,
                 stack_of=self.where_it_hangs,
             )
         if isinstance(failure, Failed) and failure.is_ours:
             kind: type[PerfsuiteError] = getattr(errors, failure.error)
             # An impossible recipe or workload is the same on every rank; a batch or a loss is not.
-            is_one_ranks = (
-                kind in (errors.NonFiniteError, errors.DataLoadError) and self._world_size > 1
-            )
-            where = f" (rank {rank} of {self._world_size})" if is_one_ranks else ""
+            is_one_ranks = kind in (errors.NonFiniteError, errors.DataLoadError) and world_size > 1
+            where = f" (rank {rank} of {world_size})" if is_one_ranks else ""
             raise kind(failure.message + where)
-        raise failures.rank_error(
-            rank,
-            failure,
-            position=self._board.read(rank),
-            world_size=self._world_size,
-            log=self._log_lines(rank),
-        )
+        log, position = self._log_lines(rank), self.position(rank)
+        raise failures.rank_error(rank, failure, position=position, world_size=world_size, log=log)
 
     def _stuck(self, waiting: Sequence[int]) -> RankFailureError:
         stacks = {one: self.where_it_hangs(one) for one in waiting}
-        rank = failures.latest({one: self._board.read(one) for one in waiting}, stacks)
-        position = self._board.read(rank)
+        rank = failures.latest({one: self.position(one) for one in waiting}, stacks)
         num_workers = len(_descendants(self._running[rank]))
         workers = f" ({num_workers} loader workers alive)" if num_workers else ""
         timeout_s = self._patience_s(waiting)
         times = "" if timeout_s == self._policy.timeout_s else "ten times "
-        what = f"made no progress for {timeout_s:g} s ({times}--perf-timeout), in {position}"
-        return failures.hanging_error(
-            rank,
-            what + workers,
-            position,
-            world_size=self._world_size,
-            lines=stacks[rank],
+        what = (
+            f"made no progress for {timeout_s:g} s ({times}--perf-timeout), in "
+            f"{self.position(rank)}{workers}"
         )
+        return failures.hanging_error(rank, what, world_size=self._world_size, lines=stacks[rank])
 
     def position(self, rank: int) -> Position:
         """Return where a rank is."""
@@ -278,7 +255,7 @@ class RankGroup:
         left = [one for rank in self._running.values() for one in (rank, *_descendants(rank))]
         for pipe in self._pipes.values():
             pipe.close()  # a rank that has replied waits for this, and leaves
-        have_replied = all(self._board.read(rank).phase == "finish" for rank in self._ranks)
+        have_replied = all(self.position(rank).phase == "finish" for rank in self._ranks)
         deadline_s = time.monotonic() + (_GRACE_S if have_replied else 0.0)
         for process in self._processes.values():
             process.join(max(0.0, deadline_s - time.monotonic()))

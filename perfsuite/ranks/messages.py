@@ -6,7 +6,7 @@ Frozen dataclasses of plain values. The controller has no torch, so what needs i
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from perfsuite.errors import RecipeError
@@ -26,10 +26,9 @@ INJECTABLE_FAULTS = ("leak", "synchronization")
 
 @dataclass(frozen=True, kw_only=True)
 class TurnChannel:
-    """How the ranks of one arm of a gate ask for their turn, and what a calibration injects there.
+    """How the ranks of one arm ask for their turn at a gate's socket, and what calibration injects.
 
     Attributes:
-        path: The gate's Unix socket.
         planted_ratio: Slowdown of each round, 0.05 = 5 %.
         planted_recipe: Changed fields of each recipe: ("precision=fp32",).
         planted_fault: One of INJECTABLE_FAULTS, in each iteration.
@@ -54,8 +53,6 @@ class GroupPolicy:
         num_gpus: GPUs that the ranks see; with fewer than ranks they share them through gloo.
         timeout_s: A group without progress for so long is stuck.
         collective_timeout_s: A collective that waits for so long has lost its peer.
-        num_threads: Intra-operator threads of a rank. One: two are bimodal by 22 % on small
-            machines, and with a fixed number the losses repeat exactly.
         import_roots: Folders that come first on the ranks' module path.
         shows_output: Print what the ranks printed when all went well.
         pins_ranks: Give each rank a processor of its own, on a CPU where there are enough.
@@ -67,7 +64,6 @@ class GroupPolicy:
     num_gpus: int = 0
     timeout_s: float = 120.0
     collective_timeout_s: float = 30.0
-    num_threads: int = 1
     seed: int = 0
     import_roots: tuple[str, ...] = ()
     shows_output: bool = True
@@ -88,12 +84,9 @@ class GroupRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class RankStart:
-    """What a rank's process is started with.
+    """What a rank's process is started with; `folder` is its group's, for board and logs.
 
-    Attributes:
-        folder: The group's own temporary folder: rendezvous file, progress board, logs.
-        core: Processor that the rank is pinned to, None if there are not enough.
-        cores: Processors that it, where it has no such core, and its loader workers may use.
+    It is pinned to `core`, unless that is None; its loader workers may use `cores`, and then it.
     """
 
     request: GroupRequest
@@ -109,6 +102,16 @@ class RankStart:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Joined:
+    """What a process of a command says of itself first, to be answered with a `RankStart`."""
+
+    process: int
+    world_size: int
+    assignment: Assignment
+    device: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class CallFunction:
     """Job: call a function with the default process group initialised; (function, args), packed."""
 
@@ -119,11 +122,8 @@ class CallFunction:
 class MeasurePlan:
     """How often and under which seed a cell is run.
 
-    Attributes:
-        num_rounds: Timed rounds; each yields one sample. None lets the gate choose.
-        num_iterations: Optimizer steps of one round; None lets rank 0 choose after the warm-up.
-        seed: Seed of weights, data order and random numbers on every rank.
-        round_s: Duration that rank 0 then aims at; None is 50 ms.
+    `num_rounds` of None lets the gate choose; `num_iterations`, those of a round, rank 0, which
+    then aims at rounds of `round_s`, 50 ms if that is None.
     """
 
     num_rounds: int | None
@@ -132,22 +132,16 @@ class MeasurePlan:
     round_s: float | None = None
 
     def __post_init__(self) -> None:
-        if not optional(is_int_from(1))(self.num_rounds):
-            raise RecipeError(f"rounds is {self.num_rounds!r}; use a whole number from 1")
-        if not optional(is_int_from(1))(self.num_iterations):
-            raise RecipeError(
-                f"iterations is {self.num_iterations!r}; use None or a whole number from 1"
-            )
+        for name, value in {"rounds": self.num_rounds, "iterations": self.num_iterations}.items():
+            if not optional(is_int_from(1))(value):
+                raise RecipeError(f"{name} is {value!r}; use None or a whole number from 1")
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunCell:
     """Job: build a cell, warm it up, measure it, count it.
 
-    Attributes:
-        workload: With the recipe, what a cell of ours trains; neither for the user's own code.
-        message_bytes: Of the tensor that "all_reduce" reduces; None for any other activity.
-        user_code: Of "step", "loop" and "command" alone.
+    It has a workload and a recipe, or the user's own code, or the `message_bytes` of "all_reduce".
     """
 
     activity: ActivityName
@@ -162,10 +156,8 @@ class RunCell:
 class RecordRun:
     """Job: train some steps, and write what each rank saw of them to a file.
 
-    Attributes:
-        folder: The verification's temporary folder.
-        name: "tested", or "twin" for the same run without checkpointing.
-        counts_work: Whether to count what one further step runs.
+    `name` is "tested", or "twin" for the same run without checkpointing; with `counts_work` the
+    work of one further step is counted.
     """
 
     workload: bytes
@@ -218,11 +210,8 @@ class RoundTimes:
     """One rank's own times of one round: on a CPU from the common start to the end of its work.
 
     On an accelerator from the device's first iteration to its last, when the host has run ahead.
-
-    Attributes:
-        stages_s: Seconds of the whole round in each stage that was entered.
-        steps_s: Of each iteration, from border to border.
-        spans: The stages in order, on a CPU with "other" between; empty where no rank is compared.
+    `steps_s` is from border to border, `stages_s` of the whole round. `spans` has the stages in
+    order, on a CPU with "other" between, and is empty where no rank is compared.
     """
 
     duration_s: float
@@ -233,14 +222,10 @@ class RoundTimes:
 
 @dataclass(frozen=True, kw_only=True)
 class PeakMemory:
-    """Memory of one iteration on one rank.
+    """Memory of one iteration on one rank, see `perfsuite.worker.measure.memory`.
 
-    Attributes:
-        metric: How the peak was read, see `perfsuite.worker.measure.memory`.
-        peak_bytes: Most bytes that were alive at once.
-        saved_activation_bytes: Bytes that a forward pass left alive for its backward pass; None
-            where no forward pass was followed by a backward pass on this rank.
-        reserved_bytes: Most that an accelerator's allocator held; None on a CPU.
+    `saved_activation_bytes` is None where no backward pass followed a forward pass on this rank,
+    `reserved_bytes`, the most that an allocator held, on a CPU.
     """
 
     metric: MemoryMetric
@@ -249,9 +234,14 @@ class PeakMemory:
     reserved_bytes: int | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
+NO_COUNTS = Counts(**dict.fromkeys(Counts.__struct_fields__))
+# What is found in iterations after the timed ones, by its name in the record.
+COUNTED = (*Counts.__struct_fields__, "memory", "operators")
+
+
+@dataclass(kw_only=True)
 class CellMeasured:
-    """Reply to `RunCell`: what one rank measured.
+    """Reply to `RunCell`: what one rank has measured so far.
 
     Attributes:
         losses: Losses of the first optimizer steps; None on a rank that holds no loss.
@@ -263,18 +253,18 @@ class CellMeasured:
         watched_s: Of untimed iterations on a CPU: each stage's seconds out of and in collectives.
     """
 
-    rounds: tuple[RoundTimes, ...]
-    num_iterations: int
-    losses: tuple[float, ...] | None
+    rounds: list[RoundTimes] = field(default_factory=list)
+    num_iterations: int = 0
+    losses: tuple[float, ...] | None = None
     global_batch_size: int | None
-    counts: Counts
-    peak: PeakMemory | None
-    operators: tuple[Operator, ...] | None
+    counts: Counts = NO_COUNTS
+    peak: PeakMemory | None = None
+    operators: tuple[Operator, ...] | None = None
     weights: tuple[tuple[TensorDigest, ...], ...] = ()
     environment: Environment
     missing: dict[str, str]
-    stage_rounds: tuple[RoundTimes, ...] = ()
-    watched_s: tuple[dict[str, tuple[float, float]], ...] = ()
+    stage_rounds: list[RoundTimes] = field(default_factory=list)
+    watched_s: list[dict[str, tuple[float, float]]] = field(default_factory=list)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -299,8 +289,7 @@ class RankEpoch:
         stages_s: Seconds in each stage that was entered; "evaluation" holds its loading.
         losses: Loss of each step on this rank's data; empty on a rank that holds no loss.
         first_bad_gradient: The first step, from 1, with a gradient that is not finite, else None.
-        num_right: Right answers by class, on this rank's share; None where nothing was counted.
-        num_there: Samples by class.
+        num_right: Right answers by class, of `num_there` samples; None where nothing was counted.
         metric_sums: The workload's own metric by name, summed over `num_scored` samples.
     """
 
@@ -316,12 +305,7 @@ class RankEpoch:
 
 @dataclass(frozen=True, kw_only=True)
 class ProfileTaken:
-    """Reply to `RunProfile`: what one rank saw of its training.
-
-    Attributes:
-        output: None on every rank but the first.
-        missing: Why a field of the profile is None, by its name.
-    """
+    """Reply to `RunProfile`: what one rank saw; `missing` says by name why a field is None."""
 
     epochs: tuple[RankEpoch, ...]
     evaluated_split: Literal["validation", "test"] | None
@@ -331,30 +315,22 @@ class ProfileTaken:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Skipped:
-    """Reply to any job: the rank found that it cannot exercise the cell."""
-
-    reason: str
-
-
-@dataclass(frozen=True, kw_only=True)
 class Failed:
-    """Reply to any job: it ended in an exception.
+    """Reply to any job: it ended in an exception of class `error`.
 
     Attributes:
-        error: Name of the exception's class.
-        is_ours: Whether it is one of `perfsuite.errors`, without a traceback.
+        is_ours: Whether it is one of `perfsuite.errors`.
         lost_peer: Whether it only says that another rank is gone or late.
         at_s: When it was raised, on the machine's monotonic clock.
         lines: The traceback without frames of ours.
     """
 
     error: str
-    is_ours: bool
+    is_ours: bool = False
     message: str
     lost_peer: bool
     at_s: float
-    lines: tuple[str, ...]
+    lines: tuple[str, ...] = ()
 
 
-Reply = CellMeasured | FunctionReturned | RunRecorded | RunChecked | ProfileTaken | Skipped | Failed
+Reply = CellMeasured | FunctionReturned | RunRecorded | RunChecked | ProfileTaken | Failed

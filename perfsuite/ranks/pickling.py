@@ -1,7 +1,4 @@
-"""Functions and objects as bytes for another process. Runs in the controller and in its ranks.
-
-cloudpickle sends lambdas, closures and classes of a test file by value.
-"""
+"""Functions and objects, a test file's own too, as bytes for another process."""
 
 import contextlib
 import importlib
@@ -27,10 +24,9 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
 
 
 def pack(value: Any, *, by_value: Sequence[ModuleType] = ()) -> bytes:
-    """Return `value` as bytes for `unpack` in another process.
+    """Return `value` as bytes for `unpack` in another process, or raise a WorkloadError.
 
-    Modules that the other process cannot import, such as a test's own, are sent `by_value`. Raises
-    a WorkloadError where it holds something that cannot be pickled.
+    Modules that the other process cannot import, such as a test's own, are sent `by_value`.
     """
     buffer = io.BytesIO()
     with _pickled_by_value(by_value):
@@ -53,13 +49,11 @@ def unpack(data: bytes) -> Any:
 def _pickled_by_value(modules: Sequence[ModuleType]) -> Iterator[None]:
     # Conftests of several folders share one name, and pytest lets at most one of them keep it.
     # Objects of a module that cannot be imported by its name travel by value anyway.
-    importable = {
-        module.__name__: module for module in modules if sys.modules.get(module.__name__) is module
-    }
-    for module in importable.values():
+    importable = {module for module in modules if sys.modules.get(module.__name__) is module}
+    for module in importable:
         cloudpickle.register_pickle_by_value(module)
     try:
         yield
     finally:
-        for module in importable.values():
+        for module in importable:
             cloudpickle.unregister_pickle_by_value(module)

@@ -1,30 +1,26 @@
-"""A board in shared memory: every rank writes on it what it is doing, the controller reads it.
-
-The controller distinguishes a slow cell from a stuck one by it, and reports where a rank was when
-it died. Writing costs well under a microsecond, so a rank may write at every stage of every step.
-"""
+"""A board in shared memory: every rank writes on it what it is doing, the controller reads it."""
 
 from __future__ import annotations
 
 import mmap
 import os
 import struct
+import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from perfsuite.errors import WriteError
 from perfsuite.records.stages import STAGES
 
-# "exit" is of a command that ends by itself.
 PHASES = (
     *("start", "build", "warm-up", "measure", "count", "call", "record", "check", "finish"),
-    "exit",
+    "exit",  # of a command that ends by itself
 )
 # A slot holds the index of the stage; the first means none.
 _STAGES = ("", *STAGES)
-
-# Marks so far, phase, stage, steps so far.
-_SLOT = struct.Struct("<qhhiq")
+# Marks so far, steps so far, phase, stage.
+_SLOT = struct.Struct("<qqhh")
 # Ranks write side by side; a slot of its own cache line keeps them from slowing each other.
 _SLOT_BYTES = 64
 
@@ -39,9 +35,8 @@ class Position:
     step: int
 
     def __str__(self) -> str:
-        where = f", stage '{self.stage}' of step {self.step}" if self.stage else ""
-        if self.step and not self.stage:
-            where = f", step {self.step}"
+        step = f", step {self.step}" if self.step else ""
+        where = f", stage '{self.stage}' of step {self.step}" if self.stage else step
         return f"phase '{self.phase}'{where}"
 
 
@@ -50,6 +45,8 @@ class Board:
 
     def __init__(self, path: Path, world_size: int) -> None:
         """Map the file, made where it does not exist; raises a WriteError where no room is left."""
+        self._marks: dict[int, int] = {}
+        self._last_progress_s = time.monotonic()
         size = world_size * _SLOT_BYTES
         try:
             with path.open("a+b") as file:
@@ -64,10 +61,18 @@ class Board:
 
     def read(self, rank: int) -> Position:
         """Return where `rank` is now."""
-        marks, phase, stage, _, step = _SLOT.unpack_from(self._map, rank * _SLOT_BYTES)
-        return Position(
-            num_marks=marks, phase=PHASES[phase], stage=_STAGES[stage] or None, step=step
-        )
+        num_marks, step, phase, index = _SLOT.unpack_from(self._map, rank * _SLOT_BYTES)
+        stage = _STAGES[index] or None
+        return Position(num_marks=num_marks, phase=PHASES[phase], stage=stage, step=step)
+
+    def stuck_for_s(self, ranks: Sequence[int]) -> float:
+        """Return the seconds since any of `ranks` was seen to move."""
+        for rank in ranks:
+            num_marks = self.read(rank).num_marks
+            if num_marks != self._marks.get(rank):
+                self._marks[rank] = num_marks
+                self._last_progress_s = time.monotonic()
+        return time.monotonic() - self._last_progress_s
 
     def writer(self, rank: int) -> BoardWriter:
         """Return one rank's writer."""
@@ -84,10 +89,7 @@ class BoardWriter:
     def __init__(self, board: mmap.mmap, offset: int) -> None:
         self._board = board
         self._offset = offset
-        self._num_marks = 0
-        self._phase = 0
-        self._stage = 0
-        self._step = 0
+        self._num_marks = self._step = self._phase = self._stage = 0
 
     def enter_phase(self, name: str) -> None:
         """Show that the rank begins a phase of the cell, one of `PHASES`."""
@@ -109,6 +111,5 @@ class BoardWriter:
     def mark(self) -> None:
         """Show that the rank is not stuck."""
         self._num_marks += 1
-        _SLOT.pack_into(
-            self._board, self._offset, self._num_marks, self._phase, self._stage, 0, self._step
-        )
+        values = self._num_marks, self._step, self._phase, self._stage
+        _SLOT.pack_into(self._board, self._offset, *values)

@@ -1,7 +1,4 @@
-"""A rank's turns: a round waits until the other arm of a comparison is blocked.
-
-Runs in the first rank of a group, for all of them: its end of the channel that the gate opens.
-"""
+"""A rank's turns: a round waits until the other arm of a comparison is blocked."""
 
 import json
 import os
@@ -20,13 +17,9 @@ _LOOK_S = 1.0
 
 
 class Agreed(NamedTuple):
-    """What both arms run; a gate that does not say whether they count or profile has them do it.
+    """What both arms run: iterations of a round, rounds, and whether they count and profile after.
 
-    Attributes:
-        iterations: Of a round.
-        rounds: As many as the gate wants.
-        counts: Whether an iteration is counted after the rounds.
-        profiles: Whether its operators are profiled.
+    A gate that does not say the latter has them do both.
     """
 
     iterations: int
@@ -55,13 +48,9 @@ class Turns:
         self._send(kind="done")
 
     def agree(self, num_iterations: int, iteration_s: float) -> Agreed:
-        """Return what both arms run.
-
-        `num_iterations` is what this arm alone would run, `iteration_s` the seconds of one.
-        """
-        self._send(
-            kind="shape", iterations=num_iterations, iteration_s=iteration_s, first_s=_FIRST_S
-        )
+        """Return what both arms run, where this one alone would run so many, of so many seconds."""
+        shape = {"iterations": num_iterations, "iteration_s": iteration_s, "first_s": _FIRST_S}
+        self._send(kind="shape", **shape)
         answer = json.loads(self._receive())
         return Agreed(**{name: answer.get(name, True) for name in Agreed._fields})
 

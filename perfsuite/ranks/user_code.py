@@ -19,10 +19,8 @@ class UserCode:
             empty for a command.
         world_size: Of the ranks that call it; a command itself says how many it starts.
         samples_per_step: Of all ranks together; None where the user does not say.
-        num_steps: Steps of a loop or a command that are timed.
-        num_warmup: Steps before those.
+        num_steps: Steps of a loop or a command that are timed, after `num_warmup`.
         optimizer: Name of the class whose steps count; None is the first optimizer that steps.
-        precision: Of a step's arithmetic, one of `OWN_PRECISIONS`.
     """
 
     name: str
@@ -37,31 +35,22 @@ class UserCode:
     precision: str = "fp32"
 
     def __post_init__(self) -> None:
-        given = {
-            "ranks": (self.world_size, is_int_from(1), "a whole number from 1"),
-            "samples_per_step": (self.samples_per_step, *_NONE_OR_FROM_1),
-            "tokens_per_step": (self.tokens_per_step, *_NONE_OR_FROM_1),
-            "optimizer": (
-                self.optimizer,
-                optional(lambda value: isinstance(value, str)),
-                "the name of its class, such as 'AdamW'",
-            ),
-            "precision": (
-                self.precision,
-                lambda value: value in OWN_PRECISIONS,
-                f"one of {', '.join(OWN_PRECISIONS)}",
-            ),
-        }
-        if self.kind != "step":
-            # Two rounds of a step; the time from one step's end to the next one's chooses rounds.
-            given["steps"] = self.num_steps, is_int_from(2), "a whole number from 2"
-            given["warmup"] = self.num_warmup, is_int_from(2), "a whole number from 2"
-        for name, (value, is_allowed, allowed) in given.items():
+        amount = optional(is_int_from(1)), "None or a whole number from 1"
+        is_text = optional(lambda value: isinstance(value, str))
+        is_known = OWN_PRECISIONS.__contains__
+        # Two rounds of a step; the time from one step's end to the next one's chooses rounds.
+        at_least_2 = optional(is_int_from(2)) if self.kind == "step" else is_int_from(2)
+        for name, value, is_allowed, allowed in (
+            ("ranks", self.world_size, is_int_from(1), "a whole number from 1"),
+            ("samples_per_step", self.samples_per_step, *amount),
+            ("tokens_per_step", self.tokens_per_step, *amount),
+            ("optimizer", self.optimizer, is_text, "the name of its class, such as 'AdamW'"),
+            ("precision", self.precision, is_known, f"one of {', '.join(OWN_PRECISIONS)}"),
+            ("steps", self.num_steps, at_least_2, "a whole number from 2"),
+            ("warmup", self.num_warmup, is_int_from(2), "a whole number from 2"),
+        ):
             if not is_allowed(value):
                 raise SettingError(f"{name} is {value!r}; use {allowed}")
-
-
-_NONE_OR_FROM_1 = optional(is_int_from(1)), "None or a whole number from 1"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,16 +61,12 @@ class RecordSteps:
     seed: int
     folder: str
     num_steps: int
+    name: str = "tested"
 
 
 @dataclass(frozen=True, kw_only=True)
 class CheckSteps:
-    """Job: compare recorded steps with those of one process, which this rank takes.
-
-    Attributes:
-        reference: Builds the step that takes what all ranks take together.
-        tested: What the ranks have run.
-    """
+    """Job: compare the steps of `tested` with those of `reference`, which one rank takes here."""
 
     reference: UserCode
     tested: UserCode

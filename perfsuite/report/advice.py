@@ -82,7 +82,7 @@ def _slow_ranks(rows: Sequence[Row]) -> Iterator[Advice]:
                 text=f"{row.subject}: {row.slow_rank}, and the other ranks wait for it",
                 evidence=f"the step takes {format_seconds(row.step_time_s or 0.0)}",
                 rule="the longest time of a rank in a stage, less its own waiting for others, is "
-                "above the median rank's by a tenth of the step",
+                "above the median rank's by a tenth of the step, and by more than rounds differ",
                 cells=(row.name,),
             )
 

@@ -18,7 +18,7 @@ from perfsuite.system.untrusted import printable
 from perfsuite.units import format_bytes, format_change, format_count, format_ratio, format_seconds
 
 NOT_AVAILABLE: Final = "-"
-# Part of a step: ranks that share two busy cores differ by less.
+# Part of a step, or what rounds differ by where that is more: ranks on busy cores differ by less.
 _RANK_LAGS: Final = 0.10
 
 T = TypeVar("T")
@@ -110,7 +110,7 @@ class Row:
             return None
         lags_s = {name: max(one) - statistics.median_low(one) for name, one in times_s.items()}
         name = max(lags_s, key=lags_s.__getitem__)
-        if lags_s[name] < _RANK_LAGS * self.step_time_s:
+        if lags_s[name] < max(_RANK_LAGS, self.spread_ratio or 0.0) * self.step_time_s:
             return None
         slowest_s = max(times_s[name])
         return (

@@ -5,6 +5,7 @@ Runs in the user's own process, where the hook in `perfsuite.ranks.command.hooke
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import sys
@@ -18,18 +19,20 @@ import torch
 import torch.distributed as dist
 
 from perfsuite.ranks import messages
-from perfsuite.ranks.command.joined import Joined
+from perfsuite.ranks.assignments import Assignment
+from perfsuite.ranks.messages import Joined
 from perfsuite.ranks.progress import Board
 from perfsuite.records import stages
 from perfsuite.records.stages import StopLoop
 from perfsuite.worker.jobs.cell import Measurement
-from perfsuite.worker.jobs.loop_ranks import meet_ranks
 from perfsuite.worker.jobs.user_code import UserLoop
 from perfsuite.worker.main import failed
 from perfsuite.worker.measure.environment import describe_environment
+from perfsuite.worker.store import meet_ranks
 
 # Before any other finalizer of the process: workers and process groups still live.
 _FIRST = 1000
+_CPU = torch.device("cpu")
 
 
 class StopCommand(StopLoop, SystemExit):
@@ -56,12 +59,14 @@ def _describe_itself() -> Joined:
     group = dist.is_available() and dist.is_initialized()
     rank = int(os.environ.get("RANK", dist.get_rank() if group else 0))
     world_size = int(os.environ.get("WORLD_SIZE", dist.get_world_size() if group else 1))
+    place = int(os.environ.get("LOCAL_RANK", rank))
+    num_neighbours = int(os.environ.get("LOCAL_WORLD_SIZE", world_size))
     return Joined(
         process=os.getpid(),
-        rank=rank,
         world_size=world_size,
-        place=int(os.environ.get("LOCAL_RANK", rank)),
-        num_neighbours=int(os.environ.get("LOCAL_WORLD_SIZE", world_size)),
+        assignment=Assignment(
+            rank=rank, place=place, num_neighbours=num_neighbours, gpu=place, backend="gloo"
+        ),
         device="cuda" if torch.cuda.is_initialized() else "cpu",  # type: ignore[no-untyped-call]
     )
 
@@ -74,16 +79,18 @@ class CommandRank:
         assert isinstance(job, messages.RunCell)
         assert job.user_code is not None
         self._pipe = pipe
-        device = torch.device(start.request.policy.device)
-        if device.type == "cuda":
-            device = torch.device("cuda", torch.cuda.current_device())
-        self._environment = describe_environment(device.type)
+        on_cuda = start.request.policy.device == "cuda"
+        device = torch.device("cuda", torch.cuda.current_device()) if on_cuda else _CPU
+        environment = describe_environment(device.type)
         world_size = start.request.world_size
         self._board = Board(Path(start.folder) / "progress", world_size).writer(start.rank)
-        ranks = None if world_size == 1 else meet_ranks(start)
+        largest = None if world_size == 1 else meet_ranks(start)
         is_gated = start.request.policy.turns is not None
-        self._loop = UserLoop(job.user_code, _has_begun, ranks, digests_weights=is_gated)
-        self._measurement = Measurement(self._loop, job.plan, device, self._board, start)
+        # Nothing need call this loop: it has begun.
+        self._loop = UserLoop(job.user_code, lambda: None, largest, digests_weights=is_gated)
+        self._measurement = Measurement(
+            self._loop, job.plan, environment, device, self._board, start
+        )
         self._loop.begin(self._measurement.asked(), self._board.begin_step)
         self.stage, self.log_loss = self._loop.stage, self._loop.log_loss
         stages.listen(self)
@@ -119,16 +126,9 @@ class CommandRank:
         reply: messages.Reply
         try:
             self._loop.finish()
-            reply = self._measurement.result(self._environment)
+            reply = self._measurement.result()
         except Exception as error:  # noqa: BLE001  # the controller raises it
             reply = failed(error)
-        try:
+        with contextlib.suppress(OSError):  # the controller has ended this command
             self._pipe.send(reply)
-        except OSError:
-            pass  # the controller has ended this command
-        finally:
-            self._pipe.close()
-
-
-def _has_begun() -> None:
-    """Be the loop of a command, which nothing need call."""
+        self._pipe.close()

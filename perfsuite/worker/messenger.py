@@ -28,19 +28,19 @@ _PAGE_BYTES = 4 * 2**20
 
 def serve(start: MessengerStart, pipe: Connection) -> None:
     """Carry letters both ways until the controller closes its end."""
+    place = start.membership
     controller = _Controller(pipe, start.controller)
     try:
-        outgoing = _connect(start, is_host=start.membership.hosts_store)
+        outgoing = _connect(start, is_host=place.hosts_store)
         incoming = _connect(start, is_host=False)
     except StoreError as error:
-        place = start.membership
         controller.give_up(
             f"rank {place.rank} of {place.world_size} cannot reach the store at "
             f"{place.host}:{place.port} (MASTER_ADDR, MASTER_PORT): {_first_line(error)}; "
             "give torchrun a --master-addr that every host can reach, and open the port"
         )
         return
-    given = (incoming, controller, start.membership.world_size)
+    given = (incoming, controller, place.world_size)
     thread = threading.Thread(target=_send_on, args=given, daemon=True)
     thread.start()
     heartbeats = _Heartbeats(start, outgoing)
@@ -58,7 +58,7 @@ def serve(start: MessengerStart, pipe: Connection) -> None:
 
 
 class _Controller:
-    """The controller, as two threads send to it."""
+    """The controller, as two threads send to it; they wait where it is busy."""
 
     def __init__(self, pipe: Connection, pid: int) -> None:
         self._pipe = pipe
@@ -66,7 +66,6 @@ class _Controller:
         self._lock = threading.Lock()
 
     def send(self, message: bytes | SessionBroken) -> None:
-        """Send a letter's content; waits for a controller that is busy with something else."""
         with self._lock:
             self._pipe.send(message)
 
@@ -114,72 +113,40 @@ class _Heartbeats:
     """
 
     def __init__(self, start: MessengerStart, store: Store) -> None:
-        membership = start.membership
         self._start = start
+        self._place = place = start.membership
         self._store = store
         # All depend on the first, which decides, and the first on all.
-        everyone = range(membership.world_size)
-        self._watched = [
-            rank for rank in (everyone if membership.is_first else [0]) if rank != membership.rank
-        ]
-        self._beats = dict.fromkeys(self._watched, 0)
-        self._heard_s = dict.fromkeys(self._watched, time.monotonic())
+        watched = range(1, place.world_size) if place.is_first else [0]
+        self._beats = dict.fromkeys(watched, 0)
+        self._heard_s = dict.fromkeys(watched, time.monotonic())
         self._beaten_s = 0.0
-        self._is_stopped = False
 
     def check(self) -> str | None:
         """Return why the session cannot go on, None if it can; works once a second at most."""
         if time.monotonic() - self._beaten_s < _BEAT_S:
             return None
-        self._beaten_s = time.monotonic()
-        self._beat()
-        return self._silent()
-
-    def _beat(self) -> None:
-        """Show that the controller is alive; one that is stopped is not, but its messenger is."""
-        rank = self._start.membership.rank
-        was_stopped = self._is_stopped
-        self._is_stopped = bootstrap.is_stopped(self._start.controller)
-        if not self._is_stopped:
-            self._store.add(f"beat {rank}", 1)
-        if self._is_stopped and not was_stopped:
-            self._store.set(f"stopped {rank}", "")
-        if was_stopped and not self._is_stopped:
-            self._store.delete_key(f"stopped {rank}")
-
-    def _silent(self) -> str | None:
-        """Return why the session cannot go on, if a rank that this one depends on is silent."""
-        now_s = time.monotonic()
-        for rank in self._watched:
+        self._beaten_s = now_s = time.monotonic()
+        if not bootstrap.is_stopped(self._start.controller):
+            self._store.add(f"beat {self._place.rank}", 1)
+        for rank, num_before in self._beats.items():
             num_beats = self._store.add(f"beat {rank}", 0)
-            if num_beats != self._beats[rank]:
+            if num_beats != num_before:
                 self._beats[rank], self._heard_s[rank] = num_beats, now_s
-            has_come = self._beats[rank] > 0
-            patience_s = self._start.silence_s if has_come else self._start.arrival_s
+            patience_s = self._start.silence_s if num_beats else self._start.arrival_s
             if now_s - self._heard_s[rank] > patience_s:
-                return self._why_silent(rank, patience_s, has_come=has_come)
+                what = "is gone, stopped or hangs" if num_beats else "did not come"
+                return (
+                    f"rank {rank} of {self._place.world_size} {what}: nothing was heard of its "
+                    f"pytest process for {patience_s:g} s"
+                )
         return None
-
-    def _why_silent(self, rank: int, patience_s: float, *, has_come: bool) -> str:
-        who = f"rank {rank} of {self._start.membership.world_size}"
-        if self._store.check([f"stopped {rank}"]):
-            return (
-                f"{who} is stopped: its pytest process was sent SIGSTOP, as a debugger does, and "
-                f"did not go on within {patience_s:g} s"
-            )
-        what = "is gone or hangs" if has_come else "did not come"
-        return f"{who} {what}: nothing was heard of its pytest process for {patience_s:g} s"
 
 
 def _connect(start: MessengerStart, *, is_host: bool) -> Store:
-    membership = start.membership
-    return open_store(
-        membership.host,
-        membership.port,
-        prefix=f"{membership.prefix}/letters",
-        timeout_s=start.arrival_s,
-        is_host=is_host,
-    )
+    place, timeout_s = start.membership, start.arrival_s
+    prefix = f"{place.prefix}/letters"
+    return open_store(place.host, place.port, prefix=prefix, timeout_s=timeout_s, is_host=is_host)
 
 
 def _post(store: Store, content: bytes) -> None:

@@ -3,8 +3,11 @@
 import datetime
 import os
 import socket
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
+import torch
 import torch.distributed as dist
 
 # Documented, and missing in __all__.
@@ -12,23 +15,19 @@ from torch.distributed import FileStore, PrefixStore, Store, TCPStore  # type: i
 
 from perfsuite.ranks.messages import RankStart
 
-__all__ = [
-    "PrefixStore",
-    "Store",
-    "StoreError",
-    "TCPStore",
-    "group_store",
-    "open_store",
-    "patience",
-    "prefer_loopback",
-    "shorten_patience",
-]
+__all__ = ["Store"]
 
+_LOCAL_HOST = "127.0.0.1"
+# The key of its store's port.
+_PORT = "port of the loop"
 # Torch's own default for NCCL.
 _PREPARATION_S = 600.0
 
 # The base of all that torch raises about a store.
 StoreError = dist.DistError
+# Returns the largest of each value over all ranks, which all call it; no operator of it is in the
+# loop's own process group.
+Largest = Callable[[Sequence[float]], list[float]]
 
 
 def open_store(
@@ -39,13 +38,8 @@ def open_store(
     It tries to connect, and waits for a key, for `timeout_s` at most. With `is_host` this process
     keeps the store. Raises a StoreError where there is no store, or the port is taken.
     """
-    server = TCPStore(
-        host,
-        port,
-        is_master=is_host,
-        timeout=datetime.timedelta(seconds=timeout_s),
-        wait_for_workers=False,
-    )
+    timeout = datetime.timedelta(seconds=timeout_s)
+    server = TCPStore(host, port, is_master=is_host, timeout=timeout, wait_for_workers=False)
     return PrefixStore(prefix, server)
 
 
@@ -54,19 +48,15 @@ def group_store(start: RankStart) -> Store:
     rendezvous = start.assignment.rendezvous
     if rendezvous is None:
         return FileStore(str(Path(start.folder) / "store"), start.request.world_size)
-    return open_store(
-        rendezvous.host,
-        rendezvous.port,
-        prefix=rendezvous.prefix,
-        timeout_s=start.request.policy.collective_timeout_s,
-    )
+    host, port, prefix = rendezvous.host, rendezvous.port, rendezvous.prefix
+    timeout_s = start.request.policy.collective_timeout_s
+    return open_store(host, port, prefix=prefix, timeout_s=timeout_s)
 
 
 def patience(start: RankStart) -> datetime.timedelta:
     """Return how long collectives may wait until `shorten_patience`.
 
-    GPUs without persistence mode take seconds to wake, and ranks compile for minutes, some longer
-    than others. A CPU does neither.
+    GPUs take seconds to wake, and their ranks compile for minutes, some longer than others.
     """
     policy = start.request.policy
     timeout_s = policy.collective_timeout_s
@@ -91,3 +81,53 @@ def prefer_loopback(start: RankStart) -> None:
     has_loopback = any(name == "lo" for _, name in socket.if_nameindex())
     if shares_machine and has_loopback:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+
+
+def _largest(group: dist.ProcessGroupGloo, values: Sequence[float]) -> list[float]:
+    largest = torch.tensor(values, dtype=torch.float64)
+    options = dist.AllreduceOptions()
+    options.reduceOp = dist.ReduceOp.MAX
+    group.allreduce([largest], options).wait()  # type: ignore[attr-defined]  # untyped
+    return largest.tolist()
+
+
+def meet_ranks(start: RankStart) -> Largest:
+    """Meet the other ranks of a command, and change nothing that its code can see."""
+    rank, world_size = start.rank, start.request.world_size
+    timeout = datetime.timedelta(seconds=start.request.policy.collective_timeout_s)
+    store = PrefixStore("perfsuite", group_store(start))
+    before = dict(os.environ)
+    prefer_loopback(start)
+    try:
+        return partial(_largest, dist.ProcessGroupGloo(store, rank, world_size, timeout))
+    finally:
+        for name in os.environ.keys() - before:
+            del os.environ[name]
+
+
+def join_ranks(start: RankStart) -> Largest:
+    """Set torchrun's variables in this rank, and meet the others."""
+    rank, world_size = start.rank, start.request.world_size
+    rendezvous = start.assignment.rendezvous
+    prefer_loopback(start)
+    host = _LOCAL_HOST if rendezvous is None else rendezvous.host
+    meeting = group_store(start)
+    port = int(meeting.get(_PORT)) if rank > 0 else 0
+    timeout = datetime.timedelta(seconds=start.request.policy.collective_timeout_s)
+    # Kept by rank 0, as torchrun keeps one for the processes that it starts.
+    store = TCPStore(host, port, is_master=rank == 0, timeout=timeout, wait_for_workers=False)
+    if rank == 0:
+        meeting.set(_PORT, str(store.port))
+    os.environ |= {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(start.assignment.place),
+        "WORLD_SIZE": str(world_size),
+        "LOCAL_WORLD_SIZE": str(start.assignment.num_neighbours),
+        "MASTER_ADDR": host,
+        "MASTER_PORT": str(store.port),
+        "TORCHELASTIC_RUN_ID": "perfsuite",
+        "TORCHELASTIC_RESTART_COUNT": "0",
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+    }
+    group = dist.ProcessGroupGloo(PrefixStore("perfsuite", store), rank, world_size, timeout)
+    return partial(_largest, group)

@@ -135,7 +135,7 @@ def test_identical_code_is_judged_first_and_its_noise_is_known_to_the_rest(judge
 def test_the_lines_say_alarms_power_and_what_the_machine_supports(judge: Gate) -> None:
     lines = describe(run(Plant(ratio=0.05), Plant(recipe="precision=fp32")))
 
-    cost = "3.0 pairs a cell, 9 s a session"
+    cost = "4.0 pairs a cell, 9 s a session"
     assert lines[:3] == [
         f"false alarms: 0 of 2, below 77.6 % at 95 % confidence (cells: 4 PASS; 3.5{cost[3:]})",
         f"power at 5 %: 2 of 2 (cells: 4 FAIL; {cost})",

@@ -361,7 +361,7 @@ MISTAKES = {
     ),
     "no rounds": (
         "train_benchmark(make(), Recipe(), rounds=0)",
-        "RecipeError: rounds is 0; use a whole number from 1",
+        "RecipeError: rounds is 0; use None or a whole number from 1",
     ),
     "two cells": (
         "[train_benchmark(make(), Recipe(), rounds=1, iterations=1) for _ in range(2)]",

@@ -156,7 +156,7 @@ def test_steps_and_loops_are_cells_like_others(project: pytest.Pytester) -> None
 ARGUMENTS = [
     ("step", "ranks=0", "ranks is 0; use a whole number from 1"),
     ("step", "ranks='2'", "ranks is '2'; use a whole number from 1"),
-    ("step", "rounds=0", "rounds is 0; use a whole number from 1"),
+    ("step", "rounds=0", "rounds is 0; use None or a whole number from 1"),
     ("step", "iterations=1.5", "iterations is 1.5; use None or a whole number from 1"),
     ("step", "samples_per_step=0", "samples_per_step is 0; use None or a whole number from 1"),
     ("step", "tokens_per_step=-1", "tokens_per_step is -1; use None or a whole number from 1"),

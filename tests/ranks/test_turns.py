@@ -103,14 +103,14 @@ def serve(start, pipe):
 def stand_in():
     import torch.distributed as dist
     from perfsuite.worker.jobs import cell
-    from perfsuite.worker.measure import warm_up
+    from perfsuite.worker.measure import rounds
     init = dist.init_process_group
     def init_process_group(backend, **options):
         os.environ["GLOO_SOCKET_IFNAME"] = "lo"
         init("gloo", **(options | {{"device_id": None}}))
     dist.init_process_group = init_process_group
     dist.barrier, dist.all_reduce = watched(dist.barrier), watched(dist.all_reduce)
-    warm_up._LEAST_S, warm_up._STEADY = 0.0, float("inf")  # its clock need not rise
+    rounds._LEAST_WARM_UP_S, rounds._STEADY = 0.0, float("inf")  # its clock need not rise
     cell.is_accelerator = lambda device: True
     cell.memory_stats = lambda device: {{"num_alloc_retries": 0}}
 

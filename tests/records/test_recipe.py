@@ -391,8 +391,8 @@ def test_any_accepted_recipe_survives_its_journeys(fields: dict[str, Any]) -> No
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"num_rounds": 0}, "rounds is 0; use a whole number from 1"),
-        ({"num_rounds": 2.5}, "rounds is 2.5; use a whole number from 1"),
+        ({"num_rounds": 0}, "rounds is 0; use None or a whole number from 1"),
+        ({"num_rounds": 2.5}, "rounds is 2.5; use None or a whole number from 1"),
         ({"num_iterations": 0}, "iterations is 0; use None or a whole number from 1"),
         ({"num_iterations": "9"}, "iterations is '9'; use None or a whole number from 1"),
     ],

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
+
+import msgspec
 import pytest
 from made_up_runs import STAGES, cell
 
@@ -36,6 +39,30 @@ def test_slower_is_slower_beyond_launches_and_rounds(
     slow_s: tuple[float, ...], fast_s: tuple[float, ...], slower: bool
 ) -> None:
     assert is_slower(cell("slow", slow_s), cell("fast", fast_s)) is slower
+
+
+# --- ranks ---
+
+
+@pytest.mark.parametrize(
+    ("rounds_s", "told"),
+    [
+        ((0.010,) * 10, True),
+        # Rounds differ by more than the ranks: 1.4826 times 3 ms.
+        ((0.007, 0.013) * 5, False),
+    ],
+)
+def test_a_rank_that_delays_the_others_is_told_where_rounds_differ_by_less(
+    rounds_s: tuple[float, ...], told: bool
+) -> None:
+    quick = cell("two ranks", rounds_s)
+    assert quick.record is not None
+    ranks = msgspec.structs.replace(quick.record, rank_stages_s={"load": (0.001, 0.004)})
+    row = dataclasses.replace(quick, record=ranks)
+
+    slow = "rank 1 takes 4.00 ms in load, the median rank 1.00 ms"
+    assert row.slow_rank == (slow if told else None)
+    assert any(slow in text for text, _ in said(row)) == told
 
 
 # --- loading ---

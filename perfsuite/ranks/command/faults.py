@@ -5,12 +5,10 @@ from __future__ import annotations
 import re
 import signal
 import subprocess
-from collections.abc import Mapping, Sequence
 
 from perfsuite.errors import WorkloadError
-from perfsuite.ranks.command.joined import Joined
 from perfsuite.ranks.failures import Died, says_lost_peer
-from perfsuite.ranks.messages import Failed
+from perfsuite.ranks.messages import Failed, Joined
 from perfsuite.units import counted
 
 # torch begins each line of a rank's traceback so.
@@ -38,11 +36,8 @@ def last_words(output: str) -> str:
 def _tracebacks(output: str) -> list[str]:
     """The last lines of all tracebacks, after those that only tell that another rank is gone."""
     found: list[str] = _TRACEBACK.findall(_RANK.sub("", output))
-    return sorted((line for line in found if _OF_LAUNCHER not in line), key=_is_cause)
-
-
-def _is_cause(line: str) -> bool:
-    return not says_lost_peer(line)
+    own = [line for line in found if _OF_LAUNCHER not in line]
+    return sorted(own, key=lambda line: not says_lost_peer(line))
 
 
 def read_end(
@@ -59,14 +54,8 @@ def read_end(
     raised = _tracebacks(output)
     if raised and (exit_code is None or exit_code >= 0):
         error, _, message = raised[-1].partition(": ")
-        return Failed(
-            error=error,
-            is_ours=False,
-            message=message,
-            lost_peer=says_lost_peer(message),
-            at_s=at_s,
-            lines=(),
-        )
+        lost_peer = says_lost_peer(message)
+        return Failed(error=error, message=message, lost_peer=lost_peer, at_s=at_s)
     return Died(exit_code=exit_code, lost_peer=False, at_s=at_s)
 
 
@@ -96,39 +85,4 @@ def ended_error(
         f"{how}, and no process of it loaded torch.optim with perfsuite's hook; start Python "
         "without -I, -E and -S, with the PYTHONPATH that the command is given, and on this "
         "machine, outside of a container; or name what it logs (metrics=)"
-    )
-
-
-def daemon_error(name: str, left: Sequence[int]) -> WorkloadError:
-    """Return the error of a command that ended and left processes, which nothing waits for."""
-    return WorkloadError(
-        f"{name}: the command ended with exit code 0 and left {counted(len(left), 'process')} "
-        f"running (process {left[0]}), which were ended; keep it in the foreground: in a shell "
-        "script, end with 'wait'"
-    )
-
-
-def same_rank_error(name: str, first: Joined, second: Joined) -> WorkloadError:
-    """Return the error of two processes that both say that they are one rank."""
-    return WorkloadError(
-        f"{name}: processes {first.process} and {second.process} both take steps as rank "
-        f"{second.rank} of {second.world_size}; start the ranks with torchrun, or set RANK and "
-        "WORLD_SIZE in each"
-    )
-
-
-def uneven_error(name: str, steps: Mapping[int, int]) -> WorkloadError:
-    """Return the error of a rank that ended, the first, while another went on, with their steps."""
-    (ended, num_steps), (other, num_others) = steps.items()
-    return WorkloadError(
-        f"{name}: rank {ended} ended by itself after {counted(num_steps, 'step')}, and rank "
-        f"{other}, which had taken {num_others}, went on; give all ranks equally many steps"
-    )
-
-
-def silent_error(name: str, what: str, seconds: float, output: str) -> WorkloadError:
-    """Return the error of a command that comes no further and prints nothing."""
-    return WorkloadError(
-        f"{name}: {what}, and it printed nothing, for {seconds:g} s (ten times --perf-timeout); "
-        f"its last words: {last_words(output)}"
     )

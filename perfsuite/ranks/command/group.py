@@ -16,24 +16,22 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
 import psutil
 
-from perfsuite.errors import PerfsuiteError, SettingError
-from perfsuite.ranks import bootstrap, failures
-from perfsuite.ranks.assignments import Assignment
+from perfsuite.errors import PerfsuiteError, SettingError, WorkloadError
+from perfsuite.ranks import bootstrap
 from perfsuite.ranks.command import faults
 from perfsuite.ranks.command.hooked import sitecustomize as hook
-from perfsuite.ranks.command.joined import Joined
 from perfsuite.ranks.failures import Died
 from perfsuite.ranks.group import POLL_S, RankGroup
-from perfsuite.ranks.messages import Failed, GroupRequest, RankStart, Reply
-from perfsuite.ranks.progress import Board
+from perfsuite.ranks.messages import Failed, GroupRequest, Joined, RankStart, Reply
 from perfsuite.system import background
-from perfsuite.system.signals import uninterrupted
+from perfsuite.units import counted
 
 # Before the first step a command loads data and compiles.
 _PATIENCE = 10
@@ -45,12 +43,10 @@ _REAPED_S = 1.0
 
 @dataclass(frozen=True, kw_only=True)
 class CommandLaunch:
-    """A command, and how it is launched.
+    """A command of a cell, and the folder where it is launched.
 
     Attributes:
-        name: Of the cell.
         words: "{out}" in one, as in a value of `environment`, is a folder of this launch alone.
-        folder: Where it runs.
         inherited: Variables that the session was given.
         environment: Variables that the user gives to the command alone.
     """
@@ -91,12 +87,8 @@ def run_command(request: GroupRequest, launch: CommandLaunch) -> list[Reply]:
     """Run a command until its ranks have done a job, and return their replies in rank order.
 
     Whatever happens, no process and no temporary file of it stays, but what it wrote elsewhere.
-
-    Raises:
-        SettingError: Its program is not there.
-        WorkloadError: It ended before the first step of an optimizer, or never came to one.
-        RankFailureError: A rank crashed, was killed, or hung.
-        PerfsuiteError: A rank raised one of ours.
+    Raises what `run_group` does, a SettingError where its program is not there, and a WorkloadError
+    where it ended before the first step of an optimizer, or never came to one.
     """
     with CommandGroup(request, launch) as group:
         return group.run()
@@ -109,30 +101,22 @@ class CommandGroup(RankGroup):
         self, request: GroupRequest, launch: CommandLaunch, *, has_hook: bool = True
     ) -> None:
         """Start the command, with the hook or as if it ran by itself."""
-        self._prepare(request)
-        self._ranks: tuple[int, ...] = ()
+        self._ranks = ()
         self._request = request
         self._name = launch.name
         self._has_hook = has_hook
         self._joined: dict[int, Joined] = {}
         self._progress, self._since_s = ("", 0), time.monotonic()
-        try:
-            with uninterrupted():
-                self._start(launch)
-        except BaseException:
-            self.end()
-            raise
+        self._launch(request, partial(self._start, launch))
 
     def _start(self, launch: CommandLaunch) -> None:
-        self._folder = folder = bootstrap.make_group_folder()
-        self._cleanup.callback(bootstrap.remove_group_folder, folder)
-        self.out = folder / "out"
+        self.out = self._folder / "out"
         self.out.mkdir()
         variables = launch.variables(self.out)
         program = launch.program(variables)
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._cleanup.callback(self._listener.close)
-        self._listener.bind(channel := str(folder / "ranks"))
+        self._listener.bind(channel := str(self._folder / "ranks"))
         self._listener.listen()
         self._variable = f"{hook.CHANNEL}={channel}"
         variables[hook.CHANNEL] = channel
@@ -141,7 +125,7 @@ class CommandGroup(RankGroup):
             variables["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
         words = [word.replace("{out}", str(self.out)) for word in launch.words[1:]]
         runner = [sys.executable, "-P", background.__file__, str(os.getpid()), self._variable]
-        self._log = folder / "output.log"
+        self._log = self._folder / "output.log"
         with self._log.open("wb") as output:
             self._process = subprocess.Popen(
                 [*runner, program, *words],
@@ -209,38 +193,37 @@ class CommandGroup(RankGroup):
             self._progress, self._since_s = progress, time.monotonic()
         most_s = _PATIENCE * self._policy.timeout_s
         if time.monotonic() - self._since_s > most_s:
-            raise faults.silent_error(self._name, what, most_s, self._output)
+            raise WorkloadError(
+                f"{self._name}: {what}, and it printed nothing, for {most_s:g} s (ten times "
+                f"--perf-timeout); its last words: {faults.last_words(self._output)}"
+            )
 
     def _accept(self) -> None:
         pipe: Connection[Any, Any] = Connection(self._listener.accept()[0].detach())
         with contextlib.suppress(EOFError, OSError):  # it died meanwhile
             joined: Joined = pipe.recv()
-            first = self._joined.setdefault(joined.rank, joined)
-            if first is not joined or joined.rank >= joined.world_size:
-                raise faults.same_rank_error(self._name, first, joined)
+            rank = joined.assignment.rank
+            first = self._joined.setdefault(rank, joined)
+            if first is not joined or rank >= joined.world_size:
+                raise WorkloadError(
+                    f"{self._name}: processes {first.process} and {joined.process} both take steps "
+                    f"as rank {rank} of {joined.world_size}; start the ranks with torchrun, "
+                    "or set RANK and WORLD_SIZE in each"
+                )
             self._world_size = joined.world_size
-            self._pipes[joined.rank] = pipe
-            self._running[joined.rank] = psutil.Process(joined.process)
+            self._pipes[rank] = pipe
+            self._running[rank] = psutil.Process(joined.process)
 
     def _begin(self) -> None:
         """Give every rank its job."""
         self._ranks = tuple(sorted(self._joined))
-        self._board = Board(self._folder / "progress", self._world_size)
-        self._cleanup.callback(self._board.close)
-        self._watch = failures.ProgressWatch(self._board, self._world_size)
+        self._open_board()
         for rank, joined in self._joined.items():
             policy = dataclasses.replace(self._policy, device=joined.device)
+            request = dataclasses.replace(self._request, world_size=self._world_size, policy=policy)
             start = RankStart(
-                request=dataclasses.replace(
-                    self._request, world_size=self._world_size, policy=policy
-                ),
-                assignment=Assignment(
-                    rank=rank,
-                    place=joined.place,
-                    num_neighbours=joined.num_neighbours,
-                    gpu=joined.place,
-                    backend="gloo",
-                ),
+                request=request,
+                assignment=joined.assignment,
                 folder=str(self._folder),
                 core=None,
                 cores=tuple(sorted(os.sched_getaffinity(0))),
@@ -265,8 +248,12 @@ class CommandGroup(RankGroup):
         for rank, reply in self._replies.items():
             waits = isinstance(reply, Failed) and reply.lost_peer
             if waits and self.position(rank).phase == "exit" and (running := self._waiting()):
-                steps = {one: self.position(one).step for one in (rank, running[0])}
-                raise faults.uneven_error(self._name, steps)
+                other, num_steps = running[0], counted(self.position(rank).step, "step")
+                raise WorkloadError(
+                    f"{self._name}: rank {rank} ended by itself after {num_steps}, and rank "
+                    f"{other}, which had taken {self.position(other).step}, went on; give all "
+                    "ranks equally many steps"
+                )
         super()._raise_first_failure()
 
     def where_it_hangs(self, rank: int) -> tuple[str, ...]:
@@ -280,7 +267,11 @@ class CommandGroup(RankGroup):
         """Return the error of a command whose launcher ended before its ranks had replied."""
         exit_code = self._process.returncode
         if exit_code == 0 and (left := self._left_behind()):
-            return faults.daemon_error(self._name, left)
+            return WorkloadError(
+                f"{self._name}: the command ended with exit code 0 and left "
+                f"{counted(len(left), 'process')} running (process {left[0]}), which were ended; "
+                "keep it in the foreground: in a shell script, end with 'wait'"
+            )
         has_hook = (self._folder / hook.LOADED).exists() if self._has_hook else None
         num_steps = max((self.position(rank).step for rank in self._ranks), default=None)
         return faults.ended_error(self._name, exit_code, num_steps, self._output, has_hook)

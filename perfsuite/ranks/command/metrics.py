@@ -6,7 +6,7 @@ import json
 import math
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,13 +14,16 @@ from typing import Any
 
 from perfsuite.errors import SettingError, WorkloadError, import_extra
 from perfsuite.ranks.command.group import CommandGroup, CommandLaunch
-from perfsuite.ranks.messages import CellMeasured, GroupRequest, RoundTimes, RunCell
+from perfsuite.ranks.messages import COUNTED, CellMeasured, GroupRequest, RoundTimes, RunCell
 from perfsuite.ranks.turns import Turns
-from perfsuite.records.cell import Counts
 from perfsuite.system.environment import describe_host
 from perfsuite.units import counted
 
-_SCALE = re.compile(r"(.+?)\*([0-9.]+(?:e-?[0-9]+)?)", re.DOTALL)
+_FORM = re.compile(
+    r"(?:(?P<kind>jsonl|tensorboard):(?P<path>[^:]+)|regex):(?P<key>.+?)"
+    r"(?:\*(?P<scale>[0-9]*\.?[0-9]+(?:e-?[0-9]+)?))?",
+    re.DOTALL,
+)
 # A writer of torch begins a new one each time.
 _EVENT_FILES = "*tfevents*"
 _MISSING = "the times are those that the command logs (metrics=)"
@@ -46,34 +49,31 @@ class Metrics:
     @classmethod
     def parse(cls, text: Any) -> Metrics:
         """Return what `metrics=` says; raises a SettingError."""
-        kind, _, rest = text.partition(":") if isinstance(text, str) else ("", "", "")
-        scaled = _SCALE.fullmatch(rest)
-        rest, scale = (scaled[1], float(scaled[2])) if scaled else (rest, 1.0)
-        path, _, key = ("", "", rest) if kind == "regex" else rest.partition(":")
-        is_known = kind == "regex" or (kind in ("jsonl", "tensorboard") and path)
-        if not (is_known and key and scale > 0 and (kind != "regex" or _num_groups(key) == 1)):
+        found = _FORM.fullmatch(text) if isinstance(text, str) else None
+        kind = (found and found["kind"]) or "regex"
+        scale = float((found and found["scale"]) or 1.0)
+        if not found or not scale or (kind == "regex" and _num_groups(found["key"]) != 1):
             raise SettingError(
                 f"metrics is {text!r}; use jsonl:FILE:KEY, tensorboard:FOLDER:TAG or regex:PATTERN "
                 "with one group, and *0.001 after it where that is not in seconds"
             )
-        return cls(text=text, kind=kind, path=path, key=key, scale=scale)
+        return cls(text=text, kind=kind, path=found["path"] or "", key=found["key"], scale=scale)
 
-    def sizes(self, folder: Path) -> dict[Path, int]:
-        """Return the sizes of the files that are there already."""
+    def files(self, folder: Path) -> dict[Path, int]:
+        """Return the files that are there, with their sizes."""
         place = folder / self.path
         files = place.rglob(_EVENT_FILES) if self.kind == "tensorboard" else [place]
         return {file: file.stat().st_size for file in files if file.is_file()}
 
     def values(self, folder: Path, output: str, before: Mapping[Path, int]) -> Iterator[float]:
-        """Yield what a launch logged, in seconds; `before` has the sizes before it."""
+        """Yield what a launch logged, in seconds; `before` are the `files` before it."""
         if self.kind == "regex":
-            found: Iterator[Any] = iter(re.findall(self.key, output))
+            found: Iterable[Any] = re.findall(self.key, output)
         elif self.kind == "jsonl":
             file = folder / self.path
             found = _read_lines(file, self.key, before.get(file, 0))
         else:
-            files = {*(folder / self.path).rglob(_EVENT_FILES)}.difference(before)
-            found = _read_events(sorted(files), self.key)
+            found = _read_events(sorted(self.files(folder).keys() - before), self.key)
         for value in found:
             try:
                 yield float(value) * self.scale
@@ -113,11 +113,9 @@ def run_logged(request: GroupRequest, launch: CommandLaunch, metrics: Metrics) -
 
     Raises a WorkloadError where it fails or logs too few, and what `run_command` raises.
     """
-    job = request.job
-    assert isinstance(job, RunCell)
-    code = job.user_code
+    assert isinstance(request.job, RunCell)
+    code = request.job.user_code
     assert code is not None
-    assert code.num_steps is not None
     channel = request.policy.turns
     with (
         nullcontext() if channel is None else Turns(channel).take(),
@@ -125,7 +123,7 @@ def run_logged(request: GroupRequest, launch: CommandLaunch, metrics: Metrics) -
     ):
         named = any("{out}" in word for word in (*launch.words, *launch.environment.values()))
         folder = group.out if named else launch.folder
-        before = metrics.sizes(folder)
+        before = metrics.files(folder)
         output = group.run_to_end()
         try:
             values = [*metrics.values(folder, output, before)]
@@ -143,14 +141,10 @@ def run_logged(request: GroupRequest, launch: CommandLaunch, metrics: Metrics) -
             f"positive number of seconds, and at least two follow {code.num_warmup} to warm up"
         )
     measured = CellMeasured(
-        rounds=tuple(RoundTimes(duration_s=one, stages_s={}) for one in times_s),
+        rounds=[RoundTimes(duration_s=one, stages_s={}) for one in times_s],
         num_iterations=1,
-        losses=None,
         global_batch_size=code.samples_per_step,
-        counts=Counts(**dict.fromkeys(Counts.__struct_fields__)),
-        peak=None,
-        operators=None,
         environment=describe_host(os.environ, len(os.sched_getaffinity(0))),
-        missing=dict.fromkeys((*Counts.__struct_fields__, "memory", "operators"), _MISSING),
+        missing=dict.fromkeys(COUNTED, _MISSING),
     )
     return [measured]

@@ -24,10 +24,7 @@ _ANSWER_S = 10.0
 
 @dataclass(frozen=True, kw_only=True)
 class RankEnd:
-    """How a controller's rank ended: its reply or failure, and where it was.
-
-    A rank that still ran when another had failed has no result, and `lines` are its stack.
-    """
+    """How a controller's rank ended, and where it was; one that still ran has its stack `lines`."""
 
     result: Reply | PerfsuiteError | None
     position: Position
@@ -129,17 +126,14 @@ class _JobOutcome:
         lines: tuple[str, ...] = ()
         try:
             replies = group.poll(0.0)
+            result = replies[0] if replies else None
         except PerfsuiteError as error:
             result = error
-            position = group.position(rank)
-        else:
-            position = group.position(rank)
-            if replies is not None:
-                (result,) = replies
-            elif self._has_to_stop():
-                lines = group.where_it_hangs(rank)
-            else:
+        position = group.position(rank)
+        if result is None:
+            if not self._has_to_stop():
                 return
+            lines = group.where_it_hangs(rank)
         self._has_reported = True
         self._peers.broadcast(self._ended, RankEnd(result=result, position=position, lines=lines))
 
@@ -184,10 +178,13 @@ def error_of(
     failed = {
         rank: one.result for rank, one in ended.items() if isinstance(one.result, PerfsuiteError)
     }
-    causes = [error for error in failed.values() if not _lost_peer(error)]
+    causes = [
+        error
+        for error in failed.values()
+        if not (isinstance(error, RankFailureError) and error.lost_peer)
+    ]
     if causes:
-        skips = [error for error in causes if isinstance(error, NotExercisedError)]
-        return [*skips, *causes][0]
+        return min(causes, key=lambda error: not isinstance(error, NotExercisedError))
     waiting_rank = next(iter(failed))
     silent = [rank for rank in range(world_size) if rank not in ended]
     if silent:
@@ -206,7 +203,3 @@ def error_of(
         timeout_s=collective_timeout_s,
         stack_of=lambda rank: ended[rank].lines,
     )
-
-
-def _lost_peer(error: PerfsuiteError) -> bool:
-    return isinstance(error, RankFailureError) and error.lost_peer

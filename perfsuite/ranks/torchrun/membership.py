@@ -1,5 +1,7 @@
 """A controller's place among the processes that torchrun started, read from its variables."""
 
+import re
+import reprlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -9,8 +11,6 @@ from perfsuite.ranks.bootstrap import REQUIRED_VARIABLES, RESTARTS
 _MAX_PORT = 65_535
 # Ranks are counted by an int in torch (Backend.hpp), and restarts are fewer.
 _MAX_INT = 2**31 - 1
-# A longer value is not shown: all allowed values are shorter.
-_MAX_SHOWN = 40
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,10 +45,6 @@ def read_membership(environ: Mapping[str, str]) -> Membership | None:
     """Return the place that torchrun's variables give; None where RANK or WORLD_SIZE is not set.
 
     Raises a SettingError where another required one is not set, or one has a wrong value.
-
-    >>> place = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "node0", "MASTER_PORT": "29500"}
-    >>> read_membership(place).rank, read_membership({"MASTER_PORT": "29500"})
-    (1, None)
     """
     if "RANK" not in environ or "WORLD_SIZE" not in environ:
         return None
@@ -78,12 +74,9 @@ def read_membership(environ: Mapping[str, str]) -> Membership | None:
 
 def _number(environ: Mapping[str, str], name: str, *, smallest: int, largest: int) -> int:
     text = environ[name]
-    is_short = len(text) <= _MAX_SHOWN
-    is_number = is_short and text.isascii() and text.isdigit()
-    if not is_number or not smallest <= int(text) <= largest:
-        value = f"is {text!r}" if is_short else f"has {len(text)} characters"
+    if not re.fullmatch("[0-9]{1,10}", text) or not smallest <= int(text) <= largest:
         raise SettingError(
-            f"{name} {value} (environment); use a whole number from {smallest} to {largest}, as "
-            "torchrun sets it"
+            f"{name} is {reprlib.repr(text)} (environment); use a whole number from {smallest} to "
+            f"{largest}, as torchrun sets it"
         )
     return int(text)

@@ -1,8 +1,7 @@
-"""The pytest processes that torchrun started, as one of them sees the others.
+"""The pytest processes that torchrun started, controllers of ranks, as one sees the others.
 
-Runs in every such process, the controllers of their ranks. What one broadcasts, all receive in the
-same order, so they decide the same from it. A messenger process beside each controller carries it
-through torchrun's store, which needs torch.
+What one broadcasts, all receive in the same order, so they decide the same from it. A messenger
+process beside each controller carries it through torchrun's store, which needs torch.
 """
 
 import contextlib
@@ -74,16 +73,14 @@ class Peers:
         self._received: dict[tuple[int, str], dict[int, Any]] = defaultdict(dict)
         self._why_broken: str | None = None
         self._folder = bootstrap.make_group_folder()
-        self._messenger, self._pipe = start_process(
-            enter_messenger,
-            MessengerStart(
-                membership=membership,
-                controller=os.getpid(),
-                folder=str(self._folder),
-                arrival_s=_ARRIVAL_S,
-                silence_s=silence_s,
-            ),
+        start = MessengerStart(
+            membership=membership,
+            controller=os.getpid(),
+            folder=str(self._folder),
+            arrival_s=_ARRIVAL_S,
+            silence_s=silence_s,
         )
+        self._messenger, self._pipe = start_process(enter_messenger, start)
 
     @property
     def is_broken(self) -> bool:

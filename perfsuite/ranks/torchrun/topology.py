@@ -1,7 +1,4 @@
-"""Which ranks that torchrun started share a machine, a processor, a GPU, a timing lock.
-
-Runs in every controller: each broadcasts its place, and all draw the same conclusions.
-"""
+"""Which ranks that torchrun started share a machine, a processor, a GPU, a timing lock."""
 
 import os
 from collections.abc import Sequence
@@ -16,10 +13,7 @@ _NETWORK = Path("/proc/self/ns/net")
 
 @dataclass(frozen=True, kw_only=True)
 class RankPlace:
-    """Identities of a rank's kernel, network namespace, folder of its lock, processors and GPUs.
-
-    Containers of one machine may have network namespaces and folders of their own.
-    """
+    """Identities of a rank's kernel, network namespace, folder of its lock, processors and GPUs."""
 
     machine: str
     network: str
@@ -62,21 +56,13 @@ class Topology:
 
     def holds_lock(self, rank: int) -> bool:
         """Whether a rank is the one that holds the timing lock for all that share it."""
-        mine = self.everyone[rank]
-        return rank == min(
-            other
-            for other, one in enumerate(self.everyone)
-            if (one.machine, one.lock) == (mine.machine, mine.lock)
-        )
+        places = [(one.machine, one.lock) for one in self.everyone]
+        return rank == places.index(places[rank])
 
     def neighbours(self, rank: int, world_size: int) -> list[int]:
         """Return the ranks of a group that may use the same processors as one of them."""
-        mine = self.everyone[rank]
-        return [
-            other
-            for other, one in enumerate(self.everyone[:world_size])
-            if (one.machine, one.cores) == (mine.machine, mine.cores)
-        ]
+        places = [(one.machine, one.cores) for one in self.everyone[:world_size]]
+        return [other for other, place in enumerate(places) if place == places[rank]]
 
     def is_on_one_machine(self, world_size: int) -> bool:
         """Whether a group's ranks share a loopback interface."""
@@ -86,24 +72,16 @@ class Topology:
         """Return the number of a rank's GPU among those that it sees, 0 if it sees none.
 
         Ranks that see the same ones take one after the other.
-
-        >>> sees = lambda *gpus: RankPlace(machine="a", network="n", lock="l", cores=(0,),
-        ...                                  gpus=gpus)
-        >>> [Topology((sees("x", "y"), sees("x", "y"))).gpu_of(rank) for rank in (0, 1)]
-        [0, 1]
-        >>> [Topology((sees("x"), sees("y"))).gpu_of(rank) for rank in (0, 1)]
-        [0, 0]
         """
-        mine = self.everyone[rank]
-        before = [one for one in self.everyone[:rank] if one.gpus == mine.gpus]
-        return len(before) % max(1, len(mine.gpus))
+        mine = self.everyone[rank].gpus
+        num_before = sum(one.gpus == mine for one in self.everyone[:rank])
+        return num_before % max(1, len(mine))
 
     def have_own_gpus(self, world_size: int) -> bool:
         """Whether each rank of a group has a GPU of its own."""
-        group = self.everyone[:world_size]
-        if not all(one.gpus for one in group):
-            return False
-        return len({one.gpus[self.gpu_of(rank)] for rank, one in enumerate(group)}) == world_size
+        group = enumerate(self.everyone[:world_size])
+        taken = {one.gpus[self.gpu_of(rank)] for rank, one in group if one.gpus}
+        return len(taken) == world_size
 
     def why_not_exercised(self, recipe: Recipe) -> str | None:
         """Return why these ranks cannot run a recipe, None if they can."""

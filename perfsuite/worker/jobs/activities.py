@@ -1,7 +1,4 @@
-"""What one iteration of a cell is: a step, a loaded batch, an evaluated batch, a reduction.
-
-Runs in a rank. Each activity joins a workload and a recipe to the one iteration that is measured.
-"""
+"""What one iteration of a cell is: a step, a loaded or evaluated batch, a reduction."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,10 +8,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from perfsuite.errors import PerfsuiteError
-from perfsuite.ranks.messages import RankStart, RunCell
+from perfsuite.ranks.messages import COUNTED, RankStart, RunCell
 from perfsuite.ranks.pickling import unpack
-from perfsuite.records.cell import Counts
-from perfsuite.records.recipe import Recipe
 from perfsuite.records.stages import Stage
 from perfsuite.records.workload import Split, Workload, load_workload
 from perfsuite.worker.jobs.activity import (
@@ -33,6 +28,10 @@ from perfsuite.worker.training.step import evaluate_batch, train_step
 from perfsuite.worker.training.trainer import Trainer
 
 _FLOAT32_BYTES = 4
+# Counts that threads hide from the dispatcher.
+_HIDDEN_IN_THREADS = (
+    *("flops", "model_flops", "ops", "saved_activation_bytes", "collectives", "collective_bytes"),
+)
 
 
 @contextmanager
@@ -43,8 +42,7 @@ def start_activity(job: RunCell, start: RankStart, device: torch.device) -> Iter
         yield _AllReduce(job.message_bytes, device)
         return
     if job.user_code is not None:
-        with start_user_code(job.user_code, job.plan.seed, start) as activity:
-            yield activity
+        yield start_user_code(job.user_code, job.plan.seed, start)
         return
     assert job.workload is not None
     assert job.recipe is not None
@@ -73,8 +71,12 @@ class _OnModel(Repeatable):
         self.losses: list[Tensor] = []
         self.steps_per_epoch = max(1, batches.steps_per_epoch // num_micro_batches)
         self.global_batch_size = batches.step_size * num_micro_batches
-        self.has_resized_storages = trainer.recipe.plan.properties.resizes_storages
-        self.missing = _uncountable(trainer.recipe)
+        self.missing = {}
+        if trainer.recipe.compile:
+            self.missing = hidden_in_compiled()
+        elif trainer.recipe.plan.properties.runs_threads:
+            reason = "DataParallel's replicas run in threads of their own"
+            self.missing = dict.fromkeys(_HIDDEN_IN_THREADS, reason)
 
     def first_losses(self) -> tuple[float, ...] | None:
         return tuple(float(loss) for loss in self.losses) or None
@@ -132,7 +134,7 @@ class _Load(Repeatable):
         self._batches = batches
         self.steps_per_epoch = batches.steps_per_epoch
         self.global_batch_size = batches.step_size
-        self.missing = dict.fromkeys(_ALL_COUNTS, "loading alone runs no training step")
+        self.missing = dict.fromkeys(COUNTED, "loading alone runs no training step")
 
     def iterate(self, stage: Stage) -> None:
         with stage("load"):
@@ -161,20 +163,6 @@ class _AllReduce(Repeatable):
 
     def held_tensors(self) -> Iterator[Tensor]:
         return iter((self._tensor,))
-
-
-_ALL_COUNTS = (*Counts.__struct_fields__, "memory", "operators")
-
-
-def _uncountable(recipe: Recipe) -> dict[str, str]:
-    """Return the counts that a mode hides from the dispatcher, with the reason."""
-    if recipe.compile:
-        return hidden_in_compiled()
-    if recipe.plan.properties.runs_threads:
-        collectives = ("collectives", "collective_bytes")
-        hidden = ("flops", "model_flops", "ops", "saved_activation_bytes", *collectives)
-        return dict.fromkeys(hidden, "DataParallel's replicas run in threads of their own")
-    return {}
 
 
 def _evaluated_split(workload: Workload) -> Split:

@@ -25,17 +25,14 @@ class Activity(ABC):
         steps_per_epoch: Iterations until the loader starts again; None if it never does.
         global_batch_size: Samples of one iteration over all ranks; None without samples.
         is_counted: Whether the iteration runs operators that are worth counting.
-        has_resized_storages: Whether storages change size in place, as FSDP's do.
         num_warmup: Untimed iterations before the first round.
         num_steps: Iterations to time, after which there are two more; None for any number.
-        missing: Numbers of the record that this activity cannot have, with the reason; more may
-            be found while it is measured.
+        missing: Why numbers of the record are None, by name; more may be found while it runs.
     """
 
     steps_per_epoch: int | None = None
     global_batch_size: int | None = None
     is_counted = True
-    has_resized_storages = False
     # DDP's first step uses one bucket and rebuilds its buckets after it; optimizers make their
     # state in the first step. The third is the first that is like all later ones.
     num_warmup = 3

@@ -19,11 +19,7 @@ _PATIENCE = datetime.timedelta(days=1)
 
 
 class ArmTurns:
-    """The turns of all ranks of one arm: the first asks the gate, and the others wait for it.
-
-    Attributes:
-        are_needed: Whether there is another arm.
-    """
+    """The turns of all ranks of one arm, if there is another: the first asks, the others wait."""
 
     def __init__(self, start: RankStart, on_wait: Callable[[], None]) -> None:
         channel = start.request.policy.turns

@@ -7,32 +7,28 @@ from functools import partial
 
 import msgspec
 import torch
+import torch.distributed as dist
 
+from perfsuite.errors import WorkloadError
 from perfsuite.ranks import messages
 from perfsuite.ranks.progress import BoardWriter
 from perfsuite.ranks.turns import Agreed
-from perfsuite.records.cell import Counts, Operator
 from perfsuite.system.environment import Environment
 from perfsuite.worker.jobs.activities import start_activity
 from perfsuite.worker.jobs.activity import Activity
 from perfsuite.worker.jobs.arm_turns import ArmTurns
-from perfsuite.worker.jobs.faults import inject_fault
 from perfsuite.worker.jobs.loader_workers import resume_loader_workers, stop_loader_workers
-from perfsuite.worker.measure import warm_up
 from perfsuite.worker.measure.counters import count_garbage, count_iteration, count_kernel_launches
-from perfsuite.worker.measure.device import (
-    is_accelerator,
-    memory_stats,
-    synchronize,
-)
+from perfsuite.worker.measure.device import is_accelerator, memory_stats, synchronize
 from perfsuite.worker.measure.environment import describe_environment
-from perfsuite.worker.measure.iterations import Iterations
+from perfsuite.worker.measure.iterations import Iterations, T
 from perfsuite.worker.measure.memory import measure_peak
 from perfsuite.worker.measure.operators import costliest_operators, profile_iterations
 from perfsuite.worker.measure.rounds import (
     LEAST_ON_ACCELERATOR,
     ROUND_S,
     choose_num_iterations,
+    has_warmed_up,
     measure_rounds,
 )
 from perfsuite.worker.measure.stages import StageClock, StageMarks
@@ -45,8 +41,16 @@ _TURN_S = 0.010
 _MOST_SPANS = 10_000
 # Of a loop: with fewer an outlier moves any location.
 _LEAST_ROUNDS = 5
+# More than the exact gate leaves to any peak; one that was recorded as `max_memory_allocated` may
+# grow by 16 MiB.
+LEAKED_BYTES = 17 * 2**20
 # Stages explain a time and gate nothing, so the mean of a few rounds will do.
 _NUM_STAGE_ROUNDS = 3
+# Off a CUDA device, and on one.
+_NO_LAUNCHES = (
+    "kernels are launched on CUDA devices only",
+    "the profiler (CUPTI) saw none: another tool uses it, or a container forbids it",
+)
 
 
 def run_cell(
@@ -66,72 +70,55 @@ def run_cell(
             preparing.enter_context(turns.take())
         activity = stack.enter_context(start_activity(job, start, device))
         measurement = Measurement(
-            activity, job.plan, device, board, start, turns, after_warm_up=preparing.close
+            activity, job.plan, environment, device, board, start, turns, preparing.close
         )
         activity.run(measurement.asked(), board.begin_step)
-        return measurement.result(environment)
+        return measurement.result()
 
 
 class Measurement:
-    """One activity on its way through warm-up, rounds and counting, and what was found so far.
-
-    Attributes:
-        stage_rounds: Rounds in which stages were timed; empty where `rounds` have their times.
-    """
+    """One activity on its way through warm-up, rounds and counting, and what was found so far."""
 
     def __init__(
         self,
         activity: Activity,
         plan: messages.MeasurePlan,
+        environment: Environment,
         device: torch.device,
         board: BoardWriter,
         start: messages.RankStart,
         turns: ArmTurns | None = None,
-        *,
         after_warm_up: Callable[[], None] = lambda: None,
     ) -> None:
         self._activity = activity
         self._plan = plan
         self._device = device
         self._board = board
-        self._channel = channel = start.request.policy.turns
+        self._channel = start.request.policy.turns
         self._has_peers = start.request.world_size > 1
         self._turns = turns or ArmTurns(start, on_wait=board.mark)
-        self._slowdown = 0.0 if channel is None else channel.planted_ratio
         self._after_warm_up = after_warm_up
         self._stages = StageClock(device, on_enter=board.enter_stage)
         self._marks = StageMarks(device, on_enter=board.enter_stage)
         self._on_accelerator = is_accelerator(device)
-        self.rounds: list[messages.RoundTimes] = []
-        self.stage_rounds: list[messages.RoundTimes] = []
-        self.num_iterations = 0
-        self.counts = Counts(**dict.fromkeys(Counts.__struct_fields__))
-        self.peak: messages.PeakMemory | None = None
-        self.watched_s: list[dict[str, tuple[float, float]]] = []
-        self.operators: tuple[Operator, ...] | None = None
-        self.missing = activity.missing
+        # A loop takes as many steps as its user says, and has no more for anything else.
+        self._is_loop = activity.num_steps is not None
+        self._found = messages.CellMeasured(
+            environment=environment,
+            missing=activity.missing,
+            global_batch_size=activity.global_batch_size,
+        )
 
     def asked(self) -> Iterations[None]:
         """Return all iterations of the cell, with the fault that a calibration injects."""
         return inject_fault(self._whole(), self._channel, self._device)
 
-    def result(self, environment: Environment) -> messages.CellMeasured:
+    def result(self) -> messages.CellMeasured:
         """Return what was found; raises where the iterations were too few."""
-        activity = self._activity
-        return messages.CellMeasured(
-            rounds=tuple(self.rounds),
-            stage_rounds=tuple(self.stage_rounds),
-            num_iterations=self.num_iterations,
-            losses=activity.first_losses(),
-            global_batch_size=activity.global_batch_size,
-            counts=self.counts,
-            peak=self.peak,
-            operators=self.operators,
-            weights=activity.first_weights(),
-            environment=environment,
-            missing=self.missing | activity.end(len(self.rounds)),
-            watched_s=tuple(self.watched_s),
-        )
+        found, activity = self._found, self._activity
+        found.losses, found.weights = activity.first_losses(), activity.first_weights()
+        found.missing = found.missing | activity.end(len(found.rounds))
+        return found
 
     def _whole(self) -> Iterations[None]:
         """Warm up, measure and count."""
@@ -142,7 +129,7 @@ class Measurement:
         try:
             self._after_warm_up()
             agreed = self._agree(iteration_s)
-            self.num_iterations = agreed.iterations
+            self._found.num_iterations = agreed.iterations
             yield from self._measure(agreed.rounds)
         finally:
             resume_loader_workers()  # a stopped one could not be ended
@@ -163,10 +150,9 @@ class Measurement:
             durations_s.append(time.perf_counter() - began_s)
             self._activity.check()
             is_warm = len(durations_s) >= self._activity.num_warmup
-            # A loop takes as many steps as its user says.
-            if self._on_accelerator and self._activity.num_steps is None:
+            if self._on_accelerator and not self._is_loop:
                 states.append(self._activity.state())
-                is_cold = not is_warm or not warm_up.is_warm(durations_s, states)
+                is_cold = not is_warm or not has_warmed_up(durations_s, states)
                 is_warm = not any(self._largest([is_cold]))  # on any rank: all take the next one
         self._stages.collect()
         return min(durations_s[-self._activity.num_warmup :])
@@ -201,31 +187,26 @@ class Measurement:
         """Take the timed rounds; losses are checked between them, outside of the time.
 
         On an accelerator the events of its stages are in rounds of their own: eight a step make a
-        small one slower. A loop has no more steps for those.
+        small one slower.
         """
         if not self._on_accelerator:
-            yield from self._take_rounds(self.rounds, num_rounds, self._stages)
+            yield from self._take_rounds(self._found.rounds, num_rounds, self._stages)
             return
-        is_loop = self._activity.num_steps is not None
         before = memory_stats(self._device).get("num_alloc_retries", 0)
-        yield from self._take_rounds(
-            self.rounds, num_rounds, self._stages if is_loop else self._marks
-        )
+        stages = self._stages if self._is_loop else self._marks
+        yield from self._take_rounds(self._found.rounds, num_rounds, stages)
         retries = memory_stats(self._device).get("num_alloc_retries", 0) - before
-        self.counts = msgspec.structs.replace(self.counts, allocator_retries=retries)
-        if not is_loop:
-            yield from self._take_rounds(self.stage_rounds, _NUM_STAGE_ROUNDS, self._stages)
+        self._found.counts = msgspec.structs.replace(self._found.counts, allocator_retries=retries)
+        if not self._is_loop:
+            yield from self._take_rounds(self._found.stage_rounds, _NUM_STAGE_ROUNDS, self._stages)
 
     def _take_rounds(
-        self,
-        rounds: list[messages.RoundTimes],
-        num_rounds: int,
-        stages: StageClock | StageMarks,
+        self, rounds: list[messages.RoundTimes], num_rounds: int, stages: StageClock
     ) -> Iterations[None]:
         yield from measure_rounds(
             rounds,
             num_rounds=num_rounds,
-            num_iterations=self.num_iterations,
+            num_iterations=self._found.num_iterations,
             stages=stages,
             start_together=self._start_with_workers,
             synchronize=partial(synchronize, self._device),
@@ -233,7 +214,7 @@ class Measurement:
             take_turn=partial(self._turns.take, self._activity.start_together),
             most_spans=_MOST_SPANS if self._has_peers and stages is self._stages else 0,
             run_up=self._marks if self._on_accelerator else None,
-            slowdown=self._slowdown,
+            slowdown=0.0 if self._channel is None else self._channel.planted_ratio,
         )
 
     def _start_with_workers(self) -> None:
@@ -250,34 +231,62 @@ class Measurement:
         activity, device = self._activity, self._device
         counted = yield from count_iteration()
         if self._has_peers and device.type == "cpu":
-            self.watched_s.append(counted.watched_s)
-            if activity.num_steps is None:
-                self.watched_s.append((yield from count_iteration()).watched_s)
-        peak = yield from measure_peak(
-            activity.held_tensors(), device, follow_resizes=activity.has_resized_storages
-        )
-        self.peak = None if "memory" in self.missing else peak
+            self._found.watched_s.append(counted.watched_s)
+            if not self._is_loop:
+                self._found.watched_s.append((yield from count_iteration()).watched_s)
+        peak = yield from measure_peak(activity.held_tensors(), device)
+        self._found.peak = None if "memory" in self._found.missing else peak
         if peak.saved_activation_bytes is None:
             reason = "no stage 'backward' followed a stage 'forward'"
-            self.missing.setdefault("saved_activation_bytes", reason)
-        found: dict[str, int | None] = {
-            name: getattr(counted, name)
-            for name in ("ops", "flops", "model_flops", "collectives", "collective_bytes")
-        }
+            self._found.missing.setdefault("saved_activation_bytes", reason)
+        found: dict[str, int | None] = {**vars(counted)}
+        del found["watched_s"]
         found["saved_activation_bytes"] = peak.saved_activation_bytes
-        if activity.num_steps is None:
+        if not self._is_loop:
             found["kernel_launches"] = yield from count_kernel_launches(device)
             if found["kernel_launches"] is None:
-                self.missing["kernel_launches"] = _why_no_launches(device)
+                self._found.missing["kernel_launches"] = _NO_LAUNCHES[device.type == "cuda"]
             found["collected_objects"] = yield from count_garbage()
             if profiles:
                 profiler = yield from profile_iterations(device, num_iterations=1)
-                self.operators = costliest_operators(profiler.key_averages(), device)
-        found = {name: None if name in self.missing else found[name] for name in found}
-        self.counts = msgspec.structs.replace(self.counts, **found)
+                self._found.operators = costliest_operators(profiler.key_averages(), device)
+        found = {name: None if name in self._found.missing else found[name] for name in found}
+        self._found.counts = msgspec.structs.replace(self._found.counts, **found)
 
 
-def _why_no_launches(device: torch.device) -> str:
-    if device.type == "cuda":
-        return "the profiler (CUPTI) saw none: another tool uses it, or a container forbids it"
-    return "kernels are launched on CUDA devices only"
+def inject_fault(
+    asked: Iterations[T], channel: messages.TurnChannel | None, device: torch.device
+) -> Iterations[T]:
+    """Ask for the same iterations, each with the fault that the arm's channel names, if any."""
+    fault = None if channel is None else channel.planted_fault
+    wait = _synchronization(device) if fault == "synchronization" else None
+    leaked: list[torch.Tensor] = []
+    while True:
+        try:
+            stage = next(asked)
+        except StopIteration as ended:
+            result: T = ended.value
+            return result
+        if fault == "leak":
+            leaked.clear()  # the machine would run out of more than one iteration's
+            leaked.append(torch.empty(LEAKED_BYTES, dtype=torch.uint8, device=device))
+        yield stage
+        if wait is not None:
+            wait()
+
+
+def _synchronization(device: torch.device) -> Callable[[], None]:
+    has_ranks = dist.is_initialized() and dist.get_world_size() > 1
+    if not is_accelerator(device) and not has_ranks:
+        raise WorkloadError(
+            "a synchronization cannot be planted in one process on a CPU, where nothing is "
+            "asynchronous; use a cell of several ranks, such as ddp:2"
+        )
+    token = torch.zeros(1, device=device)
+
+    def wait() -> None:
+        if has_ranks:
+            dist.all_reduce(token)
+        synchronize(device)
+
+    return wait

@@ -5,7 +5,7 @@ import torch.distributed as dist
 
 from perfsuite.records.recipe import Recipe
 from perfsuite.records.workload import find_workload, load_workload
-from perfsuite.worker.training.loaders import build_batches
+from perfsuite.worker.training.loaders import EpochBatches, build_dataset
 
 _NUM_ELEMENTS = 1 << 20
 
@@ -21,14 +21,6 @@ def measure_tensors(dtypes: list[str]) -> dict[str, int]:
 def read_shard(workload: str, recipe: Recipe, seed: int) -> tuple[list[list[int]], int]:
     """Return the indices of each batch of this rank's first epoch, and the dataset's size."""
     built = load_workload(find_workload(workload))
-    with build_batches(
-        built,
-        recipe,
-        "train",
-        shard_index=dist.get_rank(),
-        num_shards=dist.get_world_size(),
-        seed=seed,
-        device=torch.device("cpu"),
-    ) as batches:
-        dataset = built.build_dataset("train")
-        return batches.indices(0), len(dataset)  # type: ignore[arg-type]  # loaders checked it
+    shard = dist.get_rank(), dist.get_world_size()
+    with EpochBatches(built, recipe, "train", shard, seed=seed) as batches:
+        return batches.indices(0), len(build_dataset(built, "train"))

@@ -1,7 +1,7 @@
 """A rank's batches and the loader workers that make them. Runs in a rank.
 
-The workers must not work on between rounds: they would fill their queues while the collector runs
-or the other arm has its turn, which hides the time of loading and takes a processor from that arm.
+Between rounds workers would fill their queues while the collector runs or the other arm has its
+turn: that would hide the time of loading, and take a processor from that arm. So they are stopped.
 """
 
 import contextlib
@@ -22,8 +22,8 @@ from perfsuite.records.workload import Split, Workload
 from perfsuite.system import background
 from perfsuite.worker.measure.clock import largest_over_ranks
 from perfsuite.worker.training.build import seed_random_numbers
-from perfsuite.worker.training.loaders import EpochBatches, build_batches
-from perfsuite.worker.training.own_loaders import CachedBatches, build_own_batches
+from perfsuite.worker.training.loaders import EpochBatches
+from perfsuite.worker.training.own_loaders import CachedBatches, OwnBatches
 
 
 @contextlib.contextmanager
@@ -39,27 +39,16 @@ def open_batches(
     """Yield this rank's batches of a split; their loader workers end with the context."""
     # The dataset is the same on every rank; what it and the model draw later is not.
     seed_random_numbers(seed)
-    shard_index, num_shards = shard
+    batches: EpochBatches
     if workload.build_loader is not None:
         let_children_be_loader_workers(start.folder, start.cores)
-        batches: EpochBatches = build_own_batches(
-            workload, recipe, split, shard_index=shard_index, num_shards=num_shards
-        )
+        batches = OwnBatches(workload, recipe, split, shard)
+        _check_lengths(workload, split, batches, device)
     else:
-        batches = build_batches(
-            workload,
-            recipe,
-            split,
-            shard_index=shard_index,
-            num_shards=num_shards,
-            seed=seed,
-            device=device,
-            on_worker_start=loader_worker_entry(start.folder, start.cores),
-        )
+        enter = loader_worker_entry(start.folder, start.cores)
+        batches = EpochBatches(workload, recipe, split, shard, seed=seed, on_worker_start=enter)
     with batches:
-        if workload.build_loader is not None:
-            _check_lengths(workload, split, batches, device)
-        seed_random_numbers(seed + shard_index)
+        seed_random_numbers(seed + shard[0])
         yield batches if recipe.loader == "own" else CachedBatches(batches)
 
 

@@ -31,6 +31,7 @@ from perfsuite.worker.training.trainer import Trainer
 # A trace of more is hard to look at; the first of them may still start loader workers.
 _NUM_PROFILED_STEPS = 3
 _ACCURACIES = ("accuracy", "accuracy_per_class")
+_OF_EVALUATION = ("stages_s.evaluation", "evaluated_split", *_ACCURACIES)
 
 EvaluatedSplit = Literal["validation", "test"]
 
@@ -41,9 +42,7 @@ def take_profile(
     """Return where this rank's time went.
 
     On a GPU the rank waits for the device at the end of every stage, so that work counts in the
-    stage that launched it, and stages are disjoint. Loading then overlaps with loader workers
-    alone, and the training takes a little longer than it would unobserved. The check for infinite
-    gradients is in no time.
+    stage that launched it, and stages are disjoint. The check for infinite gradients is in no time.
     """
     board.enter_phase("build")
     workload = load_workload(unpack(job.workload))
@@ -56,8 +55,7 @@ def take_profile(
         evaluated = None if split is None else stack.enter_context(batches_of(split))
         profiled = _ProfiledTraining(trainer, training, evaluated, board)
         if why_not is not None:
-            of_evaluation = ("stages_s.evaluation", "evaluated_split", *_ACCURACIES)
-            profiled.missing |= dict.fromkeys(of_evaluation, why_not)
+            profiled.missing |= dict.fromkeys(_OF_EVALUATION, why_not)
         meter = stack.enter_context(open_meter(_gpu_uuid(device)))
         board.enter_phase("measure")
         start_together()
@@ -150,21 +148,21 @@ class _ProfiledTraining:
         )
 
     def _communication(self, profiler: torch.profiler.profile) -> Communication | None:
-        recipe = self._trainer.recipe
+        recipe, found = self._trainer.recipe, None
         if not recipe.plan.needs_group:
-            self.missing["communication"] = "a single process does not communicate"
-            return None
-        # A rank receives what another still computes: its wait is not communication.
-        if recipe.plan.properties.cuts_model:
-            self.missing["communication"] = (
+            reason = "a single process does not communicate"
+        elif recipe.plan.properties.cuts_model:
+            # A rank receives what another still computes: its wait is not communication.
+            reason = (
                 f"parallel {recipe.parallel!r}: a stage that waits for another's computation "
                 "cannot be told from one that communicates"
             )
-            return None
-        events = profiler.events() or ()  # type: ignore[no-untyped-call]
-        found = operators.measure_communication(events, self._trainer.device)
+        else:
+            events = profiler.events() or ()  # type: ignore[no-untyped-call]
+            found = operators.measure_communication(events, self._trainer.device)
+            reason = "no collective was seen"
         if found is None:
-            self.missing["communication"] = "no collective was seen"
+            self.missing["communication"] = reason
         return found
 
     def _step(self, stage: Stage) -> None:
@@ -187,26 +185,18 @@ class _ProfiledTraining:
         """Return the epoch's score; None where nothing is evaluated, or another rank has it."""
         if self._evaluated is None:
             return None
-        score = _start_score(self._trainer)
+        workload = self._trainer.workload
+        score: Tally | MetricSums | None = Tally() if workload.metric == "accuracy" else None
+        if callable(workload.metric):
+            score = MetricSums(workload.name, workload.metric)
+        enter_batch = partial(self._board.enter_stage, "evaluation")
         with self._stages("evaluation"):
-            evaluate_split(
-                self._trainer,
-                self._evaluated,
-                score,
-                before_batch=lambda: self._board.enter_stage("evaluation"),
-            )
+            evaluate_split(self._trainer, self._evaluated, score, before_batch=enter_batch)
         not_accuracy = "accuracy is not the workload's metric"
         reason = score.why_none if isinstance(score, Tally) else not_accuracy
         if reason is not None:
             self.missing |= dict.fromkeys(_ACCURACIES, reason)
         return score if self._trainer.strategy.speaks_for_shard else None
-
-
-def _start_score(trainer: Trainer) -> Tally | MetricSums | None:
-    metric = trainer.workload.metric
-    if callable(metric):
-        return MetricSums(trainer.workload.name, metric)
-    return Tally() if metric == "accuracy" else None
 
 
 def _evaluated_split(trainer: Trainer) -> tuple[EvaluatedSplit | None, str | None]:

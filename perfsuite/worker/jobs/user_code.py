@@ -20,17 +20,11 @@ from torch import Tensor
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
 from perfsuite.errors import NonFiniteError, PerfsuiteError, WorkloadError
-from perfsuite.ranks.messages import RankStart
+from perfsuite.ranks.messages import COUNTED, RankStart
 from perfsuite.ranks.pickling import unpack
 from perfsuite.ranks.user_code import UserCode
-from perfsuite.records.cell import Counts, TensorDigest
-from perfsuite.records.stages import (
-    Stage,
-    Step,
-    StopLoop,
-    listening,
-    untimed,
-)
+from perfsuite.records.cell import TensorDigest
+from perfsuite.records.stages import Stage, Step, StopLoop, listening, untimed
 from perfsuite.units import counted
 from perfsuite.worker.jobs.activity import (
     NUM_RECORDED_LOSSES,
@@ -39,9 +33,9 @@ from perfsuite.worker.jobs.activity import (
     hidden_in_compiled,
 )
 from perfsuite.worker.jobs.loader_workers import let_children_be_loader_workers
-from perfsuite.worker.jobs.loop_ranks import LoopRanks, join_ranks
 from perfsuite.worker.measure.iterations import Iterations, run_iterations
 from perfsuite.worker.measure.weights_digest import FirstWeights
+from perfsuite.worker.store import Largest, join_ranks
 from perfsuite.worker.training.build import seed_random_numbers
 from perfsuite.worker.training.nonfinite import ADVICE
 
@@ -51,35 +45,30 @@ _MOST_OTHERS = 20
 _NOT_IN_TWO_STEPS = ("kernel_launches", "collected_objects", "operators")
 
 
-@contextmanager
-def start_user_code(code: UserCode, seed: int, start: RankStart) -> Iterator[Activity]:
-    """Load a user's function under the cell's seed, and build its step."""
+def start_user_code(code: UserCode, seed: int, start: RankStart) -> Activity:
+    """Return the step that a user's function builds, or the loop that it is."""
     if code.kind == "step":
-        yield build_step(code, seed, start)
-        return
-    let_children_be_loader_workers(start.folder, start.cores)
-    function = unpack(code.function)
-    seed_random_numbers(seed)
+        return build_step(code, seed, start)
+    function = _load(code, seed, start)
+    largest = None if code.world_size == 1 else join_ranks(start)
     is_gated = start.request.policy.turns is not None
-    if code.world_size == 1:
-        yield UserLoop(code, function, None, digests_weights=is_gated)
-    else:
-        with join_ranks(start) as ranks:
-            yield UserLoop(code, function, ranks, digests_weights=is_gated)
+    return UserLoop(code, function, largest, digests_weights=is_gated)
 
 
 def build_step(code: UserCode, seed: int, start: RankStart) -> UserStep:
     """Return the step that a user's function builds under the cell's seed."""
+    return UserStep(code, _load(code, seed, start))
+
+
+def _load(code: UserCode, seed: int, start: RankStart) -> Callable[[], Any]:
     let_children_be_loader_workers(start.folder, start.cores)
-    function = unpack(code.function)
+    function: Callable[[], Any] = unpack(code.function)
     seed_random_numbers(seed)
-    return UserStep(code, function)
+    return function
 
 
 class _UserCode(Activity):
     """What a step and a loop have in common: the stages that they mark, the losses they tell."""
-
-    has_resized_storages = True  # FSDP may be inside
 
     def __init__(self, code: UserCode) -> None:
         self._name = code.name
@@ -118,16 +107,15 @@ class _UserCode(Activity):
 
     def log_loss(self, loss: Any) -> None:
         """Keep the step's loss, without its graph; it is read later."""
-        if not isinstance(loss, Tensor | int | float) or (
-            isinstance(loss, Tensor) and loss.numel() != 1
-        ):
-            what = f"of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else repr(loss)
+        is_tensor = isinstance(loss, Tensor)
+        if not (loss.numel() == 1 if is_tensor else isinstance(loss, int | float)):
+            what = f"of shape {tuple(loss.shape)}" if is_tensor else repr(loss)
             raise WorkloadError(
                 f"{self._name}: a step's loss is {what}; give a single number, returned alone or "
                 "told by perfsuite.log_loss"
             )
         # A copy: the user may go on with the tensor, as with a running sum.
-        self._told = loss.detach().clone() if isinstance(loss, Tensor) else loss
+        self._told = loss.detach().clone() if is_tensor else loss
 
     def step_done(self) -> None:
         """Do nothing: a step ends where its function returns."""
@@ -145,7 +133,8 @@ class _UserCode(Activity):
         self._losses += losses[: NUM_RECORDED_LOSSES - len(self._losses)]
         self._num_checked += len(losses)
         self._unchecked.clear()
-        if _has_compiled():
+        dynamo = sys.modules.get("torch._dynamo.utils")
+        if dynamo is not None and dynamo.counters["frames"]:
             self.missing |= hidden_in_compiled()
 
     def first_losses(self) -> tuple[float, ...] | None:
@@ -166,12 +155,6 @@ def _describe_exit(ended: SystemExit) -> str:
     return f"sys.exit({ended.code!r}) at {place.filename}:{place.lineno}"
 
 
-def _has_compiled() -> bool:
-    """Whether torch.compile has compiled anything in this process."""
-    dynamo = sys.modules.get("torch._dynamo.utils")
-    return dynamo is not None and bool(dynamo.counters["frames"])
-
-
 class UserStep(_UserCode):
     """A function that takes one training step each time."""
 
@@ -180,16 +163,12 @@ class UserStep(_UserCode):
         with _staying(code.name):
             built = build_step()
         self._step = built if isinstance(built, Step) else Step(built)
+        self.model = self._step.model
         if not callable(self._step.run):
             raise WorkloadError(
                 f"{code.name} returned {built!r}; return the function that takes one step, or "
                 "perfsuite.Step(run, model, optimizer)"
             )
-
-    @property
-    def model(self) -> Any:
-        """What the user has named as the model; None of nothing."""
-        return self._step.model
 
     def run(self, asked: Iterations[None], begin_step: Callable[[], None]) -> None:
         """Take steps, and hear what they tell."""
@@ -218,7 +197,7 @@ class UserStep(_UserCode):
 
     def held_tensors(self) -> Iterator[Tensor]:
         """Return those of the model and the optimizer that the user has named."""
-        return held_by(self._step.model, self._step.optimizer)
+        return held_by(self.model, self._step.optimizer)
 
 
 class UserLoop(_UserCode):
@@ -232,7 +211,7 @@ class UserLoop(_UserCode):
         self,
         code: UserCode,
         train: Callable[[], object],
-        ranks: LoopRanks | None,
+        largest: Largest | None,
         *,
         digests_weights: bool = False,
     ) -> None:
@@ -245,7 +224,7 @@ class UserLoop(_UserCode):
             _NOT_IN_TWO_STEPS, f"a {code.kind} takes only two steps more than the timed ones"
         )
         self._train = train
-        self._ranks = ranks
+        self._largest = largest
         self._class_name = code.optimizer
         self._stepped: dict[str, None] = {}
         # What ends a step: the first optimizer that does, or this object where the loop says so.
@@ -346,9 +325,9 @@ class UserLoop(_UserCode):
 
     def largest_over_ranks(self, values: list[float], device: torch.device) -> list[float]:
         """Return the largest of each value over all ranks; raises where their steps differ."""
-        if self._ranks is None:
+        if self._largest is None:
             return values
-        *largest, most, least = self._ranks.largest([*values, self._num_ends, -self._num_ends])
+        *largest, most, least = self._largest([*values, self._num_ends, -self._num_ends])
         if most != -least:
             raise PerfsuiteError(
                 f"{self._name}: when one rank had taken {most:.0f} steps, another had taken only "
@@ -374,14 +353,8 @@ class UserLoop(_UserCode):
                 f"{self._name}: {taken}, too few for two rounds after {self.num_warmup + 1} to "
                 "warm up; let it take more, or ask for fewer (warmup=, steps=)"
             )
-        return (
-            {}
-            if self._is_over
-            else dict.fromkeys(
-                (*Counts.__struct_fields__, "memory", "operators"),
-                f"{taken}, before the two that are counted",
-            )
-        )
+        why_missing = f"{taken}, before the two that are counted"
+        return {} if self._is_over else dict.fromkeys(COUNTED, why_missing)
 
     def _why_no_step(self) -> str:
         if self._num_ends > 0:
@@ -390,10 +363,11 @@ class UserLoop(_UserCode):
                 "no more, while others went on; keep one for the whole loop, or name the class of "
                 "one that steps throughout (optimizer=)"
             )
-        if self._class_name is None or not self._stepped:
-            return (
-                f"no torch optimizer stepped in the {self._what}; call perfsuite.step_done() at "
-                "the end of each step"
-            )
-        stepped = " and ".join(self._stepped)
-        return f"no {self._class_name} stepped in the {self._what} (optimizer=), but {stepped} did"
+        if self._class_name and self._stepped:
+            others = " and ".join(self._stepped)
+            what = self._what
+            return f"no {self._class_name} stepped in the {what} (optimizer=), but {others} did"
+        return (
+            f"no torch optimizer stepped in the {self._what}; call perfsuite.step_done() at the "
+            "end of each step"
+        )

@@ -1,6 +1,7 @@
 """The jobs of a verification: record a run, then check it in one process. Run in ranks."""
 
 import dataclasses
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -9,7 +10,7 @@ import torch.distributed as dist
 from perfsuite.ranks.messages import CheckRun, RankStart, RecordRun, RunChecked, RunRecorded
 from perfsuite.ranks.pickling import unpack
 from perfsuite.ranks.progress import BoardWriter
-from perfsuite.ranks.user_code import CheckSteps, RecordSteps
+from perfsuite.ranks.user_code import CheckSteps, RecordSteps, UserCode
 from perfsuite.records.recipe import Recipe
 from perfsuite.records.workload import load_workload
 from perfsuite.worker.equivalence.checks.own_reference import OwnCase, check_own_steps
@@ -22,8 +23,6 @@ from perfsuite.worker.equivalence.trace.trace import RankTrace, Trace, load_trac
 from perfsuite.worker.jobs.loader_workers import open_batches
 from perfsuite.worker.jobs.user_code import build_step
 from perfsuite.worker.training.build import build_trainer
-
-_TESTED = "tested"
 
 
 def record_rank(
@@ -44,7 +43,7 @@ def record_rank(
             counts_work=job.counts_work,
             on_step=board.begin_step,
         )
-    return _keep(trace, job.folder, job.name, start, device, board)
+    return _keep(trace, job, start, device, board)
 
 
 def record_own_rank(
@@ -52,47 +51,42 @@ def record_own_rank(
 ) -> RunRecorded:
     """Take the first steps of a user's own, and write what this rank saw to its file."""
     board.enter_phase("build")
-    step = build_step(job.user_code, job.seed, start)
+    steps = _build_steps(job.user_code, job.seed, start)
     board.enter_phase("record")
-    trace = record_steps(
-        OwnSteps(job.user_code.name, step.model, step.take),
-        rank=start.rank,
-        num_steps=job.num_steps,
-        on_step=board.begin_step,
-    )
-    return _keep(trace, job.folder, _TESTED, start, device, board)
+    trace = record_steps(steps, rank=start.rank, num_steps=job.num_steps, on_step=board.begin_step)
+    return _keep(trace, job, start, device, board)
+
+
+def _build_steps(code: UserCode, seed: int, start: RankStart) -> OwnSteps:
+    step = build_step(code, seed, start)
+    return OwnSteps(code.name, step.model, step.take)
 
 
 def _keep(
     trace: RankTrace,
-    folder: str,
-    name: str,
+    job: RecordRun | RecordSteps,
     start: RankStart,
     device: torch.device,
     board: BoardWriter,
 ) -> RunRecorded:
     """Write what this rank saw to its file, where the first rank's machine has it."""
-    save_trace(share_trace(trace, device), _trace_path(folder, name, start.rank))
-    if start.assignment.rendezvous is not None:
-        _copy_to_first(folder, name, start, device, board)
-    return RunRecorded()
-
-
-def _copy_to_first(
-    folder: str, name: str, start: RankStart, device: torch.device, board: BoardWriter
-) -> None:
-    for rank in range(1, start.request.world_size):
+    save_trace(share_trace(trace, device), _trace_path(job.folder, job.name, start.rank))
+    is_local = start.assignment.rendezvous is None
+    for rank in () if is_local else range(1, start.request.world_size):
         board.begin_step()
-        path = _trace_path(folder, name, rank)
+        path = _trace_path(job.folder, job.name, rank)
         if start.rank == rank:
             dist.send_object_list([path.read_bytes()], dst=0, device=device)
         elif start.rank == 0:
             received = [b""]
             dist.recv_object_list(received, src=rank, device=device)
             path.write_bytes(received[0])
+    return RunRecorded()
 
 
-def check_recorded(job: CheckRun, device: torch.device, board: BoardWriter) -> RunChecked:
+def check_recorded(
+    job: CheckRun, _: RankStart, device: torch.device, board: BoardWriter
+) -> RunChecked:
     """Compare what the ranks have recorded with references computed here."""
     board.enter_phase("check")
     rows, inapplicable = check_run(
@@ -102,7 +96,7 @@ def check_recorded(job: CheckRun, device: torch.device, board: BoardWriter) -> R
             device=device,
             seed=job.seed,
             num_steps=job.num_steps,
-            trace=_load(job.folder, _TESTED, job.recipe),
+            trace=_load(job.folder, "tested", job.recipe),
             twin=_load(job.folder, "twin", job.recipe) if job.has_twin else None,
             on_step=board.begin_step,
         )
@@ -120,21 +114,16 @@ def check_own_recorded(
         parallel="single" if world_size == 1 else f"ddp:{world_size}",
         precision=job.tested.precision,
     )
-    trace = _load(job.folder, _TESTED, recipe)
+    trace = _load(job.folder, "tested", recipe)
     recipe = dataclasses.replace(recipe, grad_accumulation_steps=trace.num_accumulated)
-
-    def build() -> OwnSteps:
-        step = build_step(job.reference, job.seed, start)
-        return OwnSteps(job.reference.name, step.model, step.take)
-
+    build = partial(_build_steps, job.reference, job.seed, start)
     case = OwnCase(recipe=recipe, trace=trace, build=build, device=device, on_step=board.begin_step)
     row, missing = check_own_steps(case)
     return RunChecked(rows=(row,), inapplicable=missing)
 
 
 def _load(folder: str, name: str, recipe: Recipe) -> Trace:
-    ranks = range(recipe.plan.world_size)
-    return load_traces([_trace_path(folder, name, rank) for rank in ranks])
+    return load_traces([_trace_path(folder, name, r) for r in range(recipe.plan.world_size)])
 
 
 def _trace_path(folder: str, name: str, rank: int) -> Path:

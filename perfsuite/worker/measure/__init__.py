@@ -1,5 +1,1 @@
-"""Measuring a callable: rounds, stages, memory, counts, operators, environment.
-
-It knows nothing of training: it times a callable, whose work lies inside context managers that it
-is given, such as `stage("forward")`.
-"""
+"""Measuring a callable, about which it knows nothing but the stages that it enters."""

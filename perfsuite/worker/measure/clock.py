@@ -12,10 +12,7 @@ from perfsuite.worker.measure.device import synchronize
 
 
 class DeviceClock:
-    """Seconds of the host's clock, read when the device has done all its work.
-
-    A GPU is synchronised for each reading; `read` is the host's clock, in seconds.
-    """
+    """Seconds of the host's clock `read`, when the device has done all its work, synchronised."""
 
     def __init__(
         self, device: torch.device, *, read: Callable[[], float] = time.perf_counter
@@ -70,9 +67,9 @@ def collection_s(clock: Callable[[], float] = time.perf_counter) -> float:
 def collector_off() -> Iterator[None]:
     """Collect all garbage, then run the block without automatic garbage collection.
 
-    In the block `gc.collect()` takes a millisecond instead of a hundred, because it skips the
-    objects that were alive before, mostly torch's modules. A rank has frozen those when
-    it began, and leaves them so: a collection that walks them copies them too.
+    In the block `gc.collect()` takes a millisecond instead of a hundred: it skips what was alive
+    before. A rank has frozen that when it began, and leaves it so: a collection that walks torch's
+    modules copies them too.
     """
     was_enabled, was_frozen = gc.isenabled(), gc.get_freeze_count() > 0
     gc.disable()

@@ -24,30 +24,21 @@ _NO_BACKWARD = -1
 
 # The CUDA runtime's and driver's calls that launch one kernel, as CUPTI names them (CUDA Runtime
 # API, "Execution Control"; CUDA Driver API, "Execution Control").
-_KERNEL_LAUNCHES = frozenset(
-    {
-        "cudaLaunchKernel",
-        "cudaLaunchKernelExC",
-        "cudaLaunchCooperativeKernel",
-        "cuLaunchKernel",
-        "cuLaunchKernelEx",
-        "cuLaunchCooperativeKernel",
-    }
+_KERNEL_LAUNCHES = (
+    *("cudaLaunchKernel", "cudaLaunchKernelExC", "cudaLaunchCooperativeKernel"),
+    *("cuLaunchKernel", "cuLaunchKernelEx", "cuLaunchCooperativeKernel"),
 )
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True, unsafe_hash=True)
 class IterationCounts:
-    """Counts of one iteration on one rank; `records.cell.Counts` says what each means.
+    """Counts of one iteration on one rank, as in `records.cell.Counts`, and its `watched_s`."""
 
-    `watched_s` is `StepMode`'s, and the same in no two iterations.
-    """
-
-    ops: int
-    flops: int
-    model_flops: int
-    collectives: int
-    collective_bytes: int
+    ops: int = 0
+    flops: int = 0
+    model_flops: int = 0
+    collectives: int = 0
+    collective_bytes: int = 0
     watched_s: dict[str, tuple[float, float]] = field(compare=False)
 
 
@@ -71,14 +62,8 @@ def count_iteration() -> Iterations[IterationCounts]:
     counter = _Counter()
     with counter:
         yield counter.stage
-    return IterationCounts(
-        ops=counter.ops,
-        flops=counter.flops,
-        model_flops=counter.flops - counter.recomputed_flops(),
-        collectives=counter.collectives,
-        collective_bytes=counter.collective_bytes,
-        watched_s=counter.watched_s,
-    )
+    counter.found.model_flops = counter.found.flops - counter.recomputed_flops()
+    return counter.found
 
 
 def count_garbage() -> Iterations[int]:
@@ -95,10 +80,9 @@ def count_garbage() -> Iterations[int]:
 
 
 def count_kernel_launches(device: torch.device) -> Iterations[int | None]:
-    """Return how many kernels one iteration launches on a GPU, None where none is seen.
+    """Return how many kernels one iteration launches on a GPU, None where the profiler sees none.
 
-    The launches are counted by `torch.profiler`; those of a replayed CUDA graph are not counted. It
-    sees none where another tool listens to CUPTI, or a container forbids it.
+    Those of a replayed CUDA graph are not counted.
     """
     if device.type != "cuda":
         return None
@@ -111,18 +95,14 @@ def count_kernel_launches(device: torch.device) -> Iterations[int | None]:
 
 
 def count_launches(event_names: Iterable[str]) -> int:
-    """Return how many of a profile's events are launches of a kernel.
-
-    >>> count_launches(["aten::add", "cudaLaunchKernel", "cuLaunchKernelEx", "cudaMemcpyAsync"])
-    2
-    """
+    """Return how many of a profile's events are launches of a kernel."""
     return sum(name in _KERNEL_LAUNCHES for name in event_names)
 
 
 class _Counter(StepMode):  # type: ignore[no-untyped-call]
     def __init__(self) -> None:
         super().__init__()
-        self.ops = self.flops = self.collectives = self.collective_bytes = 0
+        self.found = IterationCounts(watched_s=self.watched_s)
         self._scores_flops = 0
         # By backward pass, of operators that autograd records; and the passes with others.
         self._recorded_flops: Counter[int] = Counter()
@@ -140,45 +120,32 @@ class _Counter(StepMode):  # type: ignore[no-untyped-call]
         )
 
     def observe(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        formula = func  # a higher-order operator (flex_attention) has no overloads
         if isinstance(func, torch._ops.OpOverload):
-            return self._observe_overload(func, args, kwargs)
-        # A higher-order operator (flex_attention) has no overloads but a formula of its own.
+            if func.namespace in _BOOKKEEPING_NAMESPACES:
+                return func(*args, **kwargs)
+            formula = func.overloadpacket
+            if formula not in flop_registry:
+                # Under inference_mode composite operators arrive whole, otherwise in parts.
+                with self:
+                    result = func.decompose(*args, **kwargs)
+                if result is not NotImplemented:
+                    return result
         result = self.run(func, args, kwargs)
-        self._count(func, args, kwargs, result)
-        return result
-
-    def _observe_overload(
-        self, func: torch._ops.OpOverload[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
-        if func.namespace in _BOOKKEEPING_NAMESPACES:
-            return func(*args, **kwargs)
-        packet = func.overloadpacket
-        if packet not in flop_registry:
-            # Under inference_mode composite operators arrive whole, otherwise in parts.
-            with self:
-                result = func.decompose(*args, **kwargs)
-            if result is not NotImplemented:
-                return result
-        result = self.run(func, args, kwargs)
-        self._count(packet, args, kwargs, result)
+        self.found.ops += 1
         if is_communication(func):
-            self.collectives += 1
-            self.collective_bytes += communicated_bytes(args, kwargs, result)
-        return result
-
-    def _count(
-        self, formula: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
-    ) -> None:
-        self.ops += 1
+            self.found.collectives += 1
+            self.found.collective_bytes += communicated_bytes(args, kwargs, result)
         backward = torch._C._current_graph_task_id()
         if not torch.is_grad_enabled():
             self._plain_passes.add(backward)
         if formula in flop_registry:
             flops = flop_registry[formula](*args, **kwargs, out_val=result)
-            self.flops += flops
+            self.found.flops += flops
             self._scores_flops += _scores_flops(formula, args, flops)
             if backward != _NO_BACKWARD and torch.is_grad_enabled():
                 self._recorded_flops[backward] += flops
+        return result
 
 
 def _scores_flops(formula: Any, args: tuple[Any, ...], flops: int) -> int:

@@ -1,7 +1,4 @@
-"""What timing and counting need of a rank's accelerator, whichever torch drives.
-
-A CPU has done its work when a call returns; an accelerator's queue is still full.
-"""
+"""What timing and counting need of a rank's accelerator, whichever torch drives."""
 
 from typing import Any
 

@@ -27,9 +27,8 @@ class StepMode(TorchDispatchMode, ABC):  # type: ignore[no-untyped-call]
     - A tensor subclass such as DTensor is unwrapped first: the operators on its local tensors are
       seen, including collectives.
     - Loading is left out because it would be seen only where no worker process does it.
-    - Operators of the calling thread and of autograd's threads are seen, those of other threads
-      are not. So each collective is waited for at once, and the rest of a DDP communication hook
-      runs in this thread and not in one of gloo.
+    - Operators of other threads than this one and autograd's are not seen. So each collective is
+      waited for at once, and the rest of a DDP communication hook runs in this thread.
     - A compiled model runs uncompiled, because torch.compile is off under a dispatch mode.
 
     Attributes:
@@ -110,21 +109,13 @@ def _plain_tensors(tensor: Tensor) -> Iterator[Tensor]:
         yield tensor
 
 
-_NAMESPACES = frozenset({"c10d", "_c10d_functional", "_dtensor"})
+_NAMESPACES = ("c10d", "_c10d_functional", "_dtensor")
 # These only wait, check or wrap, and move no data of the program.
-_MOVE_NOTHING = frozenset(
-    {
-        "_wrap_tensor_autograd",
-        "barrier",
-        "check_for_nan",
-        "monitored_barrier_",
-        "wait_tensor",
-        "wait_tensors",
-    }
+_MOVE_NOTHING = (
+    *("_wrap_tensor_autograd", "barrier", "check_for_nan", "monitored_barrier_"),
+    *("wait_tensor", "wait_tensors"),
 )
-_POINT_TO_POINT = frozenset(
-    {"batch_p2p_ops", "irecv", "isend", "recv_", "recv_any_source_", "send"}
-)
+_POINT_TO_POINT = ("batch_p2p_ops", "irecv", "isend", "recv_", "recv_any_source_", "send")
 
 # gloo's threads release a collective's tensors some microseconds after its end. Without a pause
 # 1 to 15 % of the iterations of an FSDP2 model had a larger peak; with 0.2 ms none of 400 had, even
@@ -139,11 +130,7 @@ def is_communication(func: Any) -> bool:
 
 
 def communicated_bytes(args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> int:
-    """Return the size of a communication: the larger of what the rank sends and receives.
-
-    This is the size that nccl-tests reports: for an all_gather that of the gathered tensor, for
-    a reduce_scatter that of the scattered one.
-    """
+    """Return the larger of what the rank sends and receives, the size that nccl-tests reports."""
     # The two are different arguments, or an argument and the result, or one that is reduced in
     # place. Each may be a list of tensors, or a list of such lists.
     sides = (*args, *kwargs.values(), result)
@@ -153,11 +140,10 @@ def communicated_bytes(args: tuple[Any, ...], kwargs: dict[str, Any], result: An
 def settle(func: Any, result: Any) -> bool:
     """Return when the collective that `func` began or waited for has ended and is released.
 
-    Returns whether `func` is of torch.distributed at all.
-
-    gloo's threads run the callbacks of a collective that is not waited for, where a dispatch mode
-    does not see them, and hold its tensors for a moment after it. Point-to-point communication is
-    not waited for: two ranks that both receive before they send would block each other.
+    Returns whether `func` is of torch.distributed at all. gloo's threads run the callbacks of a
+    collective that is not waited for, where a dispatch mode does not see them, and hold its tensors
+    for a moment after it. Point-to-point communication is not waited for: two ranks that both
+    receive before they send would block each other.
     """
     name = _name_in_torch_distributed(func)
     if name is None or name in _POINT_TO_POINT:

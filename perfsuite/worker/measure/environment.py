@@ -1,7 +1,4 @@
-"""What a speed depends on besides the code, as a rank finds it.
-
-Reads environment variables, because those that torch and its libraries obey are part of it.
-"""
+"""What a speed depends on besides the code: environment variables of torch, too."""
 
 import os
 import sys
@@ -15,11 +12,7 @@ from perfsuite.system.gpus import driver_version, visible_gpus
 
 
 def describe_environment(device: str, environ: Mapping[str, str] = os.environ) -> Environment:
-    """Return the environment of this process; equal on all ranks of a machine with equal GPUs.
-
-    On "cpu" (not "cuda") the accelerators, the driver and the CUDA libraries are left out, since no
-    number depends on them; the torch build still names its CUDA version.
-    """
+    """Return the environment of this process; on "cpu" without what belongs to accelerators."""
     on_cuda = device == "cuda"
     cudnn = torch.backends.cudnn.version() if on_cuda else None  # type: ignore[no-untyped-call]
     return Environment(

@@ -6,7 +6,7 @@ temporary memory inside kernels is not seen there.
 
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from perfsuite.ranks.messages import PeakMemory
+from perfsuite.records.stages import Stage, untimed
 from perfsuite.worker.measure.clock import collector_off
 from perfsuite.worker.measure.device import (
     is_accelerator,
@@ -25,12 +26,7 @@ from perfsuite.worker.measure.dispatch import StepMode, tensors_in
 from perfsuite.worker.measure.iterations import Iterations
 
 
-def measure_peak(
-    held: Iterator[Tensor],
-    device: torch.device,
-    *,
-    follow_resizes: bool = True,
-) -> Iterations[PeakMemory]:
+def measure_peak(held: Iterator[Tensor], device: torch.device) -> Iterations[PeakMemory]:
     """Return the peak memory of one iteration on this rank; every rank must run it.
 
     `saved_activation_bytes` is the memory in use at the start of a backward pass less that at the
@@ -40,20 +36,15 @@ def measure_peak(
 
     `held` are the tensors alive before the iteration: parameters, buffers, gradients, optimizer
     state. An iterator, since a list would keep alive what the iteration frees. It is not read on
-    a GPU, where the allocator's own peak is. `LiveStorage` explains `follow_resizes`.
+    a GPU, where the allocator's own peak is.
     """
     if is_accelerator(device):
         return (yield from _measure_allocator(device))
-    tracker = LiveStorage(held, follow_resizes=follow_resizes)
-    saved = _SavedBytes(lambda: tracker.made_bytes)
-
-    def stage(name: str) -> AbstractContextManager[None]:
-        saved.enter(name)
-        return tracker.stage(name)
-
+    tracker = LiveStorage(held)
+    saved = _SavedBytes(lambda: tracker.made_bytes, tracker.stage)
     # The collector would free reference cycles at any time.
     with collector_off(), tracker:
-        yield stage
+        yield saved.stage
     return PeakMemory(
         metric="live_storage_peak",
         peak_bytes=tracker.peak_bytes,
@@ -63,16 +54,11 @@ def measure_peak(
 
 def _measure_allocator(device: torch.device) -> Iterations[PeakMemory]:
     """Read what was asked of the allocator; the blocks that it gives depend on what was freed."""
-    saved = _SavedBytes(lambda: memory_stats(device)["requested_bytes.all.current"])
-
-    def stage(name: str) -> AbstractContextManager[None]:
-        saved.enter(name)
-        return nullcontext()
-
+    saved = _SavedBytes(lambda: memory_stats(device)["requested_bytes.all.current"], untimed)
     with collector_off():
         synchronize(device)
         reset_peak_memory(device)
-        yield stage
+        yield saved.stage
         synchronize(device)
         stats = memory_stats(device)
     return PeakMemory(
@@ -86,18 +72,20 @@ def _measure_allocator(device: torch.device) -> Iterations[PeakMemory]:
 class _SavedBytes:
     """The most memory that a forward stage left in use when its backward stage was entered."""
 
-    def __init__(self, read_bytes: Callable[[], int]) -> None:
+    def __init__(self, read_bytes: Callable[[], int], stage: Stage) -> None:
         self.most_bytes: int | None = None
         self._read_bytes = read_bytes
+        self._stage = stage
         self._before_forward_bytes: int | None = None
 
-    def enter(self, name: str) -> None:
+    def stage(self, name: str) -> AbstractContextManager[None]:
         if name == "forward" and self._before_forward_bytes is None:
             self._before_forward_bytes = self._read_bytes()
         elif name == "backward" and self._before_forward_bytes is not None:
             saved_bytes = self._read_bytes() - self._before_forward_bytes
             self.most_bytes = max(saved_bytes, self.most_bytes or 0)
             self._before_forward_bytes = None
+        return self._stage(name)
 
 
 @dataclass(slots=True)
@@ -116,17 +104,15 @@ class LiveStorage(StepMode):  # type: ignore[no-untyped-call]
     freed; any other (of a loader's batch) from its first use. Views share a storage, counted once.
 
     A storage can be resized without any operator, as FSDP2 frees parameters by
-    `storage.resize_(0)`. With `follow_resizes` the size of every live storage is read again after
-    every operator, which costs about 0.1 us for each pair of the two (0.1 s for 2,000 operators
-    and 500 storages). Without it a new size is seen when an operator next uses that storage.
+    `storage.resize_(0)`. So the size of every live storage is read again after every operator,
+    which costs about 0.1 us for each pair of the two (0.1 s for 2,000 operators and 500 storages).
 
     Attributes:
         peak_bytes: The most bytes that were alive after any operator.
     """
 
-    def __init__(self, held: Iterable[Tensor], *, follow_resizes: bool = True) -> None:
+    def __init__(self, held: Iterable[Tensor]) -> None:
         super().__init__()
-        self._follow_resizes = follow_resizes
         self._lives: dict[int, _Life] = {}
         self._current_bytes = self._made_bytes = 0
         for tensor in tensors_in(*held):
@@ -167,11 +153,10 @@ class LiveStorage(StepMode):  # type: ignore[no-untyped-call]
         self._resize(life, storage.nbytes())
 
     def _read_sizes(self) -> None:
-        if self._follow_resizes:
-            for life in list(self._lives.values()):
-                storage = life.storage()
-                if storage is not None and storage.nbytes() != life.num_bytes:
-                    self._resize(life, storage.nbytes())
+        for life in list(self._lives.values()):
+            storage = life.storage()
+            if storage is not None and storage.nbytes() != life.num_bytes:
+                self._resize(life, storage.nbytes())
 
     def _resize(self, life: _Life, num_bytes: int) -> None:
         grown_bytes = num_bytes - life.num_bytes

@@ -1,7 +1,4 @@
-"""What the operators of a few iterations cost, and how much communication computing hides.
-
-From `torch.profiler`, which slows an iteration down, so never while one is timed.
-"""
+"""What the operators of a few iterations cost, by `torch.profiler`, which slows them down."""
 
 import os
 import sys
@@ -26,14 +23,10 @@ _STAGE_PREFIX = "stage: "
 # host is over when its kernel is queued.
 _ON_HOST = "gloo:"
 _COMMUNICATION = (_ON_HOST, "nccl")
+_NO_OPERATORS = (_STAGE_PREFIX, *_COMMUNICATION)
 # What computes on a CPU. Operators of c10d wait for other ranks, and autograd's nodes may.
 _CPU_COMPUTE = "aten::"
 _US_PER_S = 1e6
-
-
-def mark_stage(name: str) -> record_function:
-    """The `Stage` that names each stage in the trace."""
-    return record_function(f"{_STAGE_PREFIX}{name}")
 
 
 def profile_iterations(
@@ -46,7 +39,7 @@ def profile_iterations(
     profiler = profile(activities=activities, profile_memory=with_memory)
     with _silent_errors(), profiler:
         for _ in range(num_iterations):
-            yield mark_stage
+            yield lambda name: record_function(f"{_STAGE_PREFIX}{name}")
         if device.type == "cuda":
             torch.cuda.synchronize(device)
     return profiler
@@ -56,13 +49,10 @@ def costliest_operators(averages: Iterable[Any], device: torch.device) -> tuple[
     """Return the operators with the most time of their own, from `profile.key_averages()`."""
     field = _time_field(device)
     operators = [
-        Operator(
-            name=average.key,
-            calls=average.count,
-            self_s=round(getattr(average, field) / _US_PER_S, 9),
-        )
-        for average in averages
-        if _is_operator(average)
+        Operator(name=one.key, calls=one.count, self_s=round(getattr(one, field) / _US_PER_S, 9))
+        for one in averages
+        # Kernels have rows of their own beside the operators that launched them.
+        if one.device_type == DeviceType.CPU and not one.key.startswith(_NO_OPERATORS)
     ]
     spent = sorted(operators, key=lambda operator: (-operator.self_s, operator.name))
     return tuple(operator for operator in spent if operator.self_s > 0)[:NUM_OPERATORS]
@@ -71,9 +61,9 @@ def costliest_operators(averages: Iterable[Any], device: torch.device) -> tuple[
 def measure_communication(events: Iterable[Any], device: torch.device) -> Communication | None:
     """Return how long collectives ran, and how much of it computing hid; None without collectives.
 
-    From `profile.events()`. On a GPU the kernels of NCCL are compared with all others; on a CPU, or
-    where ranks share a GPU through gloo, gloo's background work with ATen's operators. A kernel of
-    NCCL begins when its rank has come, and waits for the others.
+    On a GPU the kernels of NCCL are compared with all others; on a CPU, or where ranks share a GPU
+    through gloo, gloo's background work with ATen's operators. A kernel of NCCL begins when its
+    rank has come, and waits for the others.
     """
     communicated, computed = [], []
     for event in events:
@@ -90,10 +80,8 @@ def measure_communication(events: Iterable[Any], device: torch.device) -> Commun
     if not communicated:
         return None
     total_s = total(merge(communicated)) / _US_PER_S
-    overlapped_s = overlap(communicated, computed) / _US_PER_S
-    return Communication(
-        total_s=total_s, exposed_s=total_s - overlapped_s, overlapped_s=overlapped_s
-    )
+    hidden_s = overlap(communicated, computed) / _US_PER_S
+    return Communication(total_s=total_s, exposed_s=total_s - hidden_s, overlapped_s=hidden_s)
 
 
 def describe_operators(averages: Any, device: torch.device) -> str:
@@ -122,13 +110,6 @@ def _time_field(device: torch.device) -> str:
     return "self_device_time_total" if device.type == "cuda" else "self_cpu_time_total"
 
 
-def _is_operator(average: Any) -> bool:
-    # Kernels have rows of their own beside the operators that launched them.
-    return average.device_type == DeviceType.CPU and not average.key.startswith(
-        (_STAGE_PREFIX, *_COMMUNICATION)
-    )
-
-
 @contextmanager
 def _silent_errors() -> Iterator[None]:
     """Drop what is written to standard error: the profiler logs there at any log level."""
@@ -148,11 +129,7 @@ Span = tuple[float, float]
 
 
 def merge(intervals: Iterable[Span]) -> list[Span]:
-    """Return the times that intervals cover, as disjoint intervals in order.
-
-    >>> merge([(4, 6), (0, 2), (1, 3)])
-    [(0, 3), (4, 6)]
-    """
+    """Return the times that intervals cover, as disjoint intervals in order."""
     merged: list[Span] = []
     for start, end in sorted(intervals):
         if merged and start <= merged[-1][1]:
@@ -168,10 +145,6 @@ def total(merged: Sequence[Span]) -> float:
 
 
 def overlap(one: Sequence[Span], other: Sequence[Span]) -> float:
-    """Return how long intervals of both lists are under way at the same time.
-
-    >>> overlap([(0, 3), (4, 6)], [(2, 5)])
-    2
-    """
+    """Return how long intervals of both lists are under way at the same time."""
     shared = total(merge(one)) + total(merge(other)) - total(merge([*one, *other]))
     return max(0, shared)  # rounding may leave less than nothing

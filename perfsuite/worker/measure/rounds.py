@@ -8,7 +8,7 @@ the training takes is seen, and filling and draining the queue is not.
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 
 from perfsuite.errors import PerfsuiteError
@@ -23,6 +23,14 @@ from perfsuite.worker.measure.stages import StageClock
 ROUND_S = 0.050
 # Iterations of a round on an accelerator, at least: of one or two, the host's lead is gone at once.
 LEAST_ON_ACCELERATOR = 8
+# Taken alike one after the other: with the same loss scale, so that none was skipped for it, and
+# without another graph compiled.
+_ALIKE = 3
+# An idle H200 runs at a sixth of its clock; milliseconds of work do not raise that.
+_LEAST_WARM_UP_S = 0.5
+_STEADY = 1.05
+# What has not settled by then never does: a step that is noisy, or a model that is compiled anew.
+_MOST_WARM_UP_S = 10.0
 
 
 def choose_num_iterations(
@@ -36,15 +44,6 @@ def choose_num_iterations(
 
     `steps_per_epoch` is None if nothing happens at the end of an epoch. Raises a PerfsuiteError
     where the estimate is not a positive, finite number.
-
-    >>> choose_num_iterations(0.002, steps_per_epoch=None)
-    32
-    >>> choose_num_iterations(0.002, steps_per_epoch=45)
-    45
-    >>> choose_num_iterations(3.0, steps_per_epoch=1000)
-    1
-    >>> choose_num_iterations(3.0, steps_per_epoch=1000, least=8)
-    8
     """
     if not 0 < iteration_s < math.inf:
         raise PerfsuiteError(
@@ -55,6 +54,21 @@ def choose_num_iterations(
     if steps_per_epoch is not None and steps_per_epoch < 2 * num_iterations:
         return math.ceil(num_iterations / steps_per_epoch) * steps_per_epoch
     return num_iterations
+
+
+def has_warmed_up(durations_s: Sequence[float], states: Sequence[object]) -> bool:
+    """Whether the next iteration will be like all later ones.
+
+    Of each iteration so far: its seconds, and what of its state shows that it differs from others.
+    """
+    spent_s = math.fsum(durations_s)
+    if len(durations_s) < _ALIKE:
+        return False
+    if spent_s >= _MOST_WARM_UP_S:
+        return True
+    faster_s, slower_s = sorted(durations_s[-2:])
+    are_alike = all(state == states[-1] for state in states[-_ALIKE:])
+    return spent_s >= _LEAST_WARM_UP_S and are_alike and slower_s <= _STEADY * faster_s
 
 
 def measure_rounds(
@@ -75,10 +89,9 @@ def measure_rounds(
     """Append this rank's own times of each round to `rounds`.
 
     The garbage collector runs between rounds, and what the garbage of a round costs it belongs to
-    the time of that round. `start_together` returns when all
-    ranks have called it, `synchronize` when the device has done all its work. `take_turn` is
-    entered for each round, its preparation and `after_round`, which gets its number, from 0. The
-    first rounds keep their spans, until there are `most_spans`.
+    the time of that round. `start_together` returns when all ranks have called it, `synchronize`
+    when the device has done all its work. `take_turn` is entered for each round, its preparation
+    and `after_round`, which gets its number. The first rounds keep spans, until `most_spans`.
 
     With `run_up`, the stage of one iteration more before each round, the device times it, from
     border to border. A round lasts longer by `slowdown` of itself: 0.05 = 5 %.
@@ -106,13 +119,10 @@ def measure_rounds(
                 duration_s += _spend(slowdown * duration_s, clock)
                 spans = stages.spans() if num_spans < most_spans else ()
                 num_spans += len(spans)
-                steps_s = stages.steps_s()
+                steps_s, stages_s = stages.steps_s(), stages.collect()
                 rounds.append(
                     RoundTimes(
-                        duration_s=duration_s,
-                        stages_s=stages.collect(),
-                        steps_s=steps_s,
-                        spans=spans,
+                        duration_s=duration_s, stages_s=stages_s, steps_s=steps_s, spans=spans
                     )
                 )
                 after_round(number)

@@ -29,24 +29,23 @@ class StageClock:
     """
 
     __slots__ = (
-        *("_began_s", "_borders", "_clock", "_mark", "_on_cpu", "_on_enter", "_open", "_passed"),
-        *("_rewind", "_spans"),
+        *("_began_s", "_borders", "_clock", "_events", "_mark", "_on_cpu", "_on_enter", "_open"),
+        *("_passed", "_spans"),
     )
 
     def __init__(
         self,
         device: torch.device,
         *,
-        on_enter: Callable[[str], None] | None = None,
+        on_enter: Callable[[str], None] = lambda name: None,
         clock: Callable[[], float] = time.perf_counter,
         make_event: Callable[[torch.device], Event] = make_event,
     ) -> None:
-        events = _Events(partial(make_event, device))
+        self._events = _Events(partial(make_event, device))
         self._clock = clock
         self._on_cpu = not is_accelerator(device)
         # Reads the time, as a float or as an event.
-        self._mark: Callable[[], Any] = clock if self._on_cpu else events.record
-        self._rewind = events.rewind
+        self._mark: Callable[[], Any] = clock if self._on_cpu else self._events.record
         self._on_enter = on_enter
         self._open: str | None = None
         self._passed: list[tuple[str, Any, Any]] = []
@@ -61,9 +60,8 @@ class StageClock:
         try:
             return self._spans[name]
         except KeyError:
-            raise PerfsuiteError(
-                f"stage {name!r} is not known; use one of {', '.join(STAGES)}"
-            ) from None
+            text = f"stage {name!r} is not known; use one of {', '.join(STAGES)}"
+            raise PerfsuiteError(text) from None
 
     def mark_border(self) -> None:
         """Begin a step, or end the last one."""
@@ -76,16 +74,16 @@ class StageClock:
         return tuple(_seconds(*borders) for borders in pairwise(self._borders))
 
     def spans(self) -> tuple[Span, ...]:
-        """Return the stages in their order, between the borders; on a CPU with what lies between.
+        """Return the stages in order, between the borders, after the device was synchronised.
 
-        After the device was synchronised.
+        On a CPU with what lies between, as "other".
         """
         first, last = self._borders[0], self._borders[-1]
         if not self._on_cpu:
+            since = {name: self._began_s if name == "load" else first for name in STAGES}
             return tuple(
-                (name, _seconds(since, start), _seconds(since, end))
+                (name, _seconds(since[name], start), _seconds(since[name], end))
                 for name, start, end in self._passed
-                for since in ((self._began_s if name == "load" else first),)
             )
         spans: list[Span] = []
         before_s = 0.0
@@ -104,7 +102,7 @@ class StageClock:
             totals[name] = totals.get(name, 0.0) + _seconds(start, end)
         self._passed.clear()
         self._borders.clear()
-        self._rewind()
+        self._events.rewind()
         return totals
 
     def _enter(self, name: str) -> None:
@@ -114,8 +112,7 @@ class StageClock:
                 f"so leave {self._open!r} first"
             )
         self._open = name
-        if self._on_enter is not None:
-            self._on_enter(name)
+        self._on_enter(name)
 
 
 class StageMarks(StageClock):
@@ -124,8 +121,7 @@ class StageMarks(StageClock):
     def __call__(self, name: str) -> AbstractContextManager[None]:
         """Tell which stage is entered."""
         super().__call__(name)
-        if self._on_enter is not None:
-            self._on_enter(name)
+        self._on_enter(name)
         return untimed(name)
 
 

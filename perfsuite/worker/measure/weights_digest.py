@@ -33,11 +33,7 @@ def digest_weights(parameters: Iterable[Tensor]) -> tuple[TensorDigest, ...]:
 
 
 class FirstWeights:
-    """The weights of all optimizers that have stepped, after each of a loop's first steps.
-
-    Attributes:
-        digests: By step.
-    """
+    """The `digests` of all optimizers' weights, after each of a loop's first steps."""
 
     def __init__(self, most_steps: int) -> None:
         self.digests: list[tuple[TensorDigest, ...]] = []

@@ -8,12 +8,8 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 
-def map_tensors(value: Any, function: Callable[[Tensor], Tensor]) -> Any:
-    """The same nest of tuples, lists and dicts with `function` applied to each tensor in it.
-
-    >>> map_tensors({"x": torch.tensor(1.0), "ids": ["a"]}, torch.Tensor.double)
-    {'x': tensor(1., dtype=torch.float64), 'ids': ['a']}
-    """
+def map_tensors(value: Any, function: Callable[[Tensor], Any]) -> Any:
+    """The same nest of tuples, lists and dicts with `function` applied to each tensor in it."""
     if isinstance(value, Tensor):
         return function(value)
     if isinstance(value, Mapping):
@@ -28,12 +24,7 @@ def map_tensors(value: Any, function: Callable[[Tensor], Tensor]) -> Any:
 def tensors_in(value: Any) -> list[Tensor]:
     """All tensors of a nest of tuples, lists and dicts, in order."""
     found: list[Tensor] = []
-
-    def note(tensor: Tensor) -> Tensor:
-        found.append(tensor)
-        return tensor
-
-    map_tensors(value, note)
+    map_tensors(value, found.append)
     return found
 
 
@@ -48,16 +39,11 @@ def num_samples(value: Any) -> int:
 
 def cast_floating(value: Any, dtype: torch.dtype) -> Any:
     """The same value with each floating tensor in `dtype`; integers and masks stay."""
-    return map_tensors(
-        value, lambda tensor: tensor.to(dtype) if tensor.is_floating_point() else tensor
-    )
+    return map_tensors(value, lambda one: one.to(dtype) if one.is_floating_point() else one)
 
 
 def copy_to_device(value: Any, device: torch.device, *, non_blocking: bool) -> Any:
-    """The same value with each tensor on `device`.
-
-    With `non_blocking` it returns before a copy from page-locked memory is done.
-    """
+    """The same value on `device`; with `non_blocking` pinned memory may still be copied."""
     if device.type == "cpu":
         return value  # loaders load there
     return map_tensors(value, lambda tensor: tensor.to(device, non_blocking=non_blocking))

@@ -12,7 +12,6 @@ from perfsuite.errors import RecipeError, WorkloadError
 from perfsuite.records.recipe import Recipe
 from perfsuite.records.workload import Workload
 from perfsuite.worker.training.checkpointing import checkpoint_blocks
-from perfsuite.worker.training.float8 import use_float8
 from perfsuite.worker.training.mixed_precision import (
     LossScaler,
     MasterWeights,
@@ -21,6 +20,7 @@ from perfsuite.worker.training.mixed_precision import (
     cast_parameters,
     precision_policy,
     set_tf32,
+    use_float8,
 )
 from perfsuite.worker.training.parallel.strategy import Strategy
 from perfsuite.worker.training.trainer import Trainer, choose_strategy
@@ -36,9 +36,9 @@ def build_trainer(
 
     Every rank builds from the same seed, so that all start from the same weights. At the end the
     random numbers are seeded anew with `seed + shard_index`: ranks that load different data draw
-    different dropout masks, and ranks that share a batch draw the same ones. The default process
-    group must be initialised for every mode but "single" and "dp". Raises a RecipeError where the
-    workload cannot be trained with this recipe, and a WorkloadError where it breaks its contract.
+    different dropout masks, and ranks that share a batch draw the same ones. Raises a RecipeError
+    where the workload cannot be trained with this recipe, and a WorkloadError where it breaks its
+    contract.
     """
     precision = precision_policy(recipe.precision)
     strategy = choose_strategy(workload, recipe, device=device)
@@ -82,12 +82,12 @@ def seed_random_numbers(seed: int) -> None:
 
 def _build_model(workload: Workload) -> nn.Module:
     model: object = workload.build_model()
-    if not isinstance(model, nn.Module):
-        raise WorkloadError(
-            f"workload {workload.name!r}: build_model returned a {type(model).__name__}; "
-            "return a torch.nn.Module"
-        )
-    return model
+    if isinstance(model, nn.Module):
+        return model
+    raise WorkloadError(
+        f"workload {workload.name!r}: build_model returned a {type(model).__name__}; "
+        "return a torch.nn.Module"
+    )
 
 
 def _compile(model: nn.Module, recipe: Recipe) -> None:
@@ -105,12 +105,8 @@ def _compile(model: nn.Module, recipe: Recipe) -> None:
 def _left_alone(optimizer: Optimizer, module: nn.Module) -> list[nn.Parameter]:
     if isinstance(optimizer, MasterWeights):  # it clears the gradients of all parameters
         return []
-    stepped = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-    return [
-        parameter
-        for parameter in module.parameters()
-        if parameter.requires_grad and id(parameter) not in stepped
-    ]
+    stepped = {id(one) for group in optimizer.param_groups for one in group["params"]}
+    return [one for one in module.parameters() if one.requires_grad and id(one) not in stepped]
 
 
 def _build_optimizer(
@@ -119,7 +115,7 @@ def _build_optimizer(
     precision: PrecisionPolicy,
     parameters: Iterable[nn.Parameter],
 ) -> Optimizer:
-    trainable = [parameter for parameter in parameters if parameter.requires_grad]
+    trainable = [one for one in parameters if one.requires_grad]
     if not trainable:
         part = "one rank's part of its model" if strategy.splits_parameters else "its model"
         raise WorkloadError(

@@ -1,7 +1,4 @@
-"""Activation checkpointing of a model's blocks: what is kept for backward, and what recomputed.
-
-Sublinear memory cost, Chen et al. 2016.
-"""
+"""Activation checkpointing of a model's blocks (Chen et al. 2016): what is kept for backward."""
 
 import functools
 import inspect
@@ -24,15 +21,8 @@ from perfsuite.worker.training.forwards import run_as_one, wrap_forward
 _aten = torch.ops.aten
 
 # What "selective" keeps: the products. Their time grows cubically, their outputs quadratically.
-_SAVED_PRODUCTS = frozenset(
-    {
-        _aten.mm.default,
-        _aten.addmm.default,
-        _aten.bmm.default,
-        _aten.baddbmm.default,
-        _aten.convolution.default,
-    }
-)
+_PRODUCTS = (_aten.mm, _aten.addmm, _aten.bmm, _aten.baddbmm, _aten.convolution)
+_SAVED_PRODUCTS = frozenset(product.default for product in _PRODUCTS)
 # Fused attention, and the position of its dropout rate (native_functions.yaml). With dropout it is
 # recomputed: a kept one draws no random numbers the second time, so that every later dropout of the
 # block would draw another mask than in the forward pass.
@@ -47,11 +37,10 @@ _HOOKS_OPTION = "respect_saved_tensors_hooks"
 
 
 def checkpoint_blocks(workload: Workload, recipe: Recipe, blocks: list[nn.Module]) -> None:
-    """Let the blocks recompute in backward what the recipe does not keep, in place.
+    """Let the workload's blocks on this rank recompute in backward what the recipe does not keep.
 
-    `blocks` are the workload's blocks on this rank, in order; "segments:C" are C runs of these.
-    Raises a RecipeError where the workload names no blocks, or fewer than the recipe has segments,
-    and a WorkloadError where a block is named twice, or has a forward that cannot be wrapped.
+    Raises a RecipeError where the workload names none, a WorkloadError where one has a forward that
+    cannot be wrapped, and what `checkpoint_units` raises.
     """
     if recipe.checkpointing == "none":
         return
@@ -78,7 +67,6 @@ def checkpoint_units(recipe: Recipe, blocks: list[nn.Module]) -> list[list[nn.Mo
     """The runs of blocks that are recomputed together, in order; FSDP shards by the same runs.
 
     "segments:C" gives C runs; their lengths differ by one at most. All else gives one per block.
-
     Raises a RecipeError for more segments than blocks, a WorkloadError for a block named twice.
     """
     if len({id(block) for block in blocks}) < len(blocks):

@@ -62,21 +62,22 @@ class MetricSums:
         found: object = self._metric(outputs, target)
         size = num_samples((target, outputs))
         if not isinstance(found, Mapping):
-            raise WorkloadError(
-                f"workload {self._name!r}: its metric returned a {type(found).__name__}; "
-                "return a dict of numbers by name"
-            )
+            raise self._error(_form(found))
         for name, value in found.items():
-            is_number = value.numel() == 1 if isinstance(value, Tensor) else _is_number(value)
-            if not is_number or not isinstance(name, str):
-                raise WorkloadError(
-                    f"workload {self._name!r}: its metric returned {name!r}: {_form(value)}; "
-                    "return a dict of numbers by name"
-                )
+            is_tensor = isinstance(value, Tensor)
+            is_number = isinstance(value, int | float) and not isinstance(value, bool)
+            if not (value.numel() == 1 if is_tensor else is_number) or not isinstance(name, str):
+                raise self._error(f"{name!r}: {_form(value)}")
             # A tensor stays on its device, so that no batch waits for it.
-            number = value.detach().double() if isinstance(value, Tensor) else value
+            number = value.detach().double() if is_tensor else value
             self._sums[name] = self._sums.get(name, 0.0) + number * size
         self._num_samples += size
+
+    def _error(self, found: str) -> WorkloadError:
+        return WorkloadError(
+            f"workload {self._name!r}: its metric returned {found}; return a dict of numbers by "
+            "name"
+        )
 
     def take(self) -> tuple[dict[str, float], int]:
         """Return the sums by name, and the number of samples."""
@@ -91,8 +92,7 @@ def evaluate_split(
 ) -> None:
     """Run one epoch of a split through the model and its loss, in eval mode, without gradients.
 
-    `score` gets the outputs on the ranks that have them; a sample that only fills the shard is not
-    counted. `before_batch` is called before each batch is loaded.
+    `score` gets the outputs on the ranks that have them, without a sample that only fills a shard.
     """
     with eval_mode(trainer.model), torch.no_grad():
         for number in range(batches.steps_per_epoch):
@@ -110,10 +110,6 @@ def evaluate_split(
             compute_loss(trainer, outputs, target)
             if score is not None and not has_filler:
                 score.add(outputs, target)
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _are_scores_of_classes(outputs: Any, target: Any) -> bool:

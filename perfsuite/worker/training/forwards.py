@@ -12,12 +12,10 @@ from perfsuite.errors import WorkloadError
 def wrap_forward(module: nn.Module, wrapper: Callable[..., Any]) -> None:
     """Let `wrapper(forward, *args, **kwargs)` answer each call of the module, in place.
 
-    The module's class is exchanged for a subclass of its own, as FSDP2 does it: its attributes, its
-    hooks, its name and the names of its parameters stay. A wrapping module would rename the
-    parameters, and a `forward` attribute of the instance would bind every replica that
-    nn.DataParallel copies to the first one's parameters. Here each replica's own forward is passed
-    on. Where a module is wrapped again, the newer wrapper is the outer one. Raises a WorkloadError
-    where the module has a `forward` of its own that its class does not have.
+    The module's class is exchanged for a subclass of its own, as FSDP2 does it. A wrapping module
+    would rename the parameters, and a `forward` attribute of the instance would bind every replica
+    that nn.DataParallel copies to the first one's parameters. A newer wrapper is the outer one.
+    Raises a WorkloadError where the module has a `forward` of its own that its class does not have.
     """
     original = type(module)
     if "forward" in vars(module):
@@ -30,20 +28,15 @@ def wrap_forward(module: nn.Module, wrapper: Callable[..., Any]) -> None:
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         return wrapper(functools.partial(original.forward, self), *args, **kwargs)
 
-    names = {
-        "forward": forward,
-        "__module__": original.__module__,
-        "__qualname__": original.__qualname__,
-        "__doc__": original.__doc__,
-    }
-    module.__class__ = type(original.__name__, (original,), names)
+    names = {name: getattr(original, name) for name in ("__module__", "__qualname__", "__doc__")}
+    module.__class__ = type(original.__name__, (original,), names | {"forward": forward})
 
 
 def run_as_one(blocks: list[nn.Module], call: Callable[..., Any]) -> None:
     """Let `call(function, activations)` run all blocks of a chain, in place of each one's forward.
 
-    The model still calls them one by one: every block but the last only notes its call, and the
-    last one makes them all. Any model that is not such a chain is refused, not computed wrongly.
+    Every block but the last only notes its call, and the last one makes them all. A model that is
+    not such a chain is refused, not computed wrongly.
     """
     for block in blocks[:-1]:
         wrap_forward(block, _defer)

@@ -1,7 +1,4 @@
-"""Batches of a workload's data, epoch after epoch.
-
-Any exception of the user's dataset, here or in a worker, becomes one message without a traceback.
-"""
+"""Batches of a workload's data; what a user's dataset raises becomes one message."""
 
 from __future__ import annotations
 
@@ -21,7 +18,7 @@ from torch.utils.data import (
     get_worker_info,
 )
 
-from perfsuite.errors import DataLoadError, NotExercisedError, WorkloadError
+from perfsuite.errors import DataLoadError, WorkloadError
 from perfsuite.records.recipe import Recipe
 from perfsuite.records.workload import Split, Workload
 
@@ -33,68 +30,20 @@ _NO_ROOM = (
     "loader workers pass their batches through /dev/shm, which is full: make room in it, enlarge "
     "it (docker run --shm-size=1g), or use num_workers=0"
 )
-
-
-def build_batches(
-    workload: Workload,
-    recipe: Recipe,
-    split: Split,
-    *,
-    shard_index: int,
-    num_shards: int,
-    seed: int,
-    device: torch.device,
-    on_worker_start: Callable[[], None] | None = None,
-) -> EpochBatches:
-    """Return the batches of a split's shard `shard_index`, from 0, without end.
-
-    `seed`, of the order and of the workers, is the same on every rank. `on_worker_start` is called
-    first in each loader worker. Raises a NotExercisedError for memory pinned where the device needs
-    none, and a WorkloadError for a split that is absent or cannot fill a batch of each shard.
-    """
-    if recipe.pin_memory and device.type == "cpu":
-        raise NotExercisedError(
-            "pin_memory=True pins nothing without an accelerator; this cell runs on cpu"
-        )
-    origin = f"workload {workload.name!r}: its {split} dataset"
-    trains = split == "train"
-    batch_size = recipe.micro_batch_size or workload.micro_batch_size
-    dataset = _checked_dataset(workload, split, batch_size, num_shards, origin)
-    sampler = DistributedSampler[Any](
-        cast("Dataset[Any]", dataset),
-        num_replicas=num_shards,
-        rank=shard_index,
-        shuffle=trains,
-        seed=seed,
-        drop_last=trains,
-    )
-    loader = DataLoader(
-        _Fetching(dataset),
-        batch_size=batch_size,
-        sampler=sampler,
-        drop_last=trains,
-        # Its own: an epoch draws nothing of the model's random numbers, no two ranks augment alike.
-        generator=torch.Generator().manual_seed(seed + shard_index),
-        collate_fn=lambda batch: batch,  # fetched as a whole already
-        num_workers=recipe.num_workers,
-        persistent_workers=recipe.persistent_workers,
-        prefetch_factor=recipe.prefetch_factor,
-        pin_memory=recipe.pin_memory,
-        # With forkserver, Python's default from 3.14 on, the first batch takes 1.8 s, not 0.2 s.
-        multiprocessing_context="fork" if recipe.num_workers else None,
-        worker_init_fn=None if on_worker_start is None else lambda _: on_worker_start(),
-    )
-    return EpochBatches(loader, sampler, len(dataset), origin)
+_NO_MEMORY = (
+    "a loader worker that was killed often ran out of memory: use fewer num_workers or a smaller "
+    "prefetch_factor"
+)
 
 
 class EpochBatches(Iterator[Any]):
     """An iterator of batches (inputs, target) without end; as a context manager it closes itself.
 
-    The order of the samples depends on seed and epoch alone, never on the number of workers.
-    Training data are shuffled anew in each epoch; samples that would leave a shard shorter than the
-    others, or a batch not full, are left out of that epoch. Other splits keep their order and their
-    last, smaller batch; shards that would be shorter repeat samples from the start of the split.
-    A dataset's own random numbers depend on the number of workers, since each has its own seed.
+    The order of the samples depends on seed and epoch alone, never on the number of workers; a
+    dataset's own random numbers do. Training data are shuffled anew in each epoch; samples that
+    would leave a shard shorter than the others, or a batch not full, are left out of that epoch.
+    Other splits keep their order and their last, smaller batch; shards that would be shorter repeat
+    samples from the start of the split.
 
     Attributes:
         epoch: The epoch of the last batch, from 0.
@@ -104,23 +53,60 @@ class EpochBatches(Iterator[Any]):
             to make the shards equally long.
     """
 
+    epoch = 0
+    repeats_last = False
+    _iterator: Any = None
+    _is_closed = False
+
     def __init__(
         self,
-        loader: DataLoader[Any],
-        sampler: DistributedSampler[Any],
-        num_samples: int,
-        origin: str,
+        workload: Workload,
+        recipe: Recipe,
+        split: Split,
+        shard: tuple[int, int],
+        *,
+        seed: int,
+        on_worker_start: Callable[[], None] | None = None,
     ) -> None:
-        self.epoch = 0
-        self.steps_per_epoch = len(loader)
-        self.step_size = (loader.batch_size or 1) * sampler.num_replicas
-        last_place = (len(sampler) - 1) * sampler.num_replicas + sampler.rank
-        self.repeats_last = not sampler.drop_last and last_place >= num_samples
-        self._loader = loader
-        self._sampler = sampler
-        self._origin = origin
-        self._iterator: Any = None
-        self._is_closed = False
+        """Take the shard of this index, of so many, of a split.
+
+        `seed`, of the order and of the workers, is the same on every rank. `on_worker_start` is
+        called first in each loader worker. Raises a WorkloadError for a split that is absent or
+        cannot fill a batch of each shard.
+        """
+        self._origin = f"workload {workload.name!r}: its {split} dataset"
+        index, num_shards = shard
+        trains = split == "train"
+        batch_size = recipe.micro_batch_size or workload.micro_batch_size
+        dataset = _checked_dataset(workload, split, batch_size, num_shards, self._origin)
+        self._sampler = sampler = DistributedSampler[Any](
+            dataset,
+            num_replicas=num_shards,
+            rank=index,
+            shuffle=trains,
+            seed=seed,
+            drop_last=trains,
+        )
+        self._loader = DataLoader(
+            _Fetching(dataset),
+            batch_size=batch_size,
+            sampler=sampler,
+            drop_last=trains,
+            # Its own: an epoch draws nothing of the model's random numbers, no two ranks augment
+            # alike.
+            generator=torch.Generator().manual_seed(seed + index),
+            collate_fn=lambda batch: batch,  # fetched as a whole already
+            num_workers=recipe.num_workers,
+            persistent_workers=recipe.persistent_workers,
+            prefetch_factor=recipe.prefetch_factor,
+            pin_memory=recipe.pin_memory,
+            # With forkserver, Python's default from 3.14 on, the first batch takes 1.8 s, not 0.2.
+            multiprocessing_context="fork" if recipe.num_workers else None,
+            worker_init_fn=None if on_worker_start is None else lambda _: on_worker_start(),
+        )
+        self.steps_per_epoch = len(self._loader)
+        self.step_size = batch_size * num_shards
+        self.repeats_last = not trains and (len(sampler) - 1) * num_shards + index >= len(dataset)
 
     def __next__(self) -> Any:
         """Return the next batch; after an epoch's last one, the first of the next epoch.
@@ -148,9 +134,7 @@ class EpochBatches(Iterator[Any]):
         self._is_closed = True
         # torch has no public way: the iterator shuts down when it is collected, but a traceback
         # keeps it alive, and one collected inside the fork of a later loader stalls that for 10 s.
-        shutdown = getattr(self._iterator, "_shutdown_workers", None)
-        if shutdown is not None:
-            shutdown()
+        getattr(self._iterator, "_shutdown_workers", lambda: None)()
         self._iterator = None
 
     def __enter__(self) -> EpochBatches:
@@ -169,12 +153,8 @@ class EpochBatches(Iterator[Any]):
             return next(self._iterator)
         except (RuntimeError, OSError) as error:
             reason = _reason(error)
-            raise DataLoadError(
-                f"{self._origin} cannot be loaded: {reason}; {_NO_ROOM}"
-                if "No space left" in reason
-                else f"{self._origin} cannot be loaded: {reason}; a loader worker that was killed "
-                "often ran out of memory: use fewer num_workers or a smaller prefetch_factor"
-            ) from error
+            advice = _NO_ROOM if "No space left" in reason else _NO_MEMORY
+            raise DataLoadError(f"{self._origin} cannot be loaded: {reason}; {advice}") from error
 
     def _start_epoch(self, epoch: int) -> None:
         self.epoch = epoch
@@ -187,8 +167,8 @@ class EpochBatches(Iterator[Any]):
         if not isinstance(batch, list | tuple) or len(batch) != 2:
             size = f" of {len(batch)}" if isinstance(batch, Sized) else ""
             raise WorkloadError(
-                f"{self._origin} gives a {type(batch).__name__}{size} as a batch; "
-                "each of its items must be a pair (inputs, target)"
+                f"{self._origin} gives a {type(batch).__name__}{size} as a batch; a batch, as each "
+                "item of a dataset, must be a pair (inputs, target)"
             )
         return batch
 
@@ -214,15 +194,21 @@ class _Fetching(Dataset[Any]):
             return _Failure(describe_failure(error))
 
 
-def _checked_dataset(
-    workload: Workload, split: Split, batch_size: int, num_shards: int, origin: str
-) -> Any:
-    dataset: Any = workload.build_dataset(split)
+def build_dataset(workload: Workload, split: Split) -> Any:
+    """Return a split's dataset; raises a WorkloadError where there is none."""
+    dataset = workload.build_dataset(split)
     if dataset is None:
         raise WorkloadError(
             f"workload {workload.name!r} has no {split} dataset: build_dataset({split!r}) returned "
             "None; return a dataset for it, or ask for another split"
         )
+    return dataset
+
+
+def _checked_dataset(
+    workload: Workload, split: Split, batch_size: int, num_shards: int, origin: str
+) -> Any:
+    dataset = build_dataset(workload, split)
     if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__"):
         raise WorkloadError(
             f"{origin} is a {type(dataset).__name__} without a length; "

@@ -1,13 +1,12 @@
 """What each precision means, as one table, and how a model trains in it.
 
-Casting and autocast, loss scaling, and float32 master weights (mixed precision training,
-Micikevicius et al. 2018). O0 to O3 are Apex-like: the properties of `apex.amp`
-(apex/amp/frontend.py, removed 2025-05) with torch's autocast for its patched functions.
+Mixed precision training, Micikevicius et al. 2018. O0 to O3 are Apex-like: the properties of
+`apex.amp` (apex/amp/frontend.py, removed 2025-05) with torch's autocast for patched functions.
 """
 
+import dataclasses
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -16,24 +15,29 @@ from torch import Tensor, nn
 from torch.amp import GradScaler
 from torch.optim import Optimizer
 
-from perfsuite.errors import RecipeError
+from perfsuite.errors import NotExercisedError, RecipeError
+from perfsuite.records.capability import Hardware, why_not_timed
+from perfsuite.records.recipe import Recipe
+from perfsuite.records.workload import Workload
 from perfsuite.worker.training.batches import cast_floating, local_tensor
 from perfsuite.worker.training.forwards import wrap_forward
 
 _BATCHNORM_LAYERS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 
+# What the kernels of 8 bits divide a matrix into (torch._scaled_mm).
+_DIVISOR = 16
 # `max_loss_scale` of apex.amp.initialize.
 _APEX_MAX_LOSS_SCALE = 2.0**24
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class PrecisionPolicy:
     """What one precision means.
 
     Attributes:
-        parameter_dtype: The dtype of parameters, floating buffers and floating inputs.
+        parameter_dtype: Of parameters, floating buffers and floating inputs.
         keeps_batchnorm_fp32: Affine BatchNorm layers stay in float32.
-        autocast_dtype: The dtype of the operations that autocast chooses; None without autocast.
+        autocast_dtype: Of the operations that autocast chooses; None without autocast.
         loss_scale: "dynamic", or 1 for no scaling.
         max_loss_scale: The greatest dynamic scale; None for no limit.
         master_weights: The optimizer steps float32 copies of the parameters.
@@ -57,50 +61,43 @@ class PrecisionPolicy:
         return self.parameter_dtype == torch.float32 and self.autocast_dtype is None
 
 
+_FP16, _BF16 = torch.float16, torch.bfloat16
 _POLICIES = (
     PrecisionPolicy(name="fp64", parameter_dtype=torch.float64),
     PrecisionPolicy(name="fp32"),
     PrecisionPolicy(name="tf32", allows_tf32=True),
-    PrecisionPolicy(name="bf16", parameter_dtype=torch.bfloat16),
-    PrecisionPolicy(name="amp-bf16", autocast_dtype=torch.bfloat16),
-    PrecisionPolicy(name="amp-fp16", autocast_dtype=torch.float16, loss_scale="dynamic"),
-    PrecisionPolicy(
-        name="fp8-tensorwise", autocast_dtype=torch.bfloat16, float8_recipe="tensorwise"
-    ),
-    PrecisionPolicy(name="fp8-rowwise", autocast_dtype=torch.bfloat16, float8_recipe="rowwise"),
+    PrecisionPolicy(name="bf16", parameter_dtype=_BF16),
+    PrecisionPolicy(name="amp-bf16", autocast_dtype=_BF16),
+    PrecisionPolicy(name="amp-fp16", autocast_dtype=_FP16, loss_scale="dynamic"),
+    PrecisionPolicy(name="fp8-tensorwise", autocast_dtype=_BF16, float8_recipe="tensorwise"),
+    PrecisionPolicy(name="fp8-rowwise", autocast_dtype=_BF16, float8_recipe="rowwise"),
     PrecisionPolicy(name="O0"),
     PrecisionPolicy(
-        name="O1",
-        autocast_dtype=torch.float16,
-        loss_scale="dynamic",
-        max_loss_scale=_APEX_MAX_LOSS_SCALE,
+        name="O1", autocast_dtype=_FP16, loss_scale="dynamic", max_loss_scale=_APEX_MAX_LOSS_SCALE
     ),
     PrecisionPolicy(
         name="O2",
-        parameter_dtype=torch.float16,
+        parameter_dtype=_FP16,
         keeps_batchnorm_fp32=True,
         master_weights=True,
         loss_scale="dynamic",
         max_loss_scale=_APEX_MAX_LOSS_SCALE,
     ),
-    PrecisionPolicy(name="O3", parameter_dtype=torch.float16),
+    PrecisionPolicy(name="O3", parameter_dtype=_FP16),
 )
 PRECISION_POLICIES = {policy.name: policy for policy in _POLICIES}
 
 
 def precision_policy(name: str) -> PrecisionPolicy:
-    """Return what a precision means, or raise a RecipeError for an unknown one."""
-    if name not in PRECISION_POLICIES:
-        raise RecipeError(f"precision is {name!r}; use one of {', '.join(PRECISION_POLICIES)}")
+    """Return what a precision means, one that a `Recipe` can have."""
     return PRECISION_POLICIES[name]
 
 
 def set_tf32(policy: PrecisionPolicy, device: torch.device) -> None:
     """Switch TensorFloat-32 on CUDA on for "tf32" and off for every other precision.
 
-    torch leaves it on for convolutions by default, so that "fp32" would silently not be float32.
-    It is a setting of the whole process, and a model's module may set it too: call this before and
-    after the model is built. Nothing is set on other devices.
+    torch leaves it on for convolutions, so that "fp32" would silently not be float32. It is a
+    setting of the process, which a model's module may set too: call this before and after it.
     """
     if device.type != "cuda":
         return
@@ -110,6 +107,62 @@ def set_tf32(policy: PrecisionPolicy, device: torch.device) -> None:
     torch.backends.cudnn.allow_tf32 = policy.allows_tf32
     cudnn: Any = torch.backends.cudnn
     cudnn.conv.fp32_precision = cudnn.rnn.fp32_precision = "tf32" if policy.allows_tf32 else "ieee"
+
+
+def use_float8(
+    model: nn.Module, workload: Workload, policy: PrecisionPolicy, device: torch.device
+) -> nn.Module:
+    """Return the model with torchao's linear layers, if the policy has any; weights stay the same.
+
+    Raises a NotExercisedError without torchao, and a RecipeError for a model without such a layer.
+    """
+    if policy.float8_recipe is None:
+        return model
+    try:
+        from torchao.float8 import Float8LinearConfig, convert_to_float8_training
+    except ImportError as error:  # it is there, and was not built for this torch
+        raise NotExercisedError(
+            f"precision {policy.name!r} needs the package torchao, which cannot be imported: "
+            f"{error}"
+        ) from error
+    on_cuda = device.type == "cuda"
+    capability = torch.cuda.get_device_capability(device) if on_cuda else None
+    hardware = Hardware(device=device.type, compute_capability=capability)
+    config = dataclasses.replace(
+        Float8LinearConfig.from_recipe_name(policy.float8_recipe),
+        emulate=why_not_timed(Recipe(precision=policy.name), hardware) is not None,
+        pad_inner_dim=True,
+    )
+    layers = [layer for layer in model.modules() if _can_be_float8(layer)]
+    if not layers:
+        raise RecipeError(
+            f"precision {policy.name!r} needs an nn.Linear whose in_features and out_features are "
+            f"divisible by {_DIVISOR}; workload {workload.name!r} has none; use "
+            "precision='amp-bf16'"
+        )
+    model = convert_to_float8_training(
+        model, config=config, module_filter_fn=lambda layer, _: _can_be_float8(layer)
+    )
+
+    def wrapper(forward: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+        # torchao asks for the autocast of CUDA alone, so it is given what that would cast.
+        with torch.autocast(device.type, enabled=False):
+            low = torch.bfloat16
+            return forward(*cast_floating(args, low), **cast_floating(kwargs, low))
+
+    for layer in model.modules():
+        if hasattr(layer, "linear_mm_config"):
+            wrap_forward(layer, wrapper)
+    return model
+
+
+def _can_be_float8(layer: nn.Module) -> bool:
+    # A subclass may compute otherwise, and nn.MultiheadAttention never calls its own.
+    return (
+        type(layer) is nn.Linear
+        and layer.in_features % _DIVISOR == 0
+        and layer.out_features % _DIVISOR == 0
+    )
 
 
 def cast_parameters(model: nn.Module, policy: PrecisionPolicy) -> None:
@@ -136,8 +189,7 @@ def autocast(policy: PrecisionPolicy, device: torch.device) -> AbstractContextMa
 def autocast_forward(module: nn.Module, policy: PrecisionPolicy, device: torch.device) -> None:
     """Let the module's forward run under the policy's autocast, in place.
 
-    Inside forward, because the threads of nn.DataParallel re-enter an outer autocast without its
-    dtype and would always compute in float16.
+    The threads of nn.DataParallel would re-enter one around it without its dtype, in float16.
     """
     if policy.autocast_dtype is None:
         return
@@ -157,14 +209,10 @@ def cast_inputs(inputs: Any, policy: PrecisionPolicy) -> Any:
 
 
 def cast_for_loss(value: Any, policy: PrecisionPolicy) -> Any:
-    """Outputs or a target with floating tensors in the dtype of the loss: float32, or finer.
-
-    Nothing is cast where the model is in float32, under autocast or not.
-    """
+    """Outputs or a target in the dtype of the loss, float32 or finer; as is for a float32 model."""
     if policy.parameter_dtype == torch.float32:
         return value
-    is_double = policy.parameter_dtype == torch.float64
-    return cast_floating(value, torch.float64 if is_double else torch.float32)
+    return cast_floating(value, torch.promote_types(policy.parameter_dtype, torch.float32))
 
 
 class LossScaler(GradScaler):
@@ -215,13 +263,9 @@ class MasterWeights(Optimizer):
 
     Its parameter groups are the inner optimizer's and hold the copies, so `GradScaler.unscale_` and
     clipping work on float32 gradients. One step is: backward, `collect_gradients`, unscale, clip,
-    `step`. Gradients of several micro-batches are summed in the model's own dtype.
-
-    Attributes:
-        inner: The optimizer of the copies and of the parameters that are in float32 already.
+    `step`. Gradients of several micro-batches are summed in the model's own dtype. The `inner`
+    optimizer is of the copies, and of the parameters that are in float32 already.
     """
-
-    inner: Optimizer
 
     def __init__(
         self,
@@ -257,13 +301,10 @@ class MasterWeights(Optimizer):
         _copy_all(self._copied)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Clear the gradients of the master weights and of the model."""
+        """Clear the gradients of the master weights, and drop those of the model."""
         self.inner.zero_grad(set_to_none)
         for parameter, _ in self._copied:
-            if set_to_none or parameter.grad is None:
-                parameter.grad = None
-            else:
-                parameter.grad.zero_()
+            parameter.grad = None
 
 
 def _copy_all(pairs: Iterable[tuple[Tensor, Tensor]]) -> None:

@@ -1,7 +1,4 @@
-"""Watch for NaN and infinity: in which step, and in which parameter first.
-
-A check waits for the device, so it belongs outside of what is timed.
-"""
+"""Watch for NaN and infinity, which waits for the device: never in what is timed."""
 
 import math
 from collections.abc import Sequence
@@ -18,9 +15,8 @@ def check_finite(trainer: Trainer, losses: Sequence[Tensor], first_step: int) ->
     """Check the losses of some steps, and the parameters after the last of them.
 
     `losses` has one scalar per step from `first_step` on, and none on a rank that holds no loss.
-    Gradients only serve to name a culprit: under a dynamic loss scale a step with infinite
-    gradients is skipped, as it should be. Of split parameters only this rank's part is seen. Raises
-    a NonFiniteError that names step and parameter where a loss or a parameter is NaN or infinite.
+    Gradients only serve to name a culprit: under a dynamic loss scale a step with infinite ones is
+    skipped, as it should be. Raises a NonFiniteError that names step and parameter.
     """
     values = torch.stack(list(losses)).tolist() if losses else []
     for step, value in enumerate(values, start=first_step):
@@ -33,8 +29,11 @@ def check_finite(trainer: Trainer, losses: Sequence[Tensor], first_step: int) ->
                 "inputs, the forward pass or the loss itself"
             )
             raise NonFiniteError(f"the loss is {value} at step {step}; {where}; {ADVICE}")
-    name = _first_with_bad_value(trainer)
-    if name is not None:
+    finite = {n: _finite(p) for n, p in trainer.module.named_parameters() if p.requires_grad}
+    # One tensor for all, so that the host waits once.
+    are_finite = torch.stack([*finite.values()]).tolist() if finite else []
+    if False in are_finite:
+        name = [*finite][are_finite.index(False)]
         last_step = first_step + max(len(values), 1) - 1
         raise NonFiniteError(
             f"parameter {name!r} is not finite after step {last_step}, although the loss was; "
@@ -58,8 +57,9 @@ def gradients_are_finite(trainer: Trainer) -> Tensor:
     Nothing waits for it. Of split gradients only this rank's part is seen.
     """
     parameters = [p for group in trainer.optimizer.param_groups for p in group["params"]]
-    local = [_dense(local_tensor(p.grad)) for p in parameters if p.grad is not None]
-    gradients = [gradient for gradient in local if gradient.numel()]
+    local = [local_tensor(p.grad) for p in parameters if p.grad is not None]
+    dense = [one.coalesce().values() if one.is_sparse else one for one in local]
+    gradients = [gradient for gradient in dense if gradient.numel()]
     if not gradients:
         return torch.ones((), dtype=torch.bool, device=trainer.device)
     # The largest magnitude is infinite or NaN where any is, and cannot overflow as a sum might.
@@ -68,19 +68,6 @@ def gradients_are_finite(trainer: Trainer) -> Tensor:
 
 
 ADVICE = "lower the learning rate, clip gradients, or use a precision with more range"
-
-
-def _first_with_bad_value(trainer: Trainer) -> str | None:
-    finite = {n: _finite(p) for n, p in trainer.module.named_parameters() if p.requires_grad}
-    if not finite:
-        return None
-    # One tensor for all, so that the host waits once.
-    are_finite = torch.stack([*finite.values()]).tolist()
-    return next((name for name, fine in zip(finite, are_finite, strict=True) if not fine), None)
-
-
-def _dense(gradient: Tensor) -> Tensor:
-    return gradient.coalesce().values() if gradient.is_sparse else gradient
 
 
 def _finite(tensor: Tensor) -> Tensor:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Sized
 from typing import Any, Final
 
 from perfsuite.errors import DataLoadError, RecipeError, WorkloadError
@@ -15,52 +14,35 @@ from perfsuite.worker.training.loaders import EpochBatches, describe_failure
 # More data than a model learns by heart in a cell, less than fills the memory.
 _NUM_CACHED = 16
 # Fields of a recipe that say nothing to a loader of the user's own.
-_OF_BUILT_LOADERS = (
-    *("num_workers", "persistent_workers", "pin_memory", "prefetch_factor", "micro_batch_size"),
-)
+_LOADING = ("num_workers", "persistent_workers", "pin_memory", "prefetch_factor")
 _END: Final = object()
 
 
-def build_own_batches(
-    workload: Workload, recipe: Recipe, split: Split, *, shard_index: int, num_shards: int
-) -> OwnBatches:
-    """Return the batches of the workload's own loader, without end.
-
-    Raises a RecipeError for a field that such a loader makes meaningless, and a WorkloadError for a
-    loader that nothing can be trained from.
-    """
-    for name in _OF_BUILT_LOADERS:
-        if value := getattr(recipe, name):
-            raise RecipeError(
-                f"{name}={value!r} says nothing to workload {workload.name!r}, which builds its "
-                f"own loader (build_loader); leave {name} out"
-            )
-    loader = workload.own_loader(split, shard_index, num_shards)
-    origin = f"workload {workload.name!r}: build_loader({split!r}, {shard_index}, {num_shards})"
-    return OwnBatches(loader, workload.micro_batch_size, num_shards, origin, split)
-
-
 class OwnBatches(EpochBatches):
-    """The batches of a user's own loader, epoch after epoch; it knows of no indices.
+    """The batches of the workload's own loader, epoch after epoch.
 
     An epoch with another number of batches than the loader's length, or a batch of another size, is
     an error: ranks would wait for each other, and rates would be wrong.
     """
 
     def __init__(
-        self, loader: Collection[Any], batch_size: int, num_shards: int, origin: str, split: Split
+        self, workload: Workload, recipe: Recipe, split: Split, shard: tuple[int, int]
     ) -> None:
-        self.epoch = 0
-        self.steps_per_epoch = len(loader)
-        self.step_size = batch_size * num_shards
-        self.repeats_last = False
-        self._batch_size = batch_size
-        self._own_loader = loader
+        """Raise a RecipeError for a field that says nothing to it, and what `own_loader` raises."""
+        for name in (*_LOADING, "micro_batch_size"):
+            if value := getattr(recipe, name):
+                raise RecipeError(
+                    f"{name}={value!r} says nothing to workload {workload.name!r}, which builds "
+                    f"its own loader (build_loader); leave {name} out"
+                )
+        index, num_shards = shard
+        self._own_loader = workload.own_loader(split, index, num_shards)
+        self._origin = f"workload {workload.name!r}: build_loader({split!r}, {index}, {num_shards})"
+        self._batch_size = workload.micro_batch_size
         self._trains = split == "train"
-        self._origin = origin
-        self._iterator = None
         self._num_given = 0
-        self._is_closed = False
+        self.steps_per_epoch = len(self._own_loader)
+        self.step_size = self._batch_size * num_shards
 
     def indices(self, epoch: int) -> list[list[int]]:
         """Return none: such a loader does not say what it will load."""
@@ -100,13 +82,7 @@ class OwnBatches(EpochBatches):
         self._iterator = iter(self._own_loader)
 
     def _checked(self, batch: Any) -> Any:
-        if not isinstance(batch, list | tuple) or len(batch) != 2:
-            size = f" of {len(batch)}" if isinstance(batch, Sized) else ""
-            raise WorkloadError(
-                f"{self._origin} gives a {type(batch).__name__}{size} as a batch; "
-                "each must be a pair (inputs, target)"
-            )
-        num_inputs, num_targets = map(num_samples, batch)
+        num_inputs, num_targets = map(num_samples, super()._checked(batch))
         if num_targets not in (0, num_inputs):
             raise WorkloadError(
                 f"{self._origin} gives a batch of {num_inputs} inputs and {num_targets} targets; "
@@ -126,9 +102,7 @@ class CachedBatches(EpochBatches):
 
     def __init__(self, batches: EpochBatches) -> None:
         """Load them, and end the loader workers."""
-        self.epoch = 0
         self.steps_per_epoch, self.step_size = batches.steps_per_epoch, batches.step_size
-        self.repeats_last = False
         num_batches = min(_NUM_CACHED, batches.steps_per_epoch)
         self._cached = itertools.cycle([next(batches) for _ in range(num_batches)])
         batches.close()

@@ -4,7 +4,7 @@ Gradients are clipped by the norm of all of them together, wherever their parts 
 waits for the device, except the scaler where the precision scales.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -31,10 +31,9 @@ def train_step(trainer: Trainer, batches: Iterator[Any], stage: Stage) -> Tensor
     """Take one optimizer step and return the mean loss of this rank's micro-batches.
 
     That is a detached scalar; None where this rank holds no loss (a pipeline's earlier stage).
-    `batches` gives (inputs, target), `grad_accumulation_steps` times. `stage` marks "load" around
-    each `next(batches)` alone, "forward" around the model's call, "backward" around loss and
-    backward, and "optimizer" around clearing the gradients, waiting for their reduction, unscaling,
-    clipping and stepping. No stage holds the copy to the device.
+    `stage` marks "load" around each `next(batches)` alone, "forward" around the model's call,
+    "backward" around loss and backward, and "optimizer" around clearing the gradients, waiting for
+    their reduction, unscaling, clipping and stepping. No stage holds the copy to the device.
     """
     num_micro_batches = trainer.recipe.grad_accumulation_steps
     losses = []
@@ -72,8 +71,8 @@ def evaluate_batch(trainer: Trainer, batches: Iterator[Any], stage: Stage) -> Te
     """Return the loss of one batch in eval mode and without gradients, as a detached scalar.
 
     None where another rank has the model's outputs. `stage` marks "load" around `next(batches)`,
-    "evaluation" around the model's call and loss. Afterwards modules are in the mode they were in.
-    Raises a NotExercisedError where the ranks hold stages that cannot be run in eval mode.
+    "evaluation" around the model's call and loss. Raises a NotExercisedError where the ranks hold
+    stages that cannot be run in eval mode.
     """
     if trainer.strategy.why_not_evaluated is not None:
         raise NotExercisedError(trainer.strategy.why_not_evaluated)
@@ -114,17 +113,14 @@ def compute_loss(trainer: Trainer, outputs: Any, target: Any) -> Tensor:
             loss = trainer.workload.loss(
                 cast_for_loss(outputs, trainer.precision), cast_for_loss(target, trainer.precision)
             )
-    if not isinstance(loss, Tensor):
-        raise WorkloadError(
-            f"workload {trainer.workload.name!r}: its loss returned a {type(loss).__name__}; "
-            "return a scalar tensor, the mean over the batch"
-        )
-    if loss.dim() != 0:
-        raise WorkloadError(
-            f"workload {trainer.workload.name!r}: its loss returned a tensor of shape "
-            f"{tuple(loss.shape)}; return a scalar, the mean over the batch"
-        )
-    return loss
+    if isinstance(loss, Tensor) and loss.dim() == 0:
+        return loss
+    found = type(loss).__name__
+    found = f"tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else found
+    raise WorkloadError(
+        f"workload {trainer.workload.name!r}: its loss returned a {found}; return a scalar tensor, "
+        "the mean over the batch"
+    )
 
 
 def scale_loss(trainer: Trainer, loss: Tensor) -> Tensor:
@@ -143,12 +139,9 @@ def finish_gradients(trainer: Trainer) -> None:
 
 def clip_gradients(trainer: Trainer, max_norm: float) -> None:
     """Clip the norm of all gradients together, already unscaled, to `max_norm`."""
-    clip_grad_norm(
-        (parameter for group in trainer.optimizer.param_groups for parameter in group["params"]),
-        max_norm,
-        differ_between_ranks=trainer.strategy.splits_parameters,
-        device=trainer.device,
-    )
+    parameters = [one for group in trainer.optimizer.param_groups for one in group["params"]]
+    differ = trainer.strategy.splits_parameters
+    clip_grad_norm(parameters, max_norm, differ_between_ranks=differ, device=trainer.device)
 
 
 @contextmanager
@@ -170,7 +163,7 @@ _EPSILON = 1e-6
 
 @torch.no_grad()
 def clip_grad_norm(
-    parameters: Iterable[nn.Parameter],
+    parameters: list[nn.Parameter],
     max_norm: float,
     *,
     differ_between_ranks: bool,
@@ -178,12 +171,10 @@ def clip_grad_norm(
 ) -> Tensor:
     """Scale all gradients so that their norm is at most `max_norm`; return the norm before.
 
-    The same formula as torch.nn.utils.clip_grad_norm_, for gradients of three kinds: plain and
-    equal on all ranks; DTensors, with plain ones beside them that are equal on all ranks (fsdp,
-    tp); plain ones that only this rank has (pp, mp). The latter two `differ_between_ranks`; for
-    them it is a collective. Does not wait for the device, which also holds the returned scalar.
+    As torch.nn.utils.clip_grad_norm_, for gradients of three kinds: plain and equal on all ranks;
+    DTensors, with plain ones beside them that are equal on all ranks (fsdp, tp); plain ones that
+    only this rank has (pp, mp). The latter two `differ_between_ranks`; for them it is a collective.
     """
-    parameters = list(parameters)
     if not differ_between_ranks:
         return clip_grad_norm_(parameters, max_norm)
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
@@ -202,13 +193,9 @@ def _norm_over_ranks(gradients: list[Tensor], device: torch.device) -> Tensor:
     # The norm of no gradients is torch's zero on the CPU, and copying that waits for the device.
     square = torch.zeros((), dtype=torch.float64, device=device)
     for those in filter(None, by_mesh.values()):
-        square += _square(get_total_norm(those), device)
+        norm = get_total_norm(those)
+        full = norm.full_tensor() if isinstance(norm, DTensor) else norm
+        square += full.to(device, torch.float64).square()  # that of float16 would overflow
     if len(by_mesh) == 1:  # plain ones alone
         dist.all_reduce(square)
     return square.sqrt()
-
-
-def _square(norm: Tensor, device: torch.device) -> Tensor:
-    # The square of a float16 norm would overflow.
-    full = norm.full_tensor() if isinstance(norm, DTensor) else norm
-    return full.to(device, torch.float64).square()

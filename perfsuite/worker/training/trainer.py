@@ -7,11 +7,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.optim import Optimizer
 
-from perfsuite.errors import NotExercisedError
 from perfsuite.records.recipe import Recipe
 from perfsuite.records.workload import Workload
 from perfsuite.worker.training.mixed_precision import LossScaler, PrecisionPolicy
@@ -29,7 +27,6 @@ class Trainer:
         module: The same before data-parallel wrapping: its parameter names are the user's.
         optimizer: The workload's, wrapped where the mode or the precision wraps it.
         unstepped: Parameters with gradients that the optimizer does not step.
-        scaler: Disabled unless the precision scales the loss.
     """
 
     workload: Workload
@@ -47,15 +44,8 @@ class Trainer:
 def choose_strategy(workload: Workload, recipe: Recipe, *, device: torch.device) -> Strategy:
     """Return the strategy of the recipe's parallel mode.
 
-    Raises a NotExercisedError for a group of another size or a device that cannot run the mode, and
-    a RecipeError where it cannot train this workload with this recipe, whatever the model.
+    Raises a RecipeError where it cannot train this workload with this recipe, whatever the model.
     """
-    plan = recipe.plan
-    if plan.needs_group and dist.get_world_size() != plan.world_size:
-        raise NotExercisedError(
-            f"parallel {recipe.parallel!r} needs {plan.world_size} ranks, and the process group "
-            f"has {dist.get_world_size()}"
-        )
-    kind = pkgutil.resolve_name(f"{__package__}.parallel.{plan.properties.strategy}")
-    strategy: Strategy = kind(workload, recipe, device)
+    name = f"{__package__}.parallel.{recipe.plan.properties.strategy}"
+    strategy: Strategy = pkgutil.resolve_name(name)(workload, recipe, device)
     return strategy

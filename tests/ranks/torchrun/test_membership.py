@@ -76,8 +76,8 @@ def test_a_number_of_thousands_of_digits_is_named_in_short() -> None:
         read_membership({**BY_HAND, "WORLD_SIZE": "9" * 5000})
 
     assert str(caught.value) == (
-        "WORLD_SIZE has 5000 characters (environment); use a whole number from 1 to 2147483647, "
-        "as torchrun sets it"
+        "WORLD_SIZE is '999999999999...9999999999999' (environment); use a whole number from 1 to "
+        "2147483647, as torchrun sets it"
     )
 
 

@@ -24,7 +24,7 @@ from perfsuite.ranks.progress import Board
 from perfsuite.records.stages import Stage
 from perfsuite.worker.jobs import cell
 from perfsuite.worker.jobs.activity import Repeatable
-from perfsuite.worker.measure import rounds, warm_up
+from perfsuite.worker.measure import rounds
 from perfsuite.worker.measure.stages import StageClock, StageMarks
 
 CPU = torch.device("cpu")
@@ -83,8 +83,8 @@ def accelerator(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(cell, kind.__name__, new)
     monkeypatch.setattr(cell, "memory_stats", lambda _: {"num_alloc_retries": next(retries)})
     monkeypatch.setattr(rounds, "collection_s", lambda _: 0.0)  # another test left garbage
-    monkeypatch.setattr(warm_up, "_LEAST_S", 0.0)  # its clock need not rise
-    monkeypatch.setattr(warm_up, "_STEADY", float("inf"))
+    monkeypatch.setattr(rounds, "_LEAST_WARM_UP_S", 0.0)  # its clock need not rise
+    monkeypatch.setattr(rounds, "_STEADY", float("inf"))
 
 
 def measure(folder: Path) -> CellMeasured:
@@ -128,6 +128,6 @@ def test_a_cpu_has_its_stages_in_the_timed_rounds(tmp_path: Path, steps: Steps) 
 
     assert measured.num_iterations == 1
     assert [list(one.stages_s) for one in measured.rounds] == [["forward"]] * NUM_ROUNDS
-    assert measured.stage_rounds == ()
+    assert measured.stage_rounds == []
     assert measured.counts.allocator_retries is None
     assert steps.num_done == Steps.num_warmup + NUM_ROUNDS

@@ -13,7 +13,7 @@ from perfsuite.gate.judge.counts import compare_counts
 from perfsuite.ranks.messages import TurnChannel
 from perfsuite.records.cell import Counts, Memory
 from perfsuite.records.stages import Stage
-from perfsuite.worker.jobs.faults import LEAKED_BYTES, inject_fault
+from perfsuite.worker.jobs.cell import LEAKED_BYTES, inject_fault
 from perfsuite.worker.measure.counters import count_iteration
 from perfsuite.worker.measure.iterations import Iterations, T, run_iterations
 from perfsuite.worker.measure.memory import measure_peak

@@ -465,7 +465,9 @@ def test_ranks_that_took_different_numbers_of_steps_fail_with_both() -> None:
     step = make_step()
 
     def run(other: OtherRank) -> None:
-        loop = UserLoop(code("loop", world_size=2), lambda: [step() for _ in range(9)], other)  # type: ignore[arg-type]
+        loop = UserLoop(
+            code("loop", world_size=2), lambda: [step() for _ in range(9)], other.largest
+        )
         loop.run(ask(4), lambda: None)
 
     run(OtherRank())

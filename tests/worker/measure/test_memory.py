@@ -138,27 +138,16 @@ def test_a_tensor_from_before_counts_from_its_first_use_but_was_not_made_here():
     assert outputs.sum() == 256
 
 
-@pytest.mark.parametrize(("follow_resizes", "seen_kib"), [(True, 2), (False, 3)])
-def test_a_storage_resized_without_an_operator_is_followed_on_demand(follow_resizes, seen_kib):
+def test_a_storage_resized_without_an_operator_is_followed():
     gathered = torch.zeros(256)
 
-    with LiveStorage([gathered], follow_resizes=follow_resizes) as tracker:
+    with LiveStorage([gathered]) as tracker:
         gathered.untyped_storage().resize_(0)
         others = torch.zeros(512)
 
-        assert tracker.current_bytes == seen_kib * KIB
-    assert tracker.peak_bytes == seen_kib * KIB
+        assert tracker.current_bytes == 2 * KIB
+    assert tracker.peak_bytes == 2 * KIB
     assert others.numel() == 512
-
-
-def test_a_resized_storage_is_seen_again_when_an_operator_uses_it():
-    gathered = torch.zeros(256)
-
-    with LiveStorage([gathered], follow_resizes=False) as tracker:
-        gathered.untyped_storage().resize_(2 * KIB)
-        gathered.add_(1)
-
-    assert tracker.current_bytes == 2 * KIB
 
 
 def test_sparse_gradients_count_by_their_indices_and_values():

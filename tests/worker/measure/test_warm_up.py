@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import pytest
 
-from perfsuite.worker.measure.warm_up import is_warm
+from perfsuite.worker.measure.rounds import has_warmed_up
 
 
 def num_until_warm(durations_s: Iterable[float], states: Iterable[object]) -> int:
@@ -15,7 +15,7 @@ def num_until_warm(durations_s: Iterable[float], states: Iterable[object]) -> in
     for seconds, state in zip(durations_s, states, strict=False):
         spent_s.append(seconds)
         seen.append(state)
-        if is_warm(spent_s, seen):
+        if has_warmed_up(spent_s, seen):
             break
     return len(spent_s)
 

@@ -16,9 +16,9 @@ import torch
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
 from perfsuite import Recipe, Workload, WorkloadError
-from perfsuite.errors import DataLoadError, NotExercisedError
+from perfsuite.errors import DataLoadError
 from perfsuite.records.workload import Split
-from perfsuite.worker.training.loaders import EpochBatches, build_batches
+from perfsuite.worker.training.loaders import EpochBatches
 
 CPU = torch.device("cpu")
 
@@ -51,14 +51,12 @@ def build(make_workload: Callable[..., Workload]) -> Iterator[Callable[..., Epoc
         on_worker_start: Callable[[], None] | None = None,
         **fields: Any,
     ) -> EpochBatches:
-        batches = build_batches(
+        batches = EpochBatches(
             make_workload(build_dataset=lambda split: dataset),
             Recipe(**fields),
             split,
-            shard_index=shard_index,
-            num_shards=num_shards,
+            (shard_index, num_shards),
             seed=seed,
-            device=CPU,
             on_worker_start=on_worker_start,
         )
         built.append(batches)
@@ -375,7 +373,7 @@ class Bare(Numbers):
 def test_a_batch_that_is_no_pair_is_refused(build: Any, dataset: Any, found: str) -> None:
     message = (
         f"workload 'small': its train dataset gives {found} as a batch; "
-        "each of its items must be a pair (inputs, target)"
+        "a batch, as each item of a dataset, must be a pair (inputs, target)"
     )
     with refusal(WorkloadError, message):
         next(build(dataset))
@@ -424,9 +422,3 @@ def test_an_empty_split_is_refused(build: Any) -> None:
     message = "workload 'small': its test dataset is empty; it needs at least one sample"
     with refusal(WorkloadError, message):
         build(Numbers(0), "test")
-
-
-def test_pinning_without_an_accelerator_is_not_exercised(build: Any) -> None:
-    message = "pin_memory=True pins nothing without an accelerator; this cell runs on cpu"
-    with refusal(NotExercisedError, message):
-        build(Numbers(8), pin_memory=True)

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDa
 from perfsuite import Recipe, Workload, WorkloadError
 from perfsuite.errors import DataLoadError, RecipeError
 from perfsuite.records.workload import Split, no_dataset
-from perfsuite.worker.training.own_loaders import CachedBatches, OwnBatches, build_own_batches
+from perfsuite.worker.training.own_loaders import CachedBatches, OwnBatches
 
 
 class Numbers(Dataset[Any]):
@@ -52,7 +52,7 @@ def build(make_workload: Callable[..., Workload]) -> Callable[..., OwnBatches]:
     def make(loader: Any, split: Split = "train", **fields: Any) -> OwnBatches:
         build_loader = loader if callable(loader) else lambda *_: loader
         workload = make_workload(build_dataset=no_dataset, build_loader=build_loader)
-        return build_own_batches(workload, Recipe(**fields), split, shard_index=1, num_shards=2)
+        return OwnBatches(workload, Recipe(**fields), split, (1, 2))
 
     return make
 
@@ -102,6 +102,7 @@ def test_only_training_needs_a_full_last_batch(build: Any) -> None:
 
 
 ORIGIN = "workload 'small': build_loader('train', 1, 2)"
+PAIR = "a batch, as each item of a dataset, must be a pair (inputs, target)"
 EXPECTED = "return an iterable of at least one batch, with a __len__ that says when an epoch ends"
 
 
@@ -113,8 +114,8 @@ EXPECTED = "return an iterable of at least one batch, with a __len__ that says w
         (DataLoader(Endless(), batch_size=None), f"returned a DataLoader; {EXPECTED}"),
         (lambda *_: iter([1]), f"returned a list_iterator; {EXPECTED}"),
         ([], f"returned a list; {EXPECTED}"),
-        ([5], "gives a int as a batch; each must be a pair (inputs, target)"),
-        ([(1, 2, 3)], "gives a tuple of 3 as a batch; each must be a pair (inputs, target)"),
+        ([5], f"gives a int as a batch; {PAIR}"),
+        ([(1, 2, 3)], f"gives a tuple of 3 as a batch; {PAIR}"),
         (
             [(torch.ones(4), torch.ones(3))],
             "gives a batch of 4 inputs and 3 targets; the first dimension of both must be that of "

@@ -273,7 +273,7 @@ def test_dicts_go_in_and_dicts_come_out_in_every_precision(
     [
         (
             lambda outputs, target: nn.functional.cross_entropy(outputs, target, reduction="none"),
-            "a tensor of shape (8,); return a scalar, the mean over the batch",
+            "a tensor of shape (8,); return a scalar tensor, the mean over the batch",
         ),
         (lambda outputs, target: 0.5, "a float; return a scalar tensor, the mean over the batch"),
     ],

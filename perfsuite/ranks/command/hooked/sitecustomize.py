@@ -39,10 +39,8 @@ class Finder:
     def find_spec(self, name: str, path: Any, target: object = None) -> ModuleSpec | None:
         """Return the spec of such a module; None leaves any other to those who come after."""
         if name == _PACKAGE.name:
-            folders = [str(_PACKAGE)]
-            return spec_from_file_location(
-                name, _PACKAGE / "__init__.py", submodule_search_locations=folders
-            )
+            init, folders = _PACKAGE / "__init__.py", [str(_PACKAGE)]
+            return spec_from_file_location(name, init, submodule_search_locations=folders)
         then = self._then.get(name)
         spec = None if then is None else PathFinder.find_spec(name, path, None)
         if then is None or spec is None or spec.loader is None:
@@ -117,9 +115,6 @@ def _run_the_next() -> None:
 if __name__ == "sitecustomize":
     if CHANNEL in os.environ:
         _rank = Rank()
-        _then = {
-            "torch.optim.optimizer": _rank.watch,
-            "perfsuite.records.stages": _rank.listen,
-        }
+        _then = {"torch.optim.optimizer": _rank.watch, "perfsuite.records.stages": _rank.listen}
         sys.meta_path.insert(0, Finder(_then))
     _run_the_next()

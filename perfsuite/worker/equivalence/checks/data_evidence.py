@@ -20,7 +20,7 @@ from perfsuite.records.workload import Split, Workload
 from perfsuite.worker.equivalence.trace.batch_difference import find_differences
 from perfsuite.worker.equivalence.trace.random_state import read_random_state
 from perfsuite.worker.training.build import seed_random_numbers
-from perfsuite.worker.training.loaders import EpochBatches, build_batches
+from perfsuite.worker.training.loaders import EpochBatches
 
 # Epochs of a few samples may have the same order by chance. So many epochs are compared that all of
 # a sampler that shuffles are equal with at most this probability.
@@ -96,14 +96,12 @@ class DataLoaders:
             recipe = dataclasses.replace(
                 recipe, num_workers=0, persistent_workers=False, prefetch_factor=None
             )
-        return build_batches(
+        return EpochBatches(
             dataclasses.replace(self._workload, build_dataset=self.build_dataset),
             recipe,
             split,
-            shard_index=shard_index,
-            num_shards=self.num_shards,
+            (shard_index, self.num_shards),
             seed=self.seed,
-            device=self._device,
         )
 
     def _build_seeded(self, split: Split) -> Any:

@@ -1,7 +1,8 @@
 """A copy of the whole model for each shard of the data: DataParallel, DDP, and ZeRO stage 1."""
 
 import inspect
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -13,10 +14,8 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.optim import Optimizer
 
 from perfsuite.errors import NotExercisedError, RecipeError
-from perfsuite.records.capability import Hardware, why_not_exercised
 from perfsuite.records.recipe import Recipe
 from perfsuite.records.stages import Stage
-from perfsuite.records.workload import Workload
 from perfsuite.worker.training.parallel.strategy import Strategy, refuse_sparse_gradients
 from perfsuite.worker.training.step import forward_backward
 from perfsuite.worker.training.trainer import Trainer
@@ -26,26 +25,39 @@ from perfsuite.worker.training.trainer import Trainer
 _POWERSGD_START_ITER = 2
 
 
+def count_replicas(model: nn.Module, recipe: Recipe) -> Callable[[], None]:
+    """Return what is called after one forward pass, and refuses fewer replicas than the recipe's.
+
+    nn.DataParallel may silently run only one. They share the hooks of the original module.
+    """
+    calls: list[None] = []  # appending is safe from the replicas' threads
+    hook = model.register_forward_hook(lambda *_: calls.append(None))
+    size = recipe.plan.size
+
+    def check() -> None:
+        hook.remove()
+        if len(calls) != size:
+            raise NotExercisedError(
+                f"parallel {recipe.parallel!r} ran {len(calls)} of its {size} replicas; "
+                f"use a micro_batch_size that is a multiple of {size}"
+            )
+
+    return check
+
+
 class DP(Strategy):
     """The `Strategy` of "dp": nn.DataParallel, one process with a thread for each replica."""
 
-    def __init__(self, workload: Workload, recipe: Recipe, device: torch.device) -> None:
-        super().__init__(workload, recipe, device)
-        hardware = Hardware(
-            device=device.type,
-            num_gpus=torch.cuda.device_count(),
-            compute_capability=(
-                torch.cuda.get_device_capability(device) if device.type == "cuda" else None
-            ),
-        )
-        if (reason := why_not_exercised(recipe, hardware)) is not None:
-            raise NotExercisedError(reason)
-        self._count: ReplicaCount | None = None
+    _check: Callable[[], None] | None
 
     def wrap(self, model: nn.Module) -> nn.Module:
-        """The model under nn.DataParallel, its replicas counted in the first forward."""
-        devices = data_parallel_devices(self.recipe.plan.size, torch.cuda.device_count())
-        self._count = ReplicaCount(model)
+        """The model under nn.DataParallel, its replicas counted in the first forward.
+
+        One GPU carries all of them, several carry one each.
+        """
+        size = self.recipe.plan.size
+        self._check = count_replicas(model, self.recipe)
+        devices = [0] * size if torch.cuda.device_count() == 1 else list(range(size))
         return DataParallel(model, device_ids=devices)
 
     def run_micro_batch(
@@ -53,50 +65,18 @@ class DP(Strategy):
     ) -> Tensor | None:
         """The loss of the whole batch; each replica computed a part of it."""
         loss = forward_backward(trainer, inputs, target, stage)
-        if self._count is not None:
-            self._count.check(self.recipe)
-            self._count = None
+        if self._check is not None:
+            self._check()
+            self._check = None
         return loss
-
-
-def data_parallel_devices(size: int, num_gpus: int) -> list[int]:
-    """The device of each replica: one GPU carries all of them, several carry one each.
-
-    >>> data_parallel_devices(2, num_gpus=1), data_parallel_devices(2, num_gpus=4)
-    ([0, 0], [0, 1])
-    """
-    return [0] * size if num_gpus == 1 else list(range(size))
-
-
-class ReplicaCount:
-    """Counts the replicas of a model that run, because nn.DataParallel may silently run only one.
-
-    Replicas share the hooks of the original module, so each call counts.
-    """
-
-    def __init__(self, model: nn.Module) -> None:
-        # A list, because appending is safe from the replicas' threads.
-        self._calls: list[None] = []
-        self._hook = model.register_forward_hook(lambda *_: self._calls.append(None))
-
-    def check(self, recipe: Recipe) -> None:
-        """Stop counting after one forward pass, and refuse fewer replicas than the recipe's."""
-        self._hook.remove()
-        size = recipe.plan.size
-        if len(self._calls) != size:
-            raise NotExercisedError(
-                f"parallel {recipe.parallel!r} ran {len(self._calls)} of its {size} replicas; "
-                f"use a micro_batch_size that is a multiple of {size}"
-            )
 
 
 class DDP(Strategy):
     """The `Strategy` of "ddp": DistributedDataParallel with the options of the recipe.
 
     Attributes:
-        bucket_layout: The names of the parameters in each bucket, in the order of DDP's reduction.
-            Known under PowerSGD alone, because its result depends on it, and final once it
-            compresses; before that DDP may order its buckets anew.
+        bucket_layout: The names of the parameters in each bucket, in the order of DDP's reduction;
+            known under PowerSGD alone, whose result depends on it, and final once it compresses.
     """
 
     bucket_layout: list[list[str]]
@@ -129,18 +109,12 @@ class DDP(Strategy):
         """
         learns_graph = self.recipe.static_graph and not self._has_synchronised
         self._has_synchronised = True
-        reducing: AbstractContextManager[Any] = (
-            nullcontext() if is_last or learns_graph else self._model.no_sync()
-        )
-        with reducing:
+        with nullcontext() if is_last or learns_graph else self._model.no_sync():
             return forward_backward(trainer, inputs, target, stage)
 
 
 class ZeRO1(DDP):
-    """The `Strategy` of "zero1": DDP, and each rank steps a share of the parameters.
-
-    ZeRO stage 1, Rajbhandari et al. 2020.
-    """
+    """The `Strategy` of "zero1", ZeRO stage 1 (Rajbhandari et al. 2020): each steps a share."""
 
     def build_optimizer(self, parameters: list[nn.Parameter]) -> Optimizer:
         """The workload's optimizer, made again from its defaults on a share of the parameters."""
@@ -158,7 +132,7 @@ def _refuse_lost(optimizer: Optimizer, rebuilt: Optimizer) -> None:
         for name, value in vars(optimizer).items()
         if not name.startswith("_")
         and name not in ("state", "param_groups")
-        and not (name in vars(rebuilt) and vars(rebuilt)[name] == value)
+        and vars(rebuilt).get(name) != value
     ]
     if optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks:
         lost.append("the step hooks")

@@ -1,7 +1,4 @@
-"""Parameters, gradients and optimizer state sharded over the ranks: FSDP, hybrid FSDP, ZeRO-2.
-
-ZeRO stages 3 and 2, Rajbhandari et al. 2020, as torch's `fully_shard`.
-"""
+"""Sharded over the ranks: FSDP, hybrid FSDP, ZeRO-2 (Rajbhandari et al. 2020)."""
 
 import functools
 from collections import Counter

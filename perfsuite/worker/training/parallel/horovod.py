@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from perfsuite.errors import NotExercisedError, RecipeError
-from perfsuite.records.capability import Hardware, why_not_exercised
 from perfsuite.records.recipe import Recipe
 from perfsuite.records.stages import Stage
 from perfsuite.records.workload import Workload
@@ -27,8 +26,7 @@ from perfsuite.worker.training.trainer import Trainer
 class HorovodLike(Strategy):
     """The `Strategy` of "horovod-like": averages each gradient as soon as backward accumulated it.
 
-    Unlike in Horovod nothing is negotiated: the same parameters must receive gradients on all
-    ranks, in the same order.
+    Unlike in Horovod nothing is negotiated: all ranks need the same gradients, in the same order.
     """
 
     _is_last = True
@@ -86,9 +84,11 @@ class Horovod(Strategy):
         super().__init__(workload, recipe, device)
         try:
             self._horovod = importlib.import_module("horovod.torch")
-        except ImportError as error:
-            hardware = Hardware(device=device.type, num_gpus=torch.cuda.device_count())
-            raise NotExercisedError(why_not_exercised(recipe, hardware)) from error
+        except ImportError as error:  # it is there, and was not built for this torch
+            raise NotExercisedError(
+                f"parallel {recipe.parallel!r} needs the package horovod, which cannot be "
+                f"imported: {error}"
+            ) from error
         _initialise(self._horovod, recipe)
         self._kept_open = ExitStack()
 
@@ -126,9 +126,8 @@ class Horovod(Strategy):
 def _initialise(horovod: ModuleType, recipe: Recipe) -> None:
     """Start Horovod among the ranks of the default process group, on one machine.
 
-    Horovod reads its ranks and its rendezvous from the environment alone. `horovodrun` sets them
-    there; these ranks were started otherwise, so this function does
-    (create_run_envs and create_slot_env_vars of horovod/runner/gloo_run.py).
+    Horovod reads its ranks and its rendezvous from the environment alone, where `horovodrun` sets
+    them (create_run_envs and create_slot_env_vars of horovod/runner/gloo_run.py).
     """
     rank, num_ranks = dist.get_rank(), dist.get_world_size()
     port: list[Any] = [None]

@@ -52,10 +52,11 @@ class Mesh(Strategy):
         names = {name for name, _ in model.named_parameters()}
         parallelized: object = self.workload.parallelize(model, mesh)
         if not isinstance(parallelized, nn.Module) or model not in parallelized.modules():
+            another = "another model, " if isinstance(parallelized, nn.Module) else ""
             raise WorkloadError(
-                f"workload {self.workload.name!r}: parallelize returned "
-                f"{_describe(parallelized)}; return the model that it is given, changed in place, "
-                "or a wrapper around it"
+                f"workload {self.workload.name!r}: parallelize returned {another}a "
+                f"{type(parallelized).__name__}; return the model that it is given, changed in "
+                "place, or a wrapper around it"
             )
         kept = {name for name, _ in model.named_parameters()}
         if changed := [*sorted(names - kept), *sorted(kept - names)]:
@@ -71,8 +72,3 @@ class Mesh(Strategy):
     def build_optimizer(self, parameters: list[nn.Parameter]) -> Optimizer:
         """The workload's optimizer, with the parameters of each mesh in groups of their own."""
         return separate_meshes(super().build_optimizer(parameters))
-
-
-def _describe(value: object) -> str:
-    kind = type(value).__name__
-    return f"another model, a {kind}" if isinstance(value, nn.Module) else f"a {kind}"

@@ -1,12 +1,10 @@
 """Cut a model into stages between its blocks, so that each rank of a pipeline holds some.
 
 torch.fx records the code between the blocks, with every module that contains no block as one call;
-the modules themselves stay the user's, with their names, their hooks and their mode.
-
-Recording between the blocks only needs a forward that does not branch on computed values. With
+the modules themselves stay the user's, with their names, their hooks and their mode. With
 `torch.distributed.pipelining.pipeline`, which exports the whole model, an interpreted graph of
 operators would run instead of the modules, fixed to one batch shape and to train mode, without the
-checkpointing of blocks and autocast. Cutting an nn.Sequential needs models that are one.
+checkpointing of blocks and autocast.
 """
 
 import inspect
@@ -14,7 +12,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from torch import fx, nn
+from torch import Tensor, fx, nn
 
 from perfsuite.errors import RecipeError, WorkloadError
 from perfsuite.worker.training.batches import call_model
@@ -25,12 +23,10 @@ _NOT_RECORDABLE = (TypeError, ValueError, RuntimeError, AttributeError, IndexErr
 
 @dataclass(frozen=True)
 class ModelStage:
-    """One stage of a model.
+    """One stage of a model, and the names of the model's inputs that it takes after activations.
 
-    Attributes:
-        module: (activations of the stage before, inputs of the model) -> a tuple of activations,
-            or in the last stage the model's outputs.
-        input_names: The model's inputs that it takes after the activations, in order.
+    `module`: (activations of the stage before, inputs of the model) -> a tuple of activations, or
+    in the last stage the model's outputs.
     """
 
     module: fx.GraphModule
@@ -55,13 +51,14 @@ def partition_model(
             f"there are {len(blocks)} blocks for {num_stages} stages; "
             "use fewer stages, or name smaller blocks"
         )
-    names = {module: name for name, module in model.named_modules()}
-    if not all(block in names for block in blocks):
+    by_module = {module: name for name, module in model.named_modules()}
+    if not all(block in by_module for block in blocks):
         raise WorkloadError("blocks names a module that is not part of the model; name its own")
-    graph = _record(model, [names[block] for block in blocks], given)
-    starts = [blocks[index * len(blocks) // num_stages] for index in range(1, num_stages)]
+    names = [by_module[block] for block in blocks]
+    graph = _record(model, names, given)
+    starts = [names[index * len(blocks) // num_stages] for index in range(1, num_stages)]
     derived = _derived_from_inputs(graph)
-    owner = _owners(graph, derived, [names[block] for block in starts])
+    owner = _owners(graph, derived, starts)
     stages = [
         _build_stage(model, graph, derived, owner, index, num_stages) for index in range(num_stages)
     ]
@@ -99,7 +96,7 @@ def _record(model: nn.Module, block_names: list[str], given: Collection[str]) ->
     try:
         graph = _BlockTracer(block_names).trace(model, concrete_args=defaults or None)
     except _NOT_RECORDABLE as error:
-        first_line = str(error).strip().splitlines()[0] if str(error).strip() else ""
+        first_line, *_ = str(error).strip().splitlines() or [""]
         raise RecipeError(
             "the model's forward has code between its blocks that cannot be recorded "
             f"({type(error).__name__}: {first_line}); move that code into a submodule"
@@ -192,15 +189,14 @@ def _sources(nodes: Sequence[fx.Node], derived: set[fx.Node]) -> Iterator[fx.Nod
 
 
 def _refuse_shared_weights(stages: Sequence[nn.Module]) -> None:
-    seen: dict[int, str] = {}
+    seen: dict[Tensor, str] = {}
     for stage in stages:
-        here = dict(stage.named_parameters()) | dict(stage.named_buffers())
-        for name, tensor in here.items():
-            if id(tensor) in seen:
+        here = {one: name for name, one in (*stage.named_parameters(), *stage.named_buffers())}
+        for tensor, name in here.items():
+            if (first := seen.get(tensor)) is not None:
+                other = f" (as {name!r})" if name != first else ""
                 raise RecipeError(
-                    f"two stages share the weight {seen[id(tensor)]!r}"
-                    + (f" (as {name!r})" if name != seen[id(tensor)] else "")
-                    + ", and no one would add up its gradients; do not tie it, or name blocks that "
-                    "keep its uses together"
+                    f"two stages share the weight {first!r}{other}, and no one would add up its "
+                    "gradients; do not tie it, or name blocks that keep its uses together"
                 )
-        seen.update({id(tensor): name for name, tensor in here.items()})
+        seen |= here

@@ -13,12 +13,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from perfsuite.errors import RecipeError, WorkloadError
+from perfsuite.errors import RecipeError
 from perfsuite.records.recipe import Recipe
 from perfsuite.records.stages import Stage
 from perfsuite.records.workload import Workload
 from perfsuite.worker.training.batches import map_tensors, tensors_in
 from perfsuite.worker.training.checkpointing import checkpoint_units
+from perfsuite.worker.training.loaders import build_dataset
 from perfsuite.worker.training.parallel.partition import ModelStage, bind_inputs, partition_model
 from perfsuite.worker.training.parallel.schedules import Chunk, ChunkSchedule
 from perfsuite.worker.training.parallel.strategy import Strategy
@@ -26,7 +27,7 @@ from perfsuite.worker.training.step import eval_mode
 from perfsuite.worker.training.trainer import Trainer
 
 # A rank's stages in the interleaved schedule; one would be 1F1B (Narayanan et al. 2021, 2.2).
-INTERLEAVED_STAGES_PER_RANK = 2
+_INTERLEAVED_STAGES_PER_RANK = 2
 
 
 class Pipeline(Strategy):
@@ -39,10 +40,8 @@ class Pipeline(Strategy):
     def __init__(self, workload: Workload, recipe: Recipe, device: torch.device) -> None:
         super().__init__(workload, recipe, device)
         plan = recipe.plan
-        self._schedule_name = plan.schedule or "gpipe"
-        stages_per_rank = INTERLEAVED_STAGES_PER_RANK if plan.schedule == "interleaved" else 1
+        stages_per_rank = _INTERLEAVED_STAGES_PER_RANK if plan.schedule == "interleaved" else 1
         self._num_stages = plan.size * stages_per_rank
-        self._num_chunks = plan.num_chunks
         size = recipe.micro_batch_size or workload.micro_batch_size
         if size % plan.num_chunks:
             raise RecipeError(
@@ -94,18 +93,18 @@ class Pipeline(Strategy):
 
         "forward" and "backward" mark this rank's computations; waiting for other ranks is neither.
         """
+        num_chunks = self.recipe.plan.num_chunks
+
+        def part(value: Any, index: int) -> Any:
+            return map_tensors(value, lambda tensor: tensor.chunk(num_chunks)[index])
+
         chunks = [
-            Chunk(
-                inputs=bind_inputs(self._signature, self._part(inputs, index)),
-                target=self._part(target, index),
-            )
-            for index in range(self._num_chunks)
+            Chunk(inputs=bind_inputs(self._signature, part(inputs, i)), target=part(target, i))
+            for i in range(num_chunks)
         ]
         shapes = tuple(tensor.shape for tensor in tensors_in(chunks[0].inputs))
         if shapes not in self._schedules:
-            self._schedules[shapes] = ChunkSchedule(
-                self._schedule_name, trainer, self._stages, self._num_stages, chunks
-            )
+            self._schedules[shapes] = ChunkSchedule(trainer, self._stages, self._num_stages, chunks)
         return self._schedules[shapes].run(chunks, stage)
 
     def evaluate(self, trainer: Trainer, inputs: Any) -> Any | None:
@@ -138,9 +137,6 @@ class Pipeline(Strategy):
                 f"{self.workload.name!r}{mode}: {error}"
             ) from error
 
-    def _part(self, value: Any, index: int) -> Any:
-        return map_tensors(value, lambda tensor: tensor.chunk(self._num_chunks)[index])
-
     def _check_segments(self) -> None:
         if self.recipe.num_segments is None:
             return
@@ -159,15 +155,10 @@ class Pipeline(Strategy):
             return set(parameters)
         # Only a sample shows which of the optional ones the model is called with.
         if self.workload.build_loader is not None:
-            batch = next(iter(self.workload.own_loader("train", 0, 1)))
-            return set(bind_inputs(self._signature, batch[0]))
-        dataset: Any = self.workload.build_dataset("train")
-        if dataset is None:
-            raise WorkloadError(
-                f"workload {self.workload.name!r} has no train dataset: build_dataset('train') "
-                "returned None; return a dataset for it"
-            )
-        return set(bind_inputs(self._signature, dataset[0][0]))
+            sample = next(iter(self.workload.own_loader("train", 0, 1)))
+        else:
+            sample = build_dataset(self.workload, "train")[0]
+        return set(bind_inputs(self._signature, sample[0]))
 
 
 def _called(stages: Iterable[ModelStage]) -> set[str]:

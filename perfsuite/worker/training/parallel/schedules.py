@@ -39,7 +39,7 @@ class Chunk:
 
 
 class ChunkSchedule:
-    """Runs batches of one shape through the stages of all ranks, by "gpipe", "1f1b", "interleaved".
+    """Runs batches of one shape through the stages of all ranks, by the recipe's schedule.
 
     `stages` are this rank's, by number; rank r has r, r + world_size, ... of `num_stages`. `chunks`
     are a first batch, for its shapes, and the same on every rank.
@@ -47,7 +47,6 @@ class ChunkSchedule:
 
     def __init__(
         self,
-        name: str,
         trainer: Trainer,
         stages: Mapping[int, ModelStage],
         num_stages: int,
@@ -60,7 +59,7 @@ class ChunkSchedule:
         self._outputs: dict[int, Any] = {}
         self._losses: list[Tensor] = []
         self._mark: Stage = untimed
-        self._schedule = self._build(name)
+        self._schedule = self._build(trainer.recipe.plan.schedule)
 
     def run(self, chunks: Sequence[Chunk], stage: Stage) -> Tensor | None:
         """Run all chunks; the detached mean loss on the rank of the last stage, else None."""
@@ -82,7 +81,7 @@ class ChunkSchedule:
         self._outputs[chunk] = outputs
         return number
 
-    def _build(self, name: str) -> Any:
+    def _build(self, name: str | None) -> Any:
         entering = self._activations()
         leaving = [*entering[1:], (_NUMBER,)]
         stages = [
@@ -102,7 +101,7 @@ class ChunkSchedule:
         if name == "interleaved":
             return ScheduleInterleaved1F1B(list(stages), len(self._chunks), **options)
         (stage,) = stages
-        schedule = ScheduleGPipe if name == "gpipe" else Schedule1F1B
+        schedule = Schedule1F1B if name == "1f1b" else ScheduleGPipe  # "mp" has but one chunk
         return schedule(stage, len(self._chunks), **options)
 
     def _compute_loss(self, number: Tensor, target: Tensor) -> Tensor:
@@ -114,19 +113,15 @@ class ChunkSchedule:
 
     def _activations(self) -> list[tuple[Tensor, ...]]:
         entering: list[tuple[Tensor, ...]] = [()]
+        device, world_size = self._trainer.device, dist.get_world_size()
         for index in range(self._num_stages - 1):
-            shapes: list[Any] = [None]
-            if index in self._stages:
-                shapes[0] = self._probe(index, entering[-1])
-            dist.broadcast_object_list(
-                shapes, src=index % dist.get_world_size(), device=self._trainer.device
-            )
-            entering.append(
-                tuple(
-                    torch.empty(shape, dtype=dtype, device="meta", requires_grad=True)
-                    for shape, dtype in shapes[0]
-                )
-            )
+            forms = [self._probe(index, entering[-1]) if index in self._stages else []]
+            dist.broadcast_object_list(forms, src=index % world_size, device=device)
+            leaving = [
+                torch.empty(shape, dtype=dtype, device="meta", requires_grad=True)
+                for shape, dtype in forms[0]
+            ]
+            entering.append(tuple(leaving))
         return entering
 
     def _probe(

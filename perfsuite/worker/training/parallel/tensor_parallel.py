@@ -27,19 +27,8 @@ from perfsuite.worker.training.parallel.strategy import Strategy
 # Activations that compute each element from itself alone, without parameters or random numbers, so
 # that a shard's result is the result's shard.
 _ELEMENTWISE = (
-    nn.ELU,
-    nn.GELU,
-    nn.Hardswish,
-    nn.Identity,
-    nn.LeakyReLU,
-    nn.Mish,
-    nn.ReLU,
-    nn.ReLU6,
-    nn.SELU,
-    nn.Sigmoid,
-    nn.SiLU,
-    nn.Softplus,
-    nn.Tanh,
+    *(nn.ELU, nn.GELU, nn.Hardswish, nn.Identity, nn.LeakyReLU, nn.Mish, nn.ReLU, nn.ReLU6),
+    *(nn.SELU, nn.Sigmoid, nn.SiLU, nn.Softplus, nn.Tanh),
 )
 
 
@@ -70,20 +59,15 @@ class TensorParallel(Strategy):
 
 
 def separate_meshes(optimizer: Optimizer) -> Optimizer:
-    """Put DTensors of each mesh, and plain parameters, into groups of their own.
-
-    The foreach kernels take no two of them together.
-    """
+    """Put DTensors of each mesh, and plain parameters, into groups: foreach kernels take no two."""
     for group in list(optimizer.param_groups):
         by_mesh: dict[DeviceMesh | None, list[nn.Parameter]] = {}
         for parameter in group["params"]:
             mesh = parameter.device_mesh if isinstance(parameter, DTensor) else None
             by_mesh.setdefault(mesh, []).append(parameter)
-        for number, parameters in enumerate(by_mesh.values()):
-            if number == 0:
-                group["params"] = parameters
-            else:
-                optimizer.add_param_group({**group, "params": parameters})
+        group["params"], *others = by_mesh.values() or [[]]
+        for parameters in others:
+            optimizer.add_param_group({**group, "params": parameters})
     return optimizer
 
 

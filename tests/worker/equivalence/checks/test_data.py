@@ -23,7 +23,7 @@ from perfsuite.worker.equivalence.checks.data_evidence import DataLoaders, gathe
 from perfsuite.worker.equivalence.proof import Case
 from perfsuite.worker.equivalence.trace.trace import Trace, Weights
 from perfsuite.worker.training.build import seed_random_numbers
-from perfsuite.worker.training.loaders import build_batches
+from perfsuite.worker.training.loaders import EpochBatches
 
 CPU = torch.device("cpu")
 SEED = 5
@@ -66,14 +66,12 @@ def load(workload: Workload, recipe: Recipe, num_batches: int = 3, seed: int = S
     seen = []
     for shard_index in range(recipe.plan.data_parallel_size):
         seed_random_numbers(seed)
-        with build_batches(
+        with EpochBatches(
             workload,
             Recipe(parallel=recipe.parallel),
             "train",
-            shard_index=shard_index,
-            num_shards=recipe.plan.data_parallel_size,
+            (shard_index, recipe.plan.data_parallel_size),
             seed=seed,
-            device=CPU,
         ) as batches:
             seen.append([next(batches) for _ in range(num_batches)])
     return seen
@@ -83,14 +81,12 @@ def draw_indices(workload: Workload, recipe: Recipe) -> list[list[list[int]]]:
     """What the samplers of each shard's ranks draw for the first epoch."""
     num_shards = recipe.plan.data_parallel_size
     return [
-        build_batches(
+        EpochBatches(
             workload,
             Recipe(micro_batch_size=recipe.micro_batch_size),
             "train",
-            shard_index=shard_index,
-            num_shards=num_shards,
+            (shard_index, num_shards),
             seed=SEED,
-            device=CPU,
         ).indices(0)
         for shard_index in range(num_shards)
     ]
@@ -366,9 +362,7 @@ def test_modes_that_share_a_batch_have_one_shard() -> None:
 def test_the_recipes_batch_size_goes_before_the_workloads() -> None:
     workload = make_workload(lambda: Numbers(24))
     recipe = Recipe(micro_batch_size=6)
-    with build_batches(
-        workload, recipe, "train", shard_index=0, num_shards=1, seed=SEED, device=CPU
-    ) as batches:
+    with EpochBatches(workload, recipe, "train", (0, 1), seed=SEED) as batches:
         seen = [[next(batches)]]
 
     drawn = draw_indices(workload, recipe)

@@ -14,7 +14,8 @@ from perfsuite.errors import NotExercisedError
 from perfsuite.records.stages import untimed
 from perfsuite.worker.training.batches import map_tensors
 from perfsuite.worker.training.build import build_trainer
-from perfsuite.worker.training.parallel.data_parallel import ReplicaCount, data_parallel_devices
+from perfsuite.worker.training.parallel import data_parallel
+from perfsuite.worker.training.parallel.data_parallel import count_replicas
 from perfsuite.worker.training.step import finish_gradients, prepare_batch
 from perfsuite.worker.training.trainer import choose_strategy
 
@@ -175,27 +176,26 @@ def test_zero_divides_the_optimizer_state_over_the_ranks(
     assert 2 * num_parameters < sum(sizes) < 2.1 * num_parameters
 
 
-def test_data_parallel_is_not_exercised_on_a_cpu(make_image: Any) -> None:
-    expected = (
-        "parallel 'dp:2': nn.DataParallel silently runs the plain module on cpu; "
-        "it needs a CUDA device"
-    )
-    with pytest.raises(NotExercisedError, match=f"^{re.escape(expected)}$"):
-        choose_strategy(make_image(), Recipe(parallel="dp:2"), device=CPU)
-
-
 @pytest.mark.parametrize(
     ("size", "num_gpus", "devices"), [(2, 1, [0, 0]), (2, 2, [0, 1]), (3, 8, [0, 1, 2])]
 )
 def test_replicas_share_one_gpu_or_have_one_each(
-    size: int, num_gpus: int, devices: list[int]
+    make_workload: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    size: int,
+    num_gpus: int,
+    devices: list[int],
 ) -> None:
-    assert data_parallel_devices(size, num_gpus) == devices
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: num_gpus)
+    monkeypatch.setattr(data_parallel, "DataParallel", lambda model, device_ids: device_ids)
+    strategy = choose_strategy(make_workload(), Recipe(parallel=f"dp:{size}"), device=CPU)
+
+    assert strategy.wrap(nn.Linear(2, 2)) == devices
 
 
 def test_data_parallel_that_runs_the_plain_module_is_noticed() -> None:
     model = nn.Linear(2, 2)
-    count = ReplicaCount(model)
+    check = count_replicas(model, Recipe(parallel="dp:2"))
 
     nn.DataParallel(model)(torch.ones(4, 2))
 
@@ -203,31 +203,16 @@ def test_data_parallel_that_runs_the_plain_module_is_noticed() -> None:
         "parallel 'dp:2' ran 1 of its 2 replicas; use a micro_batch_size that is a multiple of 2"
     )
     with pytest.raises(NotExercisedError, match=f"^{re.escape(expected)}$"):
-        count.check(Recipe(parallel="dp:2"))
+        check()
 
 
 def test_replicas_are_counted_through_the_hooks_that_they_share() -> None:
     model = nn.Linear(2, 2)
-    count = ReplicaCount(model)
+    check = count_replicas(model, Recipe(parallel="dp:2"))
 
     for replica in (model._replicate_for_data_parallel() for _ in range(2)):
         replica.forward = lambda x: x
         replica(torch.ones(4, 2))
-    count.check(Recipe(parallel="dp:2"))
+    check()
 
     assert not model._forward_hooks
-
-
-def test_replicas_on_an_ampere_gpu_may_train_in_tf32(
-    make_workload: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    found = {"capability": (9, 0)}
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: found["capability"])
-    recipe = Recipe(parallel="dp:2", precision="tf32")
-
-    choose_strategy(make_workload(), recipe, device=torch.device("cuda", 0))
-
-    found["capability"] = (7, 5)
-    with pytest.raises(NotExercisedError, match=r"this cell runs on compute capability \(7, 5\)$"):
-        choose_strategy(make_workload(), recipe, device=torch.device("cuda", 0))

@@ -263,12 +263,12 @@ def test_a_package_that_sees_other_ranks_is_refused(
 @pytest.mark.skipif(
     importlib.util.find_spec("horovod") is not None, reason="the package horovod is installed"
 )
-def test_without_the_package_the_refusal_names_horovod_like(
+def test_a_package_that_cannot_be_imported_is_not_exercised(
     rank_group: Any, linear_workload: Workload
 ) -> None:
     (message,) = rank_group(1, refusal_without_the_package, linear_workload)
 
     assert message == (
-        "parallel 'horovod:1' needs the package horovod, which cannot be imported; "
-        "horovod-like:1 does the same with torch.distributed"
+        "parallel 'horovod:1' needs the package horovod, which cannot be imported: No module named "
+        "'horovod'"
     )

@@ -295,7 +295,7 @@ def test_a_batch_that_cannot_be_chunked_is_refused(make_image: Any) -> None:
             {"build_dataset": lambda split: None},
             WorkloadError,
             "workload 'text' has no train dataset: build_dataset('train') returned None; "
-            "return a dataset for it",
+            "return a dataset for it, or ask for another split",
         ),
     ],
     ids=["no blocks", "few blocks", "no data"],

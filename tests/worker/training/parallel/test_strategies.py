@@ -7,28 +7,15 @@ import pytest
 import torch
 
 from perfsuite import Recipe, Workload
-from perfsuite.errors import NotExercisedError
 from perfsuite.worker.training.trainer import choose_strategy
 
 CPU = torch.device("cpu")
-
-
-def refusal(workload: Workload) -> str:
-    with pytest.raises(NotExercisedError) as raised:
-        choose_strategy(workload, Recipe(parallel="ddp:3"), device=CPU)
-    return str(raised.value)
 
 
 def shards(workload: Workload, parallel: str) -> tuple[int, int, bool]:
     workload = dataclasses.replace(workload, parallelize=lambda model, mesh: model)
     strategy = choose_strategy(workload, Recipe(parallel=parallel), device=CPU)
     return strategy.shard_index, strategy.num_shards, strategy.splits_parameters
-
-
-def test_a_group_of_another_size_is_refused(rank_group: Any, make_image: Any) -> None:
-    (message,) = rank_group(1, refusal, make_image())
-
-    assert message == "parallel 'ddp:3' needs 3 ranks, and the process group has 1"
 
 
 def test_a_single_process_needs_no_group(make_image: Any) -> None:
