@@ -3,6 +3,7 @@
 Each field of `Recipe` becomes an option, made from the field itself, so that no verb names it.
 """
 
+import copy
 import functools
 import inspect
 import json
@@ -10,7 +11,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, Any, TypeVar, get_args, get_type_hints
 
 import typer
 
@@ -30,6 +31,7 @@ from perfsuite.stats.sequential import LEAST_MAX_PAIRS
 from perfsuite.system.environment import host_fingerprint
 from perfsuite.system.timing_lock import WAIT_S, TimingLock
 
+Verb = TypeVar("Verb", bound=Callable[..., None])
 WorkloadName = Annotated[
     str, typer.Argument(help='A name, or "package.module:attribute" from here.')
 ]
@@ -87,6 +89,23 @@ _HELP = {
 }
 
 
+def explained(**texts: str) -> Callable[[Verb], Verb]:
+    """Return a decorator of a verb that gives its options, by name, their help."""
+
+    def explain(verb: Verb) -> Verb:
+        for name, text in texts.items():
+            annotation = verb.__annotations__[name]
+            if not hasattr(annotation, "__metadata__"):
+                annotation = Annotated[annotation, typer.Option()]
+            kind, option = get_args(annotation)
+            option = copy.copy(option)
+            option.help = text
+            verb.__annotations__[name] = Annotated[kind, option]
+        return verb
+
+    return explain
+
+
 def takes_recipe(
     verb: Callable[..., None], *, fixed: Mapping[str, Any] = MappingProxyType({})
 ) -> Callable[..., None]:
@@ -131,20 +150,12 @@ def _recipe_options() -> dict[str, inspect.Parameter]:
     }
 
 
-def open_session(
-    device: str, seed: int = 0, *, shows_output: bool = True, round_s: float | None = None
-) -> Session:
+def open_session(device: str, seed: int = 0, **others: Any) -> Session:
     """Return a session that finds workloads here; an unknown device raises a SettingError."""
     chosen = next((known for known in DEVICES if known == device), None)
     if chosen is None:
         raise SettingError(f"--device is {device!r}; use one of {', '.join(DEVICES)}")
-    settings = Settings(
-        device=chosen,
-        seed=seed,
-        import_roots=(Path.cwd(),),
-        shows_output=shows_output,
-        round_s=round_s,
-    )
+    settings = Settings(device=chosen, seed=seed, import_roots=(Path.cwd(),), **others)
     return Session(settings, say=say)
 
 

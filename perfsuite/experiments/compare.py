@@ -10,7 +10,6 @@ and once with a against b, on the same pairs where they suffice, on further ones
 
 import dataclasses
 import json
-import os
 import statistics
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -30,13 +29,11 @@ from perfsuite.records.cell import CellRecord, samples_of_step
 from perfsuite.records.equivalence import EquivalenceReport
 from perfsuite.records.recipe import describe_recipe
 from perfsuite.stats import intervals
-from perfsuite.stats.evidence import Pair
 from perfsuite.stats.sequential import Decision, Rule, decide
 
 Word = Literal["faster", "slower", "same", "undecided"]
 
 _FILE = Path(compared_cell.__file__)
-_TESTS = {"train": "test_training", "load": "test_loading"}
 _UNMEASURED = ("ERROR", "NO-BASELINE", "INVALID", "SKIPPED")
 # What b is by the judge's word on b against a, and then by the one on a against b: there an
 # improvement says that a is faster, though by less than the limit.
@@ -46,7 +43,7 @@ _BACKWARD: dict[str | None, Word] = {"FAIL": "faster", "IMPROVED": "slower"}
 
 @dataclass(frozen=True, kw_only=True)
 class ComparisonRequest:
-    """Two cells of the same activity; b is compared with a.
+    """Two trainings; b is compared with a.
 
     Attributes:
         tolerance: A difference up to this counts as none, 0.02 = 2 %.
@@ -114,18 +111,19 @@ def compare(
     trial, forward, wall_s = _judge(session, request, cells, num_samples, say)
     raw, backward = list(trial.raw), None
     if forward.word == "PASS":
-        max_pairs = request.budget.max_pairs
-        rule = Rule(
-            tolerance=request.tolerance, limit=request.limit, num_cells=1, max_pairs=max_pairs
-        )
-        backward = decide([_reversed(pair) for pair in trial.pairs], rule)
+        pairs, bounds = request.budget.max_pairs, (request.tolerance, request.limit)
+        rule = Rule(tolerance=bounds[0], limit=bounds[1], num_cells=1, max_pairs=pairs)
+        reverse = [
+            dataclasses.replace(one, log_ratio=-one.log_ratio, mean_log_ratio=-one.mean_log_ratio)
+            for one in trial.pairs
+        ]
+        backward = decide(reverse, rule)
         if backward.word is None:
             say("b is not slower; is it faster?")
-            reverse, backward, reverse_s = _judge(
-                session, request, cells[::-1], num_samples[::-1], say
-            )
-            raw += [(a_s, b_s) for b_s, a_s in reverse.raw]
-            wall_s += reverse_s
+            others = cells[::-1], num_samples[::-1]
+            further, backward, further_s = _judge(session, request, *others, say)
+            raw += [(a_s, b_s) for b_s, a_s in further.raw]
+            wall_s += further_s
     word, interval = weigh(forward, backward)
     return Comparison(
         word=word,
@@ -141,18 +139,8 @@ def compare(
     )
 
 
-def _reversed(pair: Pair) -> Pair:
-    return dataclasses.replace(pair, log_ratio=-pair.log_ratio, mean_log_ratio=-pair.mean_log_ratio)
-
-
 def weigh(forward: Decision, backward: Decision | None) -> tuple[Word, tuple[float, float]]:
-    """Return what the decisions of b against a and of a against b prove, and the bounds of b / a.
-
-    >>> figures = {"ratio": 1.0, "mean_ratio": 1.0, "mean_differs": False, "detectable": 0.1}
-    >>> passed = Decision(word="PASS", interval=(0.9, 1.01), num_pairs=4, **figures)
-    >>> weigh(passed, passed)
-    ('same', (0.9900990099009901, 1.01))
-    """
+    """Return what b against a and a against b prove together, and the bounds of b / a."""
     if forward.word != "PASS" or backward is None:
         return _FORWARD.get(forward.word, "undecided"), forward.interval
     back_low, back_high = backward.interval
@@ -164,9 +152,7 @@ def weigh(forward: Decision, backward: Decision | None) -> tuple[Word, tuple[flo
 
 def _count_samples(session: Session, cell: Cell) -> int:
     """Return the samples of an iteration, from an untimed one, which also finds mistakes."""
-    outcome = session.measure_cell(
-        cell.workload, cell.recipe, activity=cell.activity, is_timed=False
-    )
+    outcome = session.measure_cell(cell.workload, cell.recipe, is_timed=False)
     samples = samples_of_step(outcome.record.samples_per_s, statistics.median(outcome.step_times_s))
     assert samples is not None
     return samples
@@ -190,7 +176,7 @@ def _judge(
     judgement = judge(
         _arm("base", base, session.hardware.device),
         _arm("head", head, session.hardware.device),
-        {f"{_FILE.name}::{_TESTS[base.activity]}": policy},
+        {f"{_FILE.name}::test_training": policy},
         budget=request.budget,
         seed=request.seed,
         priors={},
@@ -213,8 +199,9 @@ def _arm(name: str, cell: Cell, device: str) -> Arm:
         tree=Path.cwd(),
         import_roots=(),
         pytest_arguments=(
-            # No configuration: neither this folder's nor the package's.
-            *("-c", os.devnull, f"--rootdir={_FILE.parent}", f"--perf-device={device}"),
+            # An empty configuration: neither this folder's nor the package's.
+            *("-c", str(_FILE.with_suffix(".ini")), f"--rootdir={_FILE.parent}"),
+            f"--perf-device={device}",
             str(_FILE),
         ),
         environment={compared_cell.CELL_VARIABLE: json.dumps(variable), "PYTEST_ADDOPTS": ""},

@@ -13,14 +13,5 @@ CELL_VARIABLE = "PERFSUITE_COMPARED_CELL"
 
 def test_training(train_benchmark: Callable[..., Outcome]) -> None:
     """Train the arm's cell."""
-    train_benchmark(*_cell())
-
-
-def test_loading(loader_benchmark: Callable[..., Outcome]) -> None:
-    """Load the arm's cell, and do nothing with it."""
-    loader_benchmark(*_cell())
-
-
-def _cell() -> tuple[str, Recipe]:
     cell = json.loads(os.environ[CELL_VARIABLE])
-    return cell["workload"], Recipe(**cell["recipe"])
+    train_benchmark(cell["workload"], Recipe(**cell["recipe"]))

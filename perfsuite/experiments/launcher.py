@@ -34,7 +34,7 @@ class LocalLauncher:
         return run_group(request)
 
 
-class TorchrunLauncher:
+class TorchrunLauncher(LocalLauncher):
     """This process and its peers start one rank each; they call every method in the same order."""
 
     def __init__(
@@ -42,13 +42,15 @@ class TorchrunLauncher:
     ) -> None:
         """Gather the places of all peers; `gpus` are the UUIDs of those that this process sees."""
         self._topology = Topology(tuple(peers.gather("topology", read_place(lock.folder, gpus))))
-        self.hardware = dataclasses.replace(
-            hardware, num_gpus=self._topology.num_gpus, num_cores=self._topology.num_cores
+        super().__init__(
+            dataclasses.replace(
+                hardware, num_gpus=self._topology.num_gpus, num_cores=self._topology.num_cores
+            ),
+            lock,
         )
         self._peers = peers
-        self._lock = lock
         self._holds_machines = False
-        self.run = MultiHostGroups(peers, self._topology).run
+        self.run = MultiHostGroups(peers, self._topology).run  # type: ignore[method-assign]
 
     def hold_machine(self) -> None:
         """Take every machine's lock, each by the first of the ranks that share it."""
@@ -67,8 +69,4 @@ class TorchrunLauncher:
 
     def why_not_exercised(self, recipe: Recipe) -> str | None:
         """Return why the ranks would measure something else than the recipe, None if not."""
-        return self._topology.why_not_exercised(recipe) or why_not_exercised(recipe, self.hardware)
-
-
-# What a session runs its groups with.
-Launcher = LocalLauncher | TorchrunLauncher
+        return self._topology.why_not_exercised(recipe) or super().why_not_exercised(recipe)

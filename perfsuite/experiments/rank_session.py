@@ -11,15 +11,10 @@ from typing import Any, Literal, cast
 
 import msgspec
 
-from perfsuite.errors import (
-    EquivalenceError,
-    NotExercisedError,
-    PerfsuiteError,
-    SettingError,
-)
+from perfsuite.errors import EquivalenceError, NotExercisedError, PerfsuiteError, SettingError
 from perfsuite.experiments import results
 from perfsuite.experiments import user_code as own_code
-from perfsuite.experiments.launcher import Launcher, LocalLauncher, TorchrunLauncher
+from perfsuite.experiments.launcher import LocalLauncher, TorchrunLauncher
 from perfsuite.experiments.profile import combine_profiles
 from perfsuite.experiments.settings import Settings
 from perfsuite.ranks import messages
@@ -59,7 +54,7 @@ class Session:
         )
         self._gpus = [gpu.uuid for gpu in gpus]
         self._lock = TimingLock(wait_s=settings.wait_s, say=say)
-        self._launcher: Launcher = LocalLauncher(hardware, self._lock)
+        self._launcher = LocalLauncher(hardware, self._lock)
         self._policy = GroupPolicy(
             device=hardware.device,
             num_gpus=hardware.num_gpus,
@@ -137,12 +132,9 @@ class Session:
 
         None is the session's number of rounds, and as many iterations of a round as the ranks
         choose after warming up. What is not timed is one iteration beside whatever else runs.
-        `numerics` goes into the record; `by_value` is as in `run_function`.
-
-        Raises:
-            NotExercisedError: This machine would measure something else.
-            RecipeError: The recipe is not a `Recipe`.
-            PerfsuiteError: The workload, its data or its training is at fault, or a rank failed.
+        `numerics` goes into the record; `by_value` is as in `run_function`. Raises a
+        NotExercisedError where this machine would measure something else, a RecipeError for what is
+        no `Recipe`, and a PerfsuiteError where workload, data, training or a rank is at fault.
         """
         results.check_is_recipe(recipe)
         if is_timed and activity != "load":
@@ -184,12 +176,9 @@ class Session:
     ) -> EquivalenceReport:
         """Report whether a recipe, with its loader workers, computes the same as one process.
 
-        There is a report, too, where this machine cannot exercise the recipe.
-
-        Raises:
-            SettingError: The number of optimizer steps is not from 1 to 10.
-            RecipeError: It is not a `Recipe`, or the workload cannot be trained with it.
-            PerfsuiteError: The workload or its data is at fault, or a rank failed.
+        There is a report, too, where this machine cannot exercise the recipe. Raises a SettingError
+        where the optimizer steps are not from 1 to 10, a RecipeError where the workload cannot be
+        trained with the recipe, and a PerfsuiteError where workload, data or a rank is at fault.
         """
         results.check_is_recipe(recipe)
         return run_chain(self._verify(workload, recipe, num_steps, by_value), self._launcher.run)

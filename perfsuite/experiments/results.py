@@ -1,12 +1,15 @@
-"""From the replies of the ranks to what is kept: outcomes of cells, reports of checks."""
+"""From the replies of the ranks to what is kept: outcomes of cells, reports of checks.
+
+Which rank is slow, and in which stage, is what each took itself, less its waiting for another.
+"""
 
 import dataclasses
 import itertools
+import math
 import statistics
 from collections.abc import Sequence
 
 from perfsuite.errors import RecipeError
-from perfsuite.experiments.slow_ranks import own_stage_times, slowest_ranks, step_percentiles
 from perfsuite.ranks.messages import CellMeasured, RoundTimes, RunCell, RunChecked
 from perfsuite.records.cell import (
     CellRecord,
@@ -14,6 +17,7 @@ from perfsuite.records.cell import (
     Memory,
     Outcome,
     StageTimes,
+    StepPercentiles,
     TensorDigest,
 )
 from perfsuite.records.equivalence import (
@@ -30,6 +34,11 @@ _OF_LOADER = (
     *("loader", "num_workers", "persistent_workers", "pin_memory", "prefetch_factor"),
     "non_blocking",
 )
+# Two watched ranks with equal work differ by less.
+_CLEARLY = 1.5
+
+# By stage, the seconds outside and inside of collectives.
+Watched = dict[str, tuple[float, float]]
 
 
 def combine(
@@ -42,21 +51,21 @@ def combine(
     step_s = statistics.median(step_times_s)
     samples = first.global_batch_size
     tokens = None if job.user_code is None else job.user_code.tokens_per_step
-    why_mixed = _why_mixed(ranks)
     told = [rank.losses for rank in ranks if rank.losses is not None]
     # A user's own code may tell fewer on one rank than on another.
     losses = zip(*told, strict=job.user_code is None)
     precision = None if job.recipe is None else job.recipe.precision
-    speeds, missing = _speeds(precision, device, ranks, step_s)
+    speeds, without_speed = _speeds(precision, device, ranks, step_s)
     staged = [rank.stage_rounds or rank.rounds for rank in ranks]
     own_s = own_stage_times(staged, first.num_iterations, [rank.watched_s for rank in ranks])
+    missing = without_speed | _why_missing(ranks, own_s)
     record = CellRecord(
         workload=name,
         recipe=None if job.recipe is None else job.recipe.as_dict(),
         device=device,
         world_size=len(ranks),
         exercised=True,
-        fingerprint=None if why_mixed else first.environment.fingerprint,
+        fingerprint=None if "fingerprint" in missing else first.environment.fingerprint,
         numerics=numerics,
         stages_s=combine_stages(staged, first.num_iterations, overlaps_loading=device != "cpu"),
         counts=_busiest([rank.counts for rank in ranks]),
@@ -68,7 +77,9 @@ def combine(
         operators=first.operators,
         weights=add_digests([rank.weights for rank in ranks]),
         rank_stages_s=own_s,
-        slow_ranks=None if own_s is None else slowest_ranks(own_s),
+        slow_ranks={name: times.index(max(times)) for name, times in own_s.items()}
+        if own_s
+        else None,
         step_s=step_percentiles(rounds_by_rank),
         tflops=speeds["tflops"],
         mfu=speeds["mfu"],
@@ -78,23 +89,20 @@ def combine(
         step_times_s=tuple(step_times_s),
         num_iterations=first.num_iterations,
         record=record,
-        missing=missing | _why_no_rank(own_s, len(ranks)) | first.missing | why_mixed,
+        missing=missing,
     )
 
 
-def _why_mixed(ranks: Sequence[CellMeasured]) -> dict[str, str]:
-    """Why the cell belongs to no environment; empty where its ranks found the same one."""
+def _why_missing(ranks: Sequence[CellMeasured], own_s: object) -> dict[str, str]:
+    missing = dict(ranks[0].missing)
+    if own_s is None and len(ranks) > 1:
+        missing["slow_ranks"] = "the ranks ran different stages"
     ours = ranks[0].environment
     for rank, its in enumerate(one.environment for one in ranks):
-        if its != ours:
-            return {"fingerprint": f"rank 0 and rank {rank} differ: {ours.difference(its)}"}
-    return {}
-
-
-def _why_no_rank(own_s: object, num_ranks: int) -> dict[str, str]:
-    if own_s is not None or num_ranks == 1:
-        return {}
-    return {"slow_ranks": "the ranks ran different stages"}
+        if its != ours:  # so the cell belongs to no environment
+            difference = f"rank 0 and rank {rank} differ: {ours.difference(its)}"
+            missing.setdefault("fingerprint", difference)
+    return missing
 
 
 def _speeds(
@@ -175,11 +183,6 @@ def slowest_rank_times(
     """Return seconds per iteration of each round: the slowest rank's from the common start.
 
     Raises a ValueError where the ranks have different numbers of rounds.
-
-    >>> fast = RoundTimes(duration_s=0.5, stages_s={})
-    >>> slow = RoundTimes(duration_s=1.0, stages_s={})
-    >>> slowest_rank_times([[fast, fast], [slow, fast]], num_iterations=2)
-    [0.5, 0.25]
     """
     return [
         max(times.duration_s for times in ranks) / num_iterations
@@ -199,11 +202,6 @@ def combine_stages(
     a rank's duration less its stages, again the maximum over ranks. On an accelerator it is the
     time in which the device did nothing of the kind: copies, and the wait for a batch. The host
     loads while the device computes, so that "load" counts in full and is no part of the duration.
-
-    >>> rounds = [RoundTimes(duration_s=1.0, stages_s={"load": 0.25, "forward": 0.5})]
-    >>> times = combine_stages([rounds], num_iterations=1)
-    >>> times.load, times.forward, times.backward, times.other
-    (0.25, 0.5, None, 0.25)
     """
     means = [_mean_stages(rounds, num_iterations, overlaps_loading) for rounds in rounds_by_rank]
     names = ("load", "forward", "backward", "optimizer", "evaluation", "other")
@@ -222,6 +220,78 @@ def _mean_stages(
     within_s = sum(totals.values()) - (totals.get("load", 0.0) if overlaps_loading else 0.0)
     totals["other"] = max(0.0, sum(times.duration_s for times in rounds) - within_s)
     return {name: total / (len(rounds) * num_iterations) for name, total in totals.items()}
+
+
+def own_stage_times(
+    rounds_by_rank: Sequence[Sequence[RoundTimes]],
+    num_iterations: int,
+    watched_by_rank: Sequence[Sequence[Watched]] = (),
+) -> dict[str, tuple[float, ...]] | None:
+    """Return seconds per iteration of each stage on each rank, without waiting for a later rank.
+
+    A rank that enters a stage before the last one does may wait for that one inside, in a
+    collective. So its time in the stage counts up to what the group's progress took: from when the
+    last rank entered it to when the last rank left it. Where a rank is late within the very stage
+    in which the others wait, only watched iterations tell. None where spans were not kept, or the
+    ranks ran different stages.
+    """
+    totals: dict[str, list[float]] = {}
+    num_rounds = 0
+    for ranks in zip(*rounds_by_rank, strict=True):
+        sequences = {tuple(name for name, _, _ in times.spans) for times in ranks}
+        if len(sequences) > 1:
+            return None
+        num_rounds += bool(ranks[0].spans)
+        for together in zip(*(times.spans for times in ranks), strict=True):
+            progress_s = max(end for _, _, end in together) - max(start for _, start, _ in together)
+            of_stage = totals.setdefault(together[0][0], [0.0] * len(ranks))
+            for rank, (_, start, end) in enumerate(together):
+                of_stage[rank] += min(end - start, progress_s)
+    num_steps = num_rounds * num_iterations
+    return {
+        name: _without_waiting_inside(
+            [max(0.0, seconds) / num_steps for seconds in of_stage],
+            [
+                [one.get(name, (0.0, 0.0)) for one in ranks]
+                for ranks in zip(*watched_by_rank, strict=True)
+            ],
+        )
+        for name, of_stage in totals.items()
+    } or None
+
+
+def _without_waiting_inside(
+    times_s: Sequence[float], watched: Sequence[Sequence[tuple[float, float]]]
+) -> tuple[float, ...]:
+    """Each rank's time in a stage, less what it waited there as far as its time hides it."""
+    found = []
+    for rank, time_s in enumerate(times_s):
+        waited_s = min((_lead_s(ranks, rank) for ranks in watched), default=0.0)
+        hidden_s = max(0.0, waited_s - (max(times_s) - time_s))
+        found.append(max(0.0, time_s - hidden_s))
+    return tuple(found)
+
+
+def _lead_s(ranks: Sequence[tuple[float, float]], rank: int) -> float:
+    """How long a rank of a watched iteration waited for one that clearly had more to do."""
+    own_s, communication_s = ranks[rank]
+    slowest_s = max(one for one, _ in ranks)
+    return min(slowest_s - own_s, communication_s) if slowest_s > _CLEARLY * own_s else 0.0
+
+
+def step_percentiles(rounds_by_rank: Sequence[Sequence[RoundTimes]]) -> StepPercentiles | None:
+    """Return percentiles of the slowest rank's steps; None where their times were not kept."""
+    steps_s = sorted(
+        max(of_step)
+        for ranks in zip(*rounds_by_rank, strict=True)
+        for of_step in zip(*(times.steps_s for times in ranks), strict=True)
+    )
+    if not steps_s:
+        return None
+    # The nearest rank: a time that a step really took.
+    places = (math.ceil(share * len(steps_s)) - 1 for share in (0.5, 0.95, 0.99))
+    p50, p95, p99 = (steps_s[place] for place in places)
+    return StepPercentiles(p50=p50, p95=p95, p99=p99)
 
 
 def report(workload: str, recipe: Recipe, checked: RunChecked) -> EquivalenceReport:

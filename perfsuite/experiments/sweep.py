@@ -58,11 +58,7 @@ def with_workers(recipe: Recipe, num_workers: int) -> Recipe:
 
 
 def is_slower(times_s: Sequence[float], others_s: Sequence[float]) -> bool:
-    """Whether times are beyond noise above others that were taken beside them.
-
-    >>> is_slower([2.0, 2.1, 2.2], [1.0, 1.1, 1.2]), is_slower([2.0, 1.0], [1.0, 2.0])
-    (True, False)
-    """
+    """Whether times are beyond noise above others that were taken beside them."""
     return paired_ratio(times_s, others_s).low > 1
 
 
@@ -72,11 +68,7 @@ def intervals_of(times_s: Times) -> dict[int, Interval]:
 
 
 def find_optimum(times_s: Times) -> int:
-    """Return the fewest workers that are not slower, beyond noise, than the fastest number.
-
-    >>> find_optimum({0: [2.0, 2.2, 2.1], 1: [1.0, 1.2, 1.1], 2: [1.1, 1.1, 1.0]})
-    1
-    """
+    """Return the fewest workers that are not slower, beyond noise, than the fastest number."""
     return find_within_noise(times_s)[0]
 
 
@@ -88,12 +80,7 @@ def find_within_noise(times_s: Times) -> list[int]:
 
 
 def find_hurts_from(times_s: Times) -> int | None:
-    """Return the least number above the optimum that is slower, as all larger ones are, or None.
-
-    >>> good, bad = [1.0, 1.1, 1.2], [2.0, 2.1, 2.2]
-    >>> find_hurts_from({0: bad, 1: good, 2: good, 3: bad, 4: bad}), find_hurts_from({1: good})
-    (3, None)
-    """
+    """Return the least number above the optimum that is slower, as all larger ones are, or None."""
     optimum = find_optimum(times_s)
     more = sorted((count for count in times_s if count > optimum), reverse=True)
     worse = itertools.takewhile(lambda one: is_slower(times_s[one], times_s[optimum]), more)
@@ -113,11 +100,9 @@ def advise(times_s: Times) -> str | None:
         if not is_slower(times_s[fewest], times_s[optimum]):
             return None
         saved = paired_ratio(times_s[optimum], times_s[fewest])
-        return (
-            f"use num_workers={optimum}: a step takes {1 - saved.centre:.0%} less time than "
-            f"with {fewest} (between {1 - saved.high:.0%} and {1 - saved.low:.0%})"
-            f"{tail}"
-        )
+        share, low, high = (f"{1 - one:.0%}" for one in (saved.centre, saved.high, saved.low))
+        gain = f"a step takes {share} less time than with {fewest} (between {low} and {high})"
+        return f"use num_workers={optimum}: {gain}{tail}"
     gains = [
         1 - paired_ratio(times_s[count], times_s[fewest]).low for count in times_s if count > fewest
     ]

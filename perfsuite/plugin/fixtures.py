@@ -24,13 +24,8 @@ if TYPE_CHECKING:
     from perfsuite.records.workload import Workload
 
 _MEASURING = (
-    "train_benchmark",
-    "loader_benchmark",
-    "evaluation_benchmark",
-    "all_reduce_benchmark",
-    "step_benchmark",
-    "loop_benchmark",
-    "command_benchmark",
+    *("train_benchmark", "loader_benchmark", "evaluation_benchmark", "all_reduce_benchmark"),
+    *("step_benchmark", "loop_benchmark", "command_benchmark"),
 )
 _OTHERS = ("rank_group", "check_equivalence")
 
@@ -116,19 +111,8 @@ def evaluation_benchmark(request: pytest.FixtureRequest, benchmark: Any) -> Meas
 @pytest.fixture
 def all_reduce_benchmark(request: pytest.FixtureRequest, benchmark: Any) -> Measure:
     """Measure the sum over ranks: `all_reduce_benchmark(parallel, message_bytes)`."""
-    runner = _runner_of(request, benchmark)
-
-    def measure(parallel: str, message_bytes: int) -> Outcome:
-        return _recorded(
-            request.node,
-            benchmark,
-            runner,
-            lambda is_timed: runner.session.measure_all_reduce(
-                parallel, message_bytes, is_timed=is_timed
-            ),
-        )
-
-    return measure
+    cell = _Cell(request, benchmark)
+    return partial(cell.record, cell.session.measure_all_reduce)
 
 
 @pytest.fixture
@@ -215,7 +199,7 @@ def command_benchmark(request: pytest.FixtureRequest, benchmark: Any) -> Measure
     variables of `env` too. The cell's workload is `name`, else the first file in the command.
     `metrics` says where it logs the times of its steps, if it must not be touched at all.
     """
-    runner = _runner_of(request, benchmark)
+    cell = _Cell(request, benchmark)
 
     def measure(
         command: Sequence[str],
@@ -233,44 +217,29 @@ def command_benchmark(request: pytest.FixtureRequest, benchmark: Any) -> Measure
         from perfsuite.experiments.user_code import plan_launch
 
         root = request.config.rootpath
-        launch = plan_launch(command, root=root, cwd=cwd, env=env, name=name)
-
-        def run(is_timed: bool) -> Outcome:
-            return runner.session.measure_command(
-                launch,
-                metrics=metrics,
-                is_timed=is_timed,
-                num_steps=steps,
-                num_warmup=warmup,
-                samples_per_step=samples_per_step,
-                tokens_per_step=tokens_per_step,
-                optimizer=optimizer,
-            )
-
-        return _recorded(request.node, benchmark, runner, run)
+        return cell.record(
+            cell.session.measure_command,
+            plan_launch(command, root=root, cwd=cwd, env=env, name=name),
+            metrics=metrics,
+            num_steps=steps,
+            num_warmup=warmup,
+            samples_per_step=samples_per_step,
+            tokens_per_step=tokens_per_step,
+            optimizer=optimizer,
+        )
 
     measure.__qualname__ = "command_benchmark"
     return measure
 
 
 def _measuring_code(request: pytest.FixtureRequest, benchmark: Any) -> Measure:
-    runner = _runner_of(request, benchmark)
-    session = runner.session
-    by_value = _modules_of(request)
-
-    def measure(function: Callable[[], Any], **code: Any) -> Outcome:
-        def run(is_timed: bool) -> Outcome:
-            return session.measure_user_code(
-                function,
-                is_timed=is_timed,
-                by_value=by_value,
-                checks_numerics=runner.choices.checks_numerics,
-                **code,
-            )
-
-        return _recorded(request.node, benchmark, runner, run)
-
-    return measure
+    cell = _Cell(request, benchmark)
+    return partial(
+        cell.record,
+        cell.session.measure_user_code,
+        by_value=cell.by_value,
+        checks_numerics=cell.runner.choices.checks_numerics,
+    )
 
 
 def _measuring(
@@ -279,9 +248,8 @@ def _measuring(
     from perfsuite.experiments import compared_cell
     from perfsuite.records.recipe import Recipe
 
-    runner = _runner_of(request, benchmark)
-    session = runner.session
-    by_value = _modules_of(request)
+    cell = _Cell(request, benchmark)
+    session, by_value = cell.session, cell.by_value
 
     def measure(
         workload: str | Workload,
@@ -293,9 +261,9 @@ def _measuring(
         if isinstance(recipe, Recipe) and request.path != Path(compared_cell.__file__):
             recipe.require_own_loader()
 
-        def run(is_timed: bool) -> Outcome:
+        def run(*, is_timed: bool) -> Outcome:
             numerics = None
-            if activity == "train" and runner.choices.checks_numerics:
+            if activity == "train" and cell.runner.choices.checks_numerics:
                 numerics = session.require_equivalence(workload, recipe, by_value=by_value).numerics
             return session.measure_cell(
                 workload,
@@ -308,41 +276,49 @@ def _measuring(
                 by_value=by_value,
             )
 
-        return _recorded(request.node, benchmark, runner, run)
+        return cell.record(run)
 
     return measure
 
 
-def _runner_of(request: pytest.FixtureRequest, benchmark: Any) -> MeasuredSession:
-    """Return what measures a test collected as a cell; raises a SettingError for another test."""
-    runner = request.config.stash[RUNNER]()
-    if not is_cell(request.node):
-        recorder.expect_no_record(benchmark)
-        raise SettingError(
-            f"{request.node.nodeid} takes {request.fixturename!r} from request.getfixturevalue, "
-            "which cannot be seen before it runs; name the fixture among its arguments"
-        )
-    return runner
+class _Cell:
+    """A test that was collected as a cell: what measures it, and where its times are recorded."""
 
+    def __init__(self, request: pytest.FixtureRequest, benchmark: Any) -> None:
+        """Raises a SettingError for another test."""
+        self._request, self._benchmark = request, benchmark
+        self.runner = request.config.stash[RUNNER]()
+        if not is_cell(request.node):
+            recorder.expect_no_record(benchmark)
+            raise SettingError(
+                f"{request.node.nodeid} takes {request.fixturename!r} from "
+                "request.getfixturevalue, which cannot be seen before it runs; name the fixture "
+                "among its arguments"
+            )
+        self.session = self.runner.session
 
-def _recorded(
-    item: pytest.Item, benchmark: Any, runner: MeasuredSession, run: Callable[[bool], Outcome]
-) -> Outcome:
-    """Return what a cell came to, and have pytest-benchmark record it."""
-    import msgspec
+    @property
+    def by_value(self) -> list[ModuleType]:
+        """The modules whose functions ranks cannot import by name."""
+        return _modules_of(self._request)
 
-    if OUTCOME in item.stash:
-        raise SettingError(
-            f"{item.nodeid} has measured a cell already, and a test has one place to store its "
-            "times; parametrize the test, or write another"
-        )
-    outcome = runner.finished_outcome(item.nodeid)
-    if outcome is None:
-        outcome = run(recorder.is_recorded(item))
-    benchmark.extra_info["perfsuite"] = msgspec.to_builtins(outcome.record)
-    recorder.replay(benchmark, outcome.step_times_s, item.stash[recorder.CLOCK])
-    item.stash[OUTCOME] = outcome
-    return outcome
+    def record(self, measure: Measure, *args: Any, **how: Any) -> Outcome:
+        """Return what `measure(*args, **how, is_timed=...)` finds, and have it recorded."""
+        import msgspec
+
+        item, benchmark = self._request.node, self._benchmark
+        if OUTCOME in item.stash:
+            raise SettingError(
+                f"{item.nodeid} has measured a cell already, and a test has one place to store its "
+                "times; parametrize the test, or write another"
+            )
+        outcome = self.runner.finished_outcome(item.nodeid)
+        if outcome is None:
+            outcome = measure(*args, **how, is_timed=recorder.is_recorded(item))
+        benchmark.extra_info["perfsuite"] = msgspec.to_builtins(outcome.record)
+        recorder.replay(benchmark, outcome.step_times_s, item.stash[recorder.CLOCK])
+        item.stash[OUTCOME] = outcome
+        return outcome
 
 
 def _modules_of(request: pytest.FixtureRequest) -> list[ModuleType]:

@@ -113,8 +113,11 @@ class Ownership:
     ) -> Generator[None, object, object]:
         """Decide before any plugin deselects a test, and choose from those that all have left."""
         self.is_ours = self._choices is not None or any(map(fixtures.is_cell, items))
-        if self._given.compare and not self._is_arm:
-            self._refuse_what_only_a_change_sets()
+        if self._given.compare and not self._is_arm and options.given(self._config):
+            from perfsuite.plugin.session.choices import refuse_change
+
+            with ends_on_mistakes():
+                refuse_change(self._config, self.environ, measures=self.is_ours)
         if self.is_ours or any(map(fixtures.uses_ranks, items)):
             self._begin()
         result = yield
@@ -122,21 +125,15 @@ class Ownership:
             self.runner().choose_cells(items)
         return result
 
-    def _refuse_what_only_a_change_sets(self) -> None:
-        """Refuse an ini file that takes the session out of the gate, where the base's does not."""
-        if options.given(self._config):
-            from perfsuite.plugin.session.brought_settings import refuse_change
-
-            with ends_on_mistakes():
-                refuse_change(self._config, self.environ, measures=self.is_ours)
-
     def _begin(self) -> MeasuredSession:
         """Make the session that measures; a UsageError reaches a user from xdist's workers too."""
-        from perfsuite.plugin.session.measured_session import begin
+        from perfsuite.plugin.session.measured_session import MeasuredSession
 
         try:
             self._choices = self._choices or self._resolve()
-            self._measured = begin(self._config, self._choices, self, is_ours=self.is_ours)
+            self._measured = MeasuredSession(
+                self._config, self._choices, self, is_ours=self.is_ours
+            )
         except pytest.UsageError as error:
             recorder.write_nothing(self._config)  # nor say that there is nothing to write
             if hasattr(self._config, "workeroutput"):

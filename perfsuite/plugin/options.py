@@ -16,6 +16,7 @@ class Option:
 
     Attributes:
         name: Without prefix, with hyphens: "collective-timeout".
+        metavar: What a value is; "on|off" are the words that it may be.
         default: As text, where neither command line nor ini file gives one.
         is_repeated: May be given several times, and in the ini file a value a line.
     """
@@ -38,10 +39,12 @@ class Option:
 
 
 _SHOWN = (
-    Option("device", "DEVICE", "auto", "where cells run; auto is cuda where a GPU is visible"),
+    Option(
+        "device", "auto|cpu|cuda", "auto", "where cells run; auto is cuda where a GPU is visible"
+    ),
     Option("require-gpus", "N", "0", "refuse to run (exit 12) with fewer visible GPUs"),
     Option("rounds", "N", "10", "timed rounds of each cell"),
-    Option("matrix", "SIZE", "default", "how many of the cells run: smoke, default or full"),
+    Option("matrix", "smoke|default|full", "default", "how many of the cells run"),
     Option("numerics", "on|off", "on", "before timing, check that a cell computes as one process"),
     Option("identical", "pass|judge", "pass", "cells that no change touches pass, or are judged"),
     Option(

@@ -50,8 +50,8 @@ def ends_on_mistakes() -> Iterator[None]:
         pytest.exit(f"perfsuite: {error}", returncode=ExitCode.REFUSED)
 
 
-class HeldStream:
-    """A stream that keeps what is written until it is shown or dropped."""
+class _HeldStream:
+    """A stream that keeps what is written until it is released."""
 
     def __init__(self, stream: Any) -> None:
         self._stream = stream
@@ -59,13 +59,11 @@ class HeldStream:
 
     def write(self, text: str) -> int:
         """Keep the text, or pass it on."""
-        if self._held is None:
-            self._stream.write(text)
-        else:
-            self._held.append(text)
+        put = self._stream.write if self._held is None else self._held.append
+        put(text)
         return len(text)
 
-    def release(self, stream: Any | None = None) -> None:
+    def release(self, stream: Any | None) -> None:
         """Write what was kept, and all that comes, to its own stream or to another one."""
         self._stream = stream or self._stream
         held, self._held = self._held, None
@@ -80,17 +78,12 @@ class HeldOutput:
 
     def __init__(self) -> None:
         self.stderr = sys.stderr
-        self._streams = HeldStream(sys.stdout), HeldStream(sys.stderr)
+        self._streams = _HeldStream(sys.stdout), _HeldStream(sys.stderr)
         # pytest's reporter takes these when it is made, after this.
         sys.stdout, sys.stderr = self._streams
 
-    def show(self) -> None:
-        """Print what was held back, and all that comes."""
+    def show(self, *, nowhere: bool = False) -> None:
+        """Print what was held back, and all that comes; or none of it."""
+        other = Path(os.devnull).open("w") if nowhere else None  # noqa: SIM115
         for stream in self._streams:
-            stream.release()
-
-    def drop(self) -> None:
-        """Print nothing from now on."""
-        nowhere = Path(os.devnull).open("w")  # noqa: SIM115
-        for stream in self._streams:
-            stream.release(nowhere)
+            stream.release(other)

@@ -119,31 +119,20 @@ def benchmarks_of(config: pytest.Config) -> Sequence[Any]:
     return getattr(session_of(config), "benchmarks", ())
 
 
-class RankClock:
-    """A clock that is read in pairs and whose pairs differ by exactly what was reported.
+# What the clock of a test that measures through one of our fixtures shows next.
+CLOCK = pytest.StashKey[list[float]]()
 
-    The first read of a pair gives 0, the second what was reported between: no sum is formed, so the
-    stored numbers are bit for bit the reported ones. The fixed names keep the JSON the same from
-    run to run, where an object's representation holds an address.
+
+def rank_clock_of(reported: list[float]) -> Callable[[], float]:
+    """Return a clock that is read in pairs: it shows 0, and then what was reported between.
+
+    No sum is formed, so the stored numbers are bit for bit the reported ones.
     """
 
-    def __init__(self) -> None:
-        self.__name__ = "rank_clock"
-        self.__qualname__ = "rank_clock"
-        self._pending_s = 0.0
+    def rank_clock() -> float:
+        return reported.pop() if reported else 0.0
 
-    def __call__(self) -> float:
-        """Return what was reported since the last read, 0 at the start of a pair."""
-        pending_s, self._pending_s = self._pending_s, 0.0
-        return pending_s
-
-    def report(self, duration_s: float) -> None:
-        """Let the running measurement have taken `duration_s` seconds."""
-        self._pending_s = duration_s
-
-
-# Of a test that measures through one of our fixtures.
-CLOCK = pytest.StashKey[RankClock]()
+    return rank_clock
 
 
 def use_rank_clock(item: pytest.Item) -> None:
@@ -153,17 +142,18 @@ def use_rank_clock(item: pytest.Item) -> None:
     options: dict[str, Any] = {}
     for marker in reversed(list(item.iter_markers("benchmark"))):
         options.update(marker.kwargs)
-    item.stash[CLOCK] = options["timer"] = RankClock()
+    item.stash[CLOCK] = []
+    options["timer"] = rank_clock_of(item.stash[CLOCK])
     item.add_marker(pytest.mark.benchmark(**options), append=False)
 
 
-def replay(benchmark: Any, step_times_s: Sequence[float], clock: RankClock) -> None:
-    """Have a benchmark fixture, made with `clock`, record exactly these seconds, one round each."""
+def replay(benchmark: Any, step_times_s: Sequence[float], reported: list[float]) -> None:
+    """Have a fixture with the clock of `reported` record exactly these seconds, one round each."""
     remaining = iter(step_times_s)
 
     def report_next() -> None:
         # With --benchmark-cprofile there is one more call than rounds, and it is not recorded.
-        clock.report(next(remaining, 0.0))
+        reported[:] = [next(remaining, 0.0)]
 
     benchmark.pedantic(report_next, rounds=len(step_times_s), iterations=1)
 

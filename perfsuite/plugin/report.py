@@ -23,10 +23,11 @@ def pytest_terminal_summary(
     written = config.stash.get(WRITTEN_RUN, None)
     if written is None:
         return
-    folder = written.path.parent / "report"
-    bounds = (f"--tolerance={written.tolerance!r}", f"--limit={written.limit!r}")
+    path, tolerance, limit = written
+    folder = path.parent / "report"
+    bounds = (f"--tolerance={tolerance!r}", f"--limit={limit!r}")
     ended = subprocess.run(
-        [*_COMMAND, str(written.path), "--html", str(folder), *bounds],
+        [*_COMMAND, str(path), "--html", str(folder), *bounds],
         capture_output=True,
         text=True,
         check=False,

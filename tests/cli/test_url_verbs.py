@@ -12,7 +12,7 @@ import pytest
 from command_line import call_verb
 from pytest_benchmark.utils import get_machine_id
 
-from perfsuite.cli.verbs import baseline
+from perfsuite.cli import options
 from perfsuite.system import urls
 from perfsuite.system.urls import RemotePath
 
@@ -30,7 +30,7 @@ Call = Callable[..., int]
 def perfsuite(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Call:
     """Calls the console script's function in a folder outside of git, and returns its exit code."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(baseline, "fingerprint_here", lambda: HERE)
+    monkeypatch.setattr(options, "fingerprint_here", lambda: HERE)
 
     def call(*arguments: str) -> int:
         return call_verb(*arguments)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from perfsuite.experiments.slow_ranks import Watched, own_stage_times, step_percentiles
+from perfsuite.experiments.results import Watched, own_stage_times, step_percentiles
 from perfsuite.ranks.messages import RoundTimes, Span
 from perfsuite.records.cell import StepPercentiles
 

@@ -109,7 +109,7 @@ def test_results_on_a_read_only_file_system_are_one_line_and_12(pytester: pytest
 
     assert ended.code == 12
     assert ended.refusals() == [
-        f"perfsuite: cannot write {results}/run.json: Read-only file system"
+        f"perfsuite: cannot write {results}/cells.jsonl: Read-only file system"
     ]
     assert "1 passed" in ended.output
 

@@ -449,7 +449,7 @@ def test_a_rank_that_waits_for_the_others_says_so(tmp_path: Path) -> None:
     first = start(tmp_path, ["pytest"], RANK="0", **place)
     assert first.stdout is not None
     said = first.stdout.readline()
-    while not said.endswith(f"perfsuite: waiting for the other ranks at 127.0.0.1:{port}\n"):
+    while not said.endswith(f"torchrun: 2 ranks, meeting at 127.0.0.1:{port}\n"):
         line = first.stdout.readline()
         assert line, said
         said += line

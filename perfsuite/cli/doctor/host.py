@@ -1,20 +1,17 @@
-"""Processors, clocks, memory and disks: what a time on the CPU depends on, and room to write.
+"""Processors, clocks and memory: what a time on the CPU depends on.
 
 The functions over plain values decide; the others only read the machine for them. A control group
-(cgroups(7), version 1 or 2) may limit the process on any level above it, and a container shows its
-own group as the root of the mount, so all folders from the group up to the root are looked at.
+(cgroups(7), version 2) may limit the process on any level above it.
 """
 
 import os
 import shutil
-import tempfile
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import psutil
 
-from perfsuite.cli.doctor.findings import NOT_READABLE, Finding, Status
+from perfsuite.cli.doctor.findings import NOT_READABLE, Finding
 from perfsuite.system.fitness import group_folders, read_text
 from perfsuite.units import format_bytes, format_ratio
 
@@ -34,12 +31,10 @@ _TWO_RANKS_BYTES = 3 * 2**29
 # Docker's default for all of /dev/shm. Measured: two workers with batches of 9.6 MB pass at 64 MiB
 # and fail at 4 MiB with "No space left on device".
 _SHARED_MEMORY_BYTES = 64 * 2**20
-# MNIST takes 66 MB on disk, downloaded and unpacked, and a trace of torch.profiler tens of MB.
-_LITTLE_DISK_BYTES = 256 * 2**20
 
 
 def examine_host() -> list[Finding]:
-    """Return what is found about processors, clocks, load, memory and free room."""
+    """Return what is found about processors, clocks, load and memory."""
     num_allowed = len(os.sched_getaffinity(0))
     governors = [read_text(path) for path in _CPU.glob("cpu[0-9]*/cpufreq/scaling_governor")]
     left = memory_left_bytes()
@@ -52,11 +47,9 @@ def examine_host() -> list[Finding]:
             boost=read_text(_CPU / "cpufreq/boost"),
         ),
         load_finding(os.getloadavg()[0], num_allowed),
-        _examine_steal(),
+        steal_finding(psutil.cpu_times_percent(_STEAL_WINDOW_S).steal / 100),
         memory_finding(available if left is None else min(available, left)),
-        examine_folder("shared memory", lambda: Path("/dev/shm"), shared_memory_finding),
-        examine_folder("temporary folder", lambda: Path(tempfile.gettempdir()), disk_finding),
-        examine_folder("current directory", Path.cwd, disk_finding),
+        shared_memory_finding(Path("/dev/shm")),
     ]
 
 
@@ -111,13 +104,10 @@ def load_finding(load: float, num_cores: int) -> Finding:
     return Finding("load", "warn", text, "end them (see top), or wait a minute if they have ended")
 
 
-def steal_finding(before: tuple[int, int], after: tuple[int, int]) -> Finding:
-    """Judge the time that the hypervisor took between two readings of `parse_cpu_times`."""
-    passed, stolen = after[0] - before[0], after[1] - before[1]
-    if passed <= 0:
-        return Finding("steal time", "ok", NOT_READABLE)
-    text = f"{format_ratio(stolen / passed)} of {passed} ticks"
-    if stolen / passed <= _STEAL_RATIO:
+def steal_finding(stolen_ratio: float) -> Finding:
+    """Judge the part of the processors' time that the hypervisor took."""
+    text = format_ratio(stolen_ratio)
+    if stolen_ratio <= _STEAL_RATIO:
         return Finding("steal time", "ok", text)
     text += ": the hypervisor gives this machine's processors to others"
     return Finding("steal time", "warn", text, "use dedicated processors, or a quieter hour")
@@ -134,23 +124,13 @@ def memory_finding(available_bytes: int) -> Finding:
     return Finding("memory", "ok", text)
 
 
-def examine_folder(
-    subject: str, find: Callable[[], Path], judge: Callable[[str, Path, int], Finding]
-) -> Finding:
-    """Return `judge(subject, folder, free bytes)` of the folder found, which can be written."""
+def shared_memory_finding(folder: Path) -> Finding:
+    """Judge the free part of the shared memory, through which loader workers pass their batches."""
+    subject = "shared memory"
     try:
-        folder = find()
         free_bytes = shutil.disk_usage(folder).free
     except OSError as error:
-        return Finding(subject, "fail", str(error), "make the folder, or work in another one")
-    if not os.access(folder, os.W_OK | os.X_OK):
-        text = f"{folder} cannot be written by user {os.getuid()}"
-        return Finding(subject, "fail", text, "change its permissions, or work in another folder")
-    return judge(subject, folder, free_bytes)
-
-
-def shared_memory_finding(subject: str, folder: Path, free_bytes: int) -> Finding:
-    """Judge the free part of the shared memory."""
+        return Finding(subject, "fail", str(error), "mount it, as docker does")
     text = f"{format_bytes(free_bytes)} free in {folder}"
     if free_bytes >= _SHARED_MEMORY_BYTES:
         return Finding(subject, "ok", text)
@@ -159,78 +139,23 @@ def shared_memory_finding(subject: str, folder: Path, free_bytes: int) -> Findin
     return Finding(subject, "fail", text, "docker run --shm-size=1g, or remove what fills it")
 
 
-def disk_finding(subject: str, folder: Path, free_bytes: int) -> Finding:
-    """Judge the free part of the disk under a folder."""
-    text = f"{format_bytes(free_bytes)} free in {folder}"
-    if free_bytes >= _LITTLE_DISK_BYTES:
-        return Finding(subject, "ok", text)
-    status: Status = "warn" if free_bytes else "fail"
-    text += f": data sets and traces may need {format_bytes(_LITTLE_DISK_BYTES)}"
-    return Finding(subject, status, text, "make room")
-
-
-def _examine_steal() -> Finding:
-    before = read_text(Path("/proc/stat"))
-    time.sleep(_STEAL_WINDOW_S)
-    after = read_text(Path("/proc/stat"))
-    if before is None or after is None:
-        return Finding("steal time", "ok", NOT_READABLE)
-    return steal_finding(parse_cpu_times(before), parse_cpu_times(after))
-
-
 def cpu_quota(groups: Path = _OWN_GROUPS, mount: Path = _MOUNT) -> float | None:
     """Return how many processors' worth of time the process may use; None without a limit."""
-    quotas = []
-    for folder in group_folders("cpu", groups, mount):
-        if text := read_text(folder / "cpu.max"):
-            quotas.append(parse_cpu_max(text))
-        quota, period = (read_text(folder / f"cpu.cfs_{name}_us") for name in ("quota", "period"))
-        if quota and period:
-            quotas.append(parse_cpu_max(f"{quota} {period}"))
-    return min((quota for quota in quotas if quota is not None), default=None)
+    limits = (read_text(folder / "cpu.max") for folder in group_folders("cpu", groups, mount))
+    pairs = (limit.split() for limit in limits if limit)
+    quotas = (int(quota) / int(period) for quota, period in pairs if quota != "max")
+    return min(quotas, default=None)
 
 
 def memory_left_bytes(groups: Path = _OWN_GROUPS, mount: Path = _MOUNT) -> int | None:
     """Return how many more bytes the process's groups may use; None without a limit."""
     left = []
     for folder in group_folders("memory", groups, mount):
-        for limit_name, usage_name in (
-            ("memory.max", "memory.current"),
-            ("memory.limit_in_bytes", "memory.usage_in_bytes"),
-        ):
-            limit, usage = read_text(folder / limit_name), read_text(folder / usage_name)
-            if limit and usage and limit != "max":
-                reclaimable = parse_inactive_file(read_text(folder / "memory.stat") or "")
-                left.append(int(limit) - int(usage) + reclaimable)
+        limit, usage = (read_text(folder / f"memory.{name}") for name in ("max", "current"))
+        if limit and usage and limit != "max":
+            # Cached files, which the kernel drops first, count as usage.
+            stat = dict(
+                line.split() for line in (read_text(folder / "memory.stat") or "").splitlines()
+            )
+            left.append(int(limit) - int(usage) + int(stat.get("inactive_file", 0)))
     return min(left, default=None)
-
-
-def parse_cpu_max(text: str) -> float | None:
-    """Return the processors that a quota and a period, both in microseconds, come to.
-
-    >>> parse_cpu_max("150000 100000"), parse_cpu_max("max 100000"), parse_cpu_max("-1 100000")
-    (1.5, None, None)
-    """
-    quota, period = text.split()
-    return None if quota in ("max", "-1") else int(quota) / int(period)
-
-
-def parse_inactive_file(memory_stat: str) -> int:
-    r"""Return the bytes of cached files that the kernel drops first; they count as usage.
-
-    >>> parse_inactive_file("anon 4096\ninactive_file 8192\n")
-    8192
-    """
-    values = dict(line.split(maxsplit=1) for line in memory_stat.splitlines())
-    return int(values.get("total_inactive_file") or values.get("inactive_file") or 0)
-
-
-def parse_cpu_times(stat: str) -> tuple[int, int]:
-    r"""Return (all, stolen) clock ticks of all processors since boot from /proc/stat (proc(5)).
-
-    >>> parse_cpu_times("cpu  70 0 20 900 5 0 1 4 60 0\ncpu0 70 0 20 900 5 0 1 4 60 0\n")
-    (1000, 4)
-    """
-    # user, nice, system, idle, iowait, irq, softirq, steal; guest times are part of user and nice.
-    ticks = [int(field) for field in stat.partition("\n")[0].split()[1:9]]
-    return sum(ticks), ticks[7]

@@ -10,7 +10,7 @@ import ipaddress
 import os
 import socket
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import pynvml
@@ -32,18 +32,6 @@ from perfsuite.units import counted
 _SETTINGS = Settings(device="cpu", timeout_s=20.0, collective_timeout_s=5.0)
 # Eight GPUs without persistence mode take up to 20 s to wake.
 _WAKING_S = 60.0
-
-
-@dataclass(frozen=True, kw_only=True)
-class TorchFacts:
-    """The torch that a rank imported, and the versions that it was built with, None without."""
-
-    version: str
-    cuda: str | None
-    cudnn: str | None
-    nccl: str | None
-    num_gpus: int
-    num_threads: int  # within one operator
 
 
 def examine_torch(environ: Mapping[str, str] = os.environ) -> list[Finding]:
@@ -117,19 +105,19 @@ def finding_of_ranks(
     return judge(answers)
 
 
-def read_torch() -> TorchFacts:
-    """Return the facts of torch. Runs in a rank."""
+def read_torch() -> dict[str, Any]:
+    """Return what torch was built with, None without, and what it finds. Runs in a rank."""
     torch = importlib.import_module("torch")
     cudnn = torch.backends.cudnn.version()
     has_nccl = torch.distributed.is_nccl_available()
-    return TorchFacts(
-        version=torch.__version__,
-        cuda=torch.version.cuda,
-        cudnn=None if cudnn is None else str(cudnn),
-        nccl=".".join(map(str, torch.cuda.nccl.version())) if has_nccl else None,
-        num_gpus=torch.cuda.device_count(),
-        num_threads=torch.get_num_threads(),
-    )
+    return {
+        "version": torch.__version__,
+        "CUDA": torch.version.cuda,
+        "cuDNN": None if cudnn is None else str(cudnn),
+        "NCCL": ".".join(map(str, torch.cuda.nccl.version())) if has_nccl else None,
+        "num_gpus": torch.cuda.device_count(),
+        "num_threads": torch.get_num_threads(),  # within one operator
+    }
 
 
 def read_torchvision() -> str:
@@ -148,19 +136,20 @@ def sum_over_ranks() -> float:
     return float(number)
 
 
-def torch_finding(facts: TorchFacts, num_gpus: int) -> Finding:
+def torch_finding(facts: Mapping[str, Any], num_gpus: int) -> Finding:
     """Judge the torch build against the GPUs that NVML shows."""
-    parts = {"CUDA": facts.cuda, "cuDNN": facts.cudnn, "NCCL": facts.nccl}
-    libraries = ", ".join(f"{name} {found}" for name, found in parts.items() if found)
-    threads = counted(facts.num_threads, "thread")
-    gpus = "1 GPU" if facts.num_gpus == 1 else f"{facts.num_gpus} GPUs"
-    text = f"{facts.version} ({libraries or 'no CUDA'}), {threads} a rank, {gpus}"
-    if facts.num_gpus == num_gpus:
+    built_with = (f"{name} {facts[name]}" for name in ("CUDA", "cuDNN", "NCCL") if facts[name])
+    libraries = ", ".join(built_with) or "no CUDA"
+    threads = counted(facts["num_threads"], "thread")
+    text = (
+        f"{facts['version']} ({libraries}), {threads} a rank, {counted(facts['num_gpus'], 'GPU')}"
+    )
+    if facts["num_gpus"] == num_gpus:
         return Finding("torch", "ok", text)
-    if facts.cuda is None:
+    if facts["CUDA"] is None:
         advice = "install a torch build with CUDA: https://pytorch.org/get-started"
     else:
-        advice = f"use a driver that supports CUDA {facts.cuda} or newer, or an older torch"
+        advice = f"use a driver that supports CUDA {facts['CUDA']} or newer, or an older torch"
     return Finding("torch", "fail", f"{text}, where NVML shows {num_gpus}", advice)
 
 

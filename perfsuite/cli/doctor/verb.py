@@ -4,7 +4,6 @@ import platform
 from importlib.metadata import version
 
 import typer
-from rich.console import Console
 
 from perfsuite.cli.doctor.findings import Finding, Status
 from perfsuite.cli.doctor.gpus import examine_gpus
@@ -22,13 +21,11 @@ def doctor(json_file: JsonFile = None) -> None:
     """Say whether this machine is fit for timing: each line ok, warn or fail, and what to do."""
     check_writable(json_file)
     findings = examine()
-    console = Console(soft_wrap=True, highlight=False)
     for finding in findings:
-        style = _STYLES[finding.status]
-        console.print(f"[{style}]{finding.status:4}[/] {finding.subject}: ", end="")
-        console.print(finding.text, markup=False)
+        typer.secho(f"{finding.status:4} ", fg=_STYLES[finding.status], nl=False)
+        typer.echo(f"{finding.subject}: {finding.text}")
         if finding.advice:
-            console.print(f"     -> {finding.advice}", markup=False)
+            typer.echo(f"     -> {finding.advice}")
     write_json(json_file, findings=findings)
     if any(finding.status == "fail" for finding in findings):
         raise typer.Exit(ExitCode.FAILED)

@@ -1,6 +1,5 @@
 """The verbs `baseline list`, `accept` and `prune`: what is stored, accepted, and may go."""
 
-from dataclasses import dataclass
 from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Annotated, Any
@@ -8,19 +7,10 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
-from perfsuite.cli.options import ACCEPTED, STORAGE, AcceptedFile, Storage, fingerprint_here
-from perfsuite.cli.output import JsonFile, pick, write_json
+from perfsuite.cli import options
+from perfsuite.cli.output import JsonFile, write_json
 from perfsuite.errors import SettingError
-from perfsuite.gate.baselines.accepted import (
-    Entry,
-    Increase,
-    Loosening,
-    Removal,
-    Rename,
-    Slowdown,
-    append_entry,
-    in_words,
-)
+from perfsuite.gate.baselines.accepted import Entry, append_entry, in_words
 from perfsuite.gate.baselines.accepted import prune as prune_entries
 from perfsuite.gate.baselines.screen import MAX_SESSIONS
 from perfsuite.gate.baselines.select import remove_run, sift_runs, trunk_rules
@@ -36,93 +26,50 @@ app = typer.Typer(
     no_args_is_help=True,
 )
 
-_NOTHING = "-"
-
-
-@dataclass(frozen=True, kw_only=True)
-class ListedRun:
-    """A stored run, or a file without one, as `list` shows it, and why no comparison uses it."""
-
-    path: AnyPath
-    saved_at: datetime | None = None
-    commit: str | None = None
-    fingerprint: str | None = None
-    num_cells: int | None = None
-    reason: str | None
-
 
 @app.command("list", epilog="Example: perfsuite baseline list --json runs.json")
-def list_runs(storage: Storage = STORAGE, json_file: JsonFile = None) -> None:
+def list_runs(storage: options.Storage = options.STORAGE, json_file: JsonFile = None) -> None:
     """Show each stored run, and whether a gate would compare a change of HEAD with it.
 
     In a git checkout it does so where the run's commit is on the upstream's default branch, and an
     ancestor of HEAD.
     """
     check_writable(json_file)
-    fingerprint = fingerprint_here()
+    fingerprint = options.fingerprint_here()
     place = locate(storage, "--storage")
     runs = _list(place, fingerprint)
-    if runs and runs[0].path == place:
-        typer.echo(f"{place}: {runs.pop().reason}")
+    if runs and runs[0][0] == place:
+        typer.echo(f"{place}: {runs.pop()[1]['reason']}")
     if runs:
-        num_usable = sum(run.reason is None for run in runs)
-        typer.echo(_table(place, runs, fingerprint))
+        num_usable = sum(facts["is_usable"] for _, facts in runs)
+        typer.echo(_table(place, runs))
         typer.echo(f"{num_usable} of {len(runs)} usable in this environment, {fingerprint}")
-    listed = [
-        {
-            "path": printable(str(run.path)),
-            **pick(run, "saved_at commit fingerprint num_cells reason"),
-            "is_this_environment": run.fingerprint == fingerprint,
-            "is_usable": run.reason is None,
-        }
-        for run in runs
-    ]
-    write_json(json_file, fingerprint=fingerprint, runs=listed)
-
-
-CellName = Annotated[str, typer.Argument(help="The cell's full name, as pytest shows it.")]
-Reason = Annotated[str, typer.Option(help="Why, for the review.")]
-Expires = Annotated[
-    datetime,
-    typer.Option(
-        formats=["%Y-%m-%d"], metavar="YYYY-MM-DD", help="The last day on which it holds."
-    ),
-]
-AcceptedSlowdown = Annotated[
-    float | None,
-    typer.Option(metavar="RATIO", help="It may take RATIO times its base's time: 1.08."),
-]
-IsRemoved = Annotated[bool, typer.Option("--removed", help="It is gone on purpose.")]
-RenamedTo = Annotated[str | None, typer.Option(metavar="CELL", help="It is called CELL now.")]
-AcceptedIncrease = Annotated[
-    str | None,
-    typer.Option(
-        metavar="COUNT[=RATIO]", help="A count or memory may grow, to RATIO times its base's."
-    ),
-]
-Looser = Annotated[
-    list[str] | None,
-    typer.Option(
-        metavar="NAME=VALUE",
-        help="It may be judged by a looser limit, tolerance, floor, policy or gate: limit=8%.",
-    ),
-]
+    write_json(json_file, fingerprint=fingerprint, runs=[facts for _, facts in runs])
 
 
 @app.command(
     epilog="Example: perfsuite baseline accept 'benchmarks/test_step.py::test_step\\[ddp:2]' "
     "--slowdown 1.08 --reason 'checks its input now' --expires 2027-01-31"
 )
+@options.explained(
+    reason="Why, for the review.",
+    expires="The last day on which it holds.",
+    slowdown="It may take RATIO times its base's time: 1.08.",
+    is_removed="It is gone on purpose.",
+    renamed_to="It is called CELL now.",
+    increase="A count or memory may grow, to RATIO times its base's.",
+    looser="It may be judged by a looser limit, tolerance, floor, policy or gate: limit=8%.",
+)
 def accept(
-    cell: CellName,
-    reason: Reason,
-    expires: Expires,
-    slowdown: AcceptedSlowdown = None,
-    is_removed: IsRemoved = False,
-    renamed_to: RenamedTo = None,
-    increase: AcceptedIncrease = None,
-    looser: Looser = None,
-    file: AcceptedFile = ACCEPTED,
+    cell: Annotated[str, typer.Argument(help="The cell's full name, as pytest shows it.")],
+    reason: str,
+    expires: Annotated[datetime, typer.Option(formats=["%Y-%m-%d"], metavar="YYYY-MM-DD")],
+    slowdown: Annotated[float | None, typer.Option(metavar="RATIO")] = None,
+    is_removed: Annotated[bool, typer.Option("--removed")] = False,
+    renamed_to: Annotated[str | None, typer.Option(metavar="CELL")] = None,
+    increase: Annotated[str | None, typer.Option(metavar="COUNT[=RATIO]")] = None,
+    looser: Annotated[list[str] | None, typer.Option(metavar="NAME=VALUE")] = None,
+    file: options.AcceptedFile = options.ACCEPTED,
     json_file: JsonFile = None,
 ) -> None:
     """Write down that a cell, or '*', may be slower, larger, gone, renamed or judged more loosely.
@@ -132,41 +79,40 @@ def accept(
     day = expires.date()
     if day < date.today():
         raise SettingError(f"--expires is {day}, which is past; use {date.today()} or a later day")
-    about: dict[str, Any] = {"cell": cell, "reason": reason, "expires": day}
+    kinds: dict[str, dict[str, Any] | None] = {
+        "slowdown": None if slowdown is None else {"ratio": slowdown},
+        "removed": {} if is_removed else None,
+        "renamed": None if renamed_to is None else {"to": renamed_to},
+        "count": None if increase is None else _parse_increase(increase),
+        "limit": _parse_looser(looser) if looser else None,
+    }
+    given = [{**values, "kind": kind} for kind, values in kinds.items() if values is not None]
+    if len(given) != 1:
+        names = "--slowdown, --removed, --renamed-to, --increase and --looser"
+        raise SettingError(f"{len(given)} of {names} are given; use one of them")
+    about = {"cell": cell, "reason": reason, "expires": day}
     try:
-        entries: list[Entry] = [
-            *([] if slowdown is None else [Slowdown(ratio=slowdown, **about)]),
-            *([Removal(**about)] if is_removed else []),
-            *([] if renamed_to is None else [Rename(to=renamed_to, **about)]),
-            *([] if increase is None else [Increase(**_parse_increase(increase), **about)]),
-            *([_loosening(looser, about)] if looser else []),
-        ]
-    except (msgspec.ValidationError, ValueError) as error:
+        entry: Entry = msgspec.convert(given[0] | about, Entry)
+    except msgspec.ValidationError as error:
         raise SettingError(str(error)) from error
-    if len(entries) != 1:
-        options = "--slowdown, --removed, --renamed-to, --increase and --looser"
-        raise SettingError(f"{len(entries)} of {options} are given; use one of them")
     check_writable(json_file)
-    append_entry(file, entries[0])
-    typer.echo(f"{file}: {in_words(entries[0])}")
+    append_entry(file, entry)
+    typer.echo(f"{file}: {in_words(entry)}")
     typer.echo(f"review and commit it like code: git add {file}")
-    write_json(json_file, file=str(file), accepted=entries[0])
+    write_json(json_file, file=str(file), accepted=entry)
 
 
 @app.command(epilog="Example: perfsuite baseline prune --keep 20 --yes")
+@options.explained(
+    keep="Name the usable runs that are older than the last N of this environment; the screen "
+    f"looks at the last {MAX_SESSIONS}.",
+    is_sure="Remove those runs.",
+)
 def prune(
-    keep: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            metavar="N",
-            help="Name the usable runs that are older than the last N of this environment; "
-            f"the screen looks at the last {MAX_SESSIONS}.",
-        ),
-    ] = None,
-    is_sure: Annotated[bool, typer.Option("--yes", help="Remove those runs.")] = False,
-    storage: Storage = STORAGE,
-    file: AcceptedFile = ACCEPTED,
+    keep: Annotated[int | None, typer.Option(min=1, metavar="N")] = None,
+    is_sure: Annotated[bool, typer.Option("--yes")] = False,
+    storage: options.Storage = options.STORAGE,
+    file: options.AcceptedFile = options.ACCEPTED,
     json_file: JsonFile = None,
 ) -> None:
     """Remove exceptions that have expired, and runs that are too old to be looked at."""
@@ -178,8 +124,8 @@ def prune(
         typer.echo(f"{file}: removed, because it has expired: {in_words(entry)}")
     old: list[AnyPath] = []
     if keep is not None:
-        listed = _list(locate(storage, "--storage"), fingerprint_here())
-        old = [run.path for run in listed if run.reason is None][:-keep]
+        listed = _list(locate(storage, "--storage"), options.fingerprint_here())
+        old = [path for path, facts in listed if facts["is_usable"]][:-keep]
     for path in old:
         if is_sure:
             remove_run(path)
@@ -191,39 +137,45 @@ def prune(
     write_json(json_file, expired=expired, old_runs=[str(path) for path in old], is_removed=is_sure)
 
 
-def _list(storage: AnyPath, fingerprint: str) -> list[ListedRun]:
-    """Return every stored run, those that cannot be read first and the newest last."""
+def _list(storage: AnyPath, fingerprint: str) -> list[tuple[AnyPath, dict[str, Any]]]:
+    """Return every stored run, as JSON has it: those that cannot be read first, the newest last."""
     long_ago = datetime.min.replace(tzinfo=UTC)
     found = sift_runs(storage, True, fingerprint, **trunk_rules(Path.cwd(), storage))
-    return sorted(map(_listed, found), key=lambda one: (one.saved_at or long_ago, str(one.path)))
+    listed = [(one.path, _facts(one, fingerprint)) for one in found]
+    return sorted(listed, key=lambda one: (one[1]["saved_at"] or long_ago, str(one[0])))
 
 
-def _listed(found: StoredRun | Unusable) -> ListedRun:
+def _facts(found: StoredRun | Unusable, fingerprint: str) -> dict[str, Any]:
     """Return what is shown of a run, and no more of it: a store holds very many."""
     run, reason = found, None
     if isinstance(found, Unusable):
         run, reason = read_run(found.path), found.reason
-    if isinstance(run, Unusable):
-        return ListedRun(path=run.path, reason=reason)
-    facts = pick(run, "path saved_at commit fingerprint")
-    return ListedRun(**facts, num_cells=len(run.cells), reason=reason)
+    names = ("saved_at", "commit", "fingerprint")
+    facts = {name: getattr(run, name, None) for name in names}
+    return {
+        "path": printable(str(found.path)),
+        **facts,
+        "is_this_environment": facts["fingerprint"] == fingerprint,
+        "num_cells": None if isinstance(run, Unusable) else len(run.cells),
+        "is_usable": reason is None,
+        "reason": reason,
+    }
 
 
-def _table(storage: AnyPath, runs: list[ListedRun], fingerprint: str) -> str:
+def _table(storage: AnyPath, runs: list[tuple[AnyPath, dict[str, Any]]]) -> str:
     titles = ("run", "saved (UTC)", "commit", "environment", "cells", "use")
     rows = []
-    for one in runs:
-        facts = [_NOTHING] * 4
-        if one.saved_at is not None:
-            environment = one.fingerprint or _NOTHING
-            facts = [
-                f"{one.saved_at.astimezone(UTC):%Y-%m-%d %H:%M}",
-                _NOTHING if one.commit is None else one.commit[:12],
-                f"{environment} (here)" if environment == fingerprint else environment,
-                str(one.num_cells),
+    for path, facts in runs:
+        shown = ["-"] * 4
+        if facts["saved_at"] is not None:
+            shown = [
+                f"{facts['saved_at'].astimezone(UTC):%Y-%m-%d %H:%M}",
+                (facts["commit"] or "-")[:12],
+                (facts["fingerprint"] or "-") + " (here)" * facts["is_this_environment"],
+                str(facts["num_cells"]),
             ]
-        use = one.reason or "usable"
-        rows.append(map(printable, (str(one.path).removeprefix(f"{storage}/"), *facts, use)))
+        use = facts["reason"] or "usable"
+        rows.append(map(printable, (str(path).removeprefix(f"{storage}/"), *shown, use)))
     return text_table([(title, title == "cells") for title in titles], rows)
 
 
@@ -237,10 +189,8 @@ def _parse_increase(text: str) -> dict[str, Any]:
         ) from error
 
 
-def _loosening(values: list[str], about: dict[str, Any]) -> Loosening:
+def _parse_looser(values: list[str]) -> dict[str, Any]:
     pairs = [value.partition("=") for value in values]
     if not all(separator for _, separator, _ in pairs):
         raise SettingError(f"--looser is {' '.join(values)!r}; use NAME=VALUE, such as limit=8%")
-    return msgspec.convert(
-        {"kind": "limit", **{name: text for name, _, text in pairs}, **about}, Loosening
-    )
+    return {name: text for name, _, text in pairs}

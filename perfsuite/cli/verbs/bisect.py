@@ -1,11 +1,12 @@
 """The verb `bisect`: which commit made a cell slower."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from perfsuite.cli.options import DrawnSeed, fingerprint_here, wait_for_machine
+from perfsuite.cli import options
 from perfsuite.cli.output import JsonFile, pick, say, write_json
 from perfsuite.errors import ExitCode
 from perfsuite.gate.bisect import BisectRequest, BisectResult, BisectStep, bisect
@@ -13,7 +14,7 @@ from perfsuite.gate.judge.trial import Budget
 from perfsuite.gate.noise import CALIBRATION_FILE, read_priors
 from perfsuite.records.verdict import exit_code
 from perfsuite.report.summary import reason_text
-from perfsuite.stats.sequential import DEFAULT_MAX_PAIRS, LEAST_MAX_PAIRS
+from perfsuite.stats.sequential import DEFAULT_MAX_PAIRS
 from perfsuite.system.files import check_writable
 from perfsuite.system.untrusted import printable_lines
 from perfsuite.units import counted, format_change, format_ratio, option_bounds, short_commit
@@ -21,35 +22,25 @@ from perfsuite.units import counted, format_change, format_ratio, option_bounds,
 # The gate's, for the one that is not given beside the other.
 _TOLERANCE, _LIMIT = "2%", "5%"
 
-Tolerance = Annotated[
-    str | None,
-    typer.Option(
-        help="Slowdown that is accepted; a quarter of the bad commit's unless given, 2% at least."
-    ),
-]
-Limit = Annotated[
-    str | None, typer.Option(help="Slowdown that must not pass; three quarters of it, 5% at least.")
-]
-MaxPairs = Annotated[
-    int, typer.Option(min=LEAST_MAX_PAIRS, help="Launches of each side in a step, at most.")
-]
-MaxMinutes = Annotated[
-    float, typer.Option(min=0, help="Of a step; no pair starts that would end later.")
-]
 
-
+@options.explained(
+    good="A revision at which it was not slower yet.",
+    bad="One at which it is.",
+    tolerance="Slowdown that is accepted; a quarter of the bad commit's unless given, 2% at least.",
+    limit="Slowdown that must not pass; three quarters of it, 5% at least.",
+    max_pairs="Launches of each side in a step, at most.",
+    max_minutes="Of a step; no pair starts that would end later.",
+)
 def bisect_commits(
     cell: Annotated[str, typer.Argument(metavar="NODEID", help="One test, as pytest shows it.")],
-    good: Annotated[
-        str, typer.Option(metavar="REV", help="A revision at which it was not slower yet.")
-    ],
-    bad: Annotated[str, typer.Option(metavar="REV", help="One at which it is.")] = "HEAD",
-    tolerance: Tolerance = None,
-    limit: Limit = None,
-    max_pairs: MaxPairs = DEFAULT_MAX_PAIRS,
-    max_minutes: MaxMinutes = 30.0,
+    good: Annotated[str, typer.Option(metavar="REV")],
+    bad: Annotated[str, typer.Option(metavar="REV")] = "HEAD",
+    tolerance: str | None = None,
+    limit: str | None = None,
+    max_pairs: options.MaxPairs = DEFAULT_MAX_PAIRS,
+    max_minutes: options.MaxMinutes = 30.0,
     *,
-    seed: DrawnSeed,
+    seed: options.DrawnSeed,
     json_file: JsonFile = None,
 ) -> None:
     """Find the commit that made a benchmark slower: bisection with the gate's verdict of each.
@@ -69,53 +60,49 @@ def bisect_commits(
         bounds=bounds,
         budget=Budget(max_pairs=max_pairs, max_s=60 * max_minutes),
         seed=seed,
-        priors=read_priors(Path.cwd() / CALIBRATION_FILE, fingerprint_here()),
+        priors=read_priors(Path.cwd() / CALIBRATION_FILE, options.fingerprint_here()),
     )
     check_writable(json_file)
-    result = bisect(request, say=say, machine=wait_for_machine())
-    for line in describe(result):
+    result = bisect(request, say=say, machine=options.wait_for_machine())
+    for line in _describe(result):
         typer.echo(printable_lines(line))
     typer.echo(f"seed {request.seed}")
-    ended = end_code(result)
-    write_json(json_file, **_document(result), seed=request.seed, exit_code=ended)
+    ended = _end_code(result)
+    write_json(
+        json_file,
+        **pick(result, "cell refusal"),
+        first_bad=None if result.first_bad is None else _step(result.first_bad),
+        possible=[{"commit": commit, "subject": subject} for commit, subject in result.possible],
+        ends=[_step(step) for step in result.ends],
+        steps=[_step(step) for step in result.steps],
+        tolerance=result.bounds[0],
+        limit=result.bounds[1],
+        seed=request.seed,
+        exit_code=ended,
+    )
     raise typer.Exit(ended)
 
 
-def describe(result: BisectResult) -> list[str]:
-    """Return what a search came to, in sentences."""
+def _describe(result: BisectResult) -> Iterator[str]:
+    first = result.first_bad
     if result.refusal is not None:
-        return [result.refusal]
-    if result.first_bad is None:
-        return [
-            f"the first bad commit is one of {len(result.possible)} that could not all be judged:",
-            *(f"  {short_commit(commit)} {subject}" for commit, subject in result.possible),
-        ]
-    return [_describe_first(result.first_bad), *_describe_rest(result.first_bad, result.ends[0])]
+        yield result.refusal
+    elif first is None:
+        num_left = len(result.possible)
+        yield f"the first bad commit is one of {num_left} that could not all be judged:"
+        yield from (f"  {short_commit(commit)} {subject}" for commit, subject in result.possible)
+    else:
+        verdict, texts = first.verdict, [reason_text(first.verdict)]
+        if verdict.by == "pairs" and verdict.ratio is not None and verdict.interval is not None:
+            low, high = map(format_change, verdict.interval)
+            pairs = f"({low} to {high}, {counted(verdict.num_pairs, 'pair')})"
+            slower = f"slower by {format_ratio(verdict.ratio - 1)} than the good one"
+            texts.insert(0, f"{slower} {pairs}")
+        subject = f"{short_commit(first.commit)} is the first bad commit, {first.subject!r}"
+        yield f"{subject}: {'; '.join(filter(None, texts))}"
 
 
-def _describe_first(first: BisectStep) -> str:
-    verdict = first.verdict
-    subject = f"{short_commit(first.commit)} is the first bad commit, {first.subject!r}"
-    if verdict.by != "pairs" or verdict.ratio is None or verdict.interval is None:
-        return f"{subject}: {reason_text(verdict)}"
-    low, high = map(format_change, verdict.interval)
-    text = f"{subject}: slower by {format_ratio(verdict.ratio - 1)} than the good one "
-    text += f"({low} to {high}, {counted(verdict.num_pairs, 'pair')})"
-    return "; ".join(filter(None, [text, reason_text(verdict)]))
-
-
-def _describe_rest(first: BisectStep, bad: BisectStep) -> list[str]:
-    """A sentence where a later commit clearly made it slower still."""
-    if first.verdict.interval is None or bad.verdict.ratio is None:
-        return []
-    if first.commit == bad.commit or bad.verdict.ratio <= first.verdict.interval[1]:
-        return []
-    slowdown = f"{short_commit(bad.commit)} is slower by {format_ratio(bad.verdict.ratio - 1)}"
-    return [f"{slowdown}: search for the rest with --good {short_commit(first.commit)}"]
-
-
-def end_code(result: BisectResult) -> ExitCode:
-    """Return what a search ends in."""
+def _end_code(result: BisectResult) -> ExitCode:
     if result.first_bad is not None:
         return ExitCode.OK
     if result.refusal is None:
@@ -125,18 +112,6 @@ def end_code(result: BisectResult) -> ExitCode:
         return exit_code([last.verdict.word])
     # The bad end is good, or the good one is slower than itself.
     return ExitCode.USAGE if last.mark == "good" else ExitCode.REFUSED
-
-
-def _document(result: BisectResult) -> dict[str, Any]:
-    return {
-        **pick(result, "cell refusal"),
-        "first_bad": None if result.first_bad is None else _step(result.first_bad),
-        "possible": [{"commit": commit, "subject": subject} for commit, subject in result.possible],
-        "ends": [_step(step) for step in result.ends],
-        "steps": [_step(step) for step in result.steps],
-        "tolerance": result.bounds[0],
-        "limit": result.bounds[1],
-    }
 
 
 def _step(step: BisectStep) -> dict[str, Any]:

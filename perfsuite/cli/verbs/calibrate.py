@@ -23,23 +23,18 @@ from perfsuite.stats.sequential import DEFAULT_MAX_PAIRS
 from perfsuite.system.files import check_writable
 from perfsuite.units import counted, format_ratio, option_bounds, option_ratio
 
-Planted = Annotated[
-    list[str] | None,
-    typer.Option(
-        help="Slowdown to plant, 5%, a field of every recipe to change, precision=fp32, a leak "
-        "(of 17 MiB) or a synchronization; may be given several times."
-    ),
-]
 
-
+@options.explained(
+    num_sessions="Of each slowdown.",
+    num_identical="Of identical code; as many unless given.",
+    planted="Slowdown to plant, 5%, a field of every recipe to change, precision=fp32, a leak (of "
+    "17 MiB) or a synchronization; may be given several times.",
+)
 def calibrate_machine(
     paths: options.Paths = None,
-    num_sessions: Annotated[int, typer.Option("--sessions", min=0, help="Of each slowdown.")] = 20,
-    num_identical: Annotated[
-        int | None,
-        typer.Option("--identical", min=1, help="Of identical code; as many unless given."),
-    ] = None,
-    planted: Planted = None,
+    num_sessions: Annotated[int, typer.Option("--sessions", min=0)] = 20,
+    num_identical: Annotated[int | None, typer.Option("--identical", min=1)] = None,
+    planted: list[str] | None = None,
     select: options.Selection = None,
     tolerance: options.Tolerance = "2%",
     limit: options.Limit = "5%",

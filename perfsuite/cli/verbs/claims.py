@@ -1,30 +1,22 @@
 """The verb `claims`: what people claim of training speed, tested on this machine."""
 
 from contextlib import closing
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from perfsuite.cli.options import DeviceName, DrawnSeed, open_session
+from perfsuite.cli.options import DeviceName, DrawnSeed, explained, open_session
 from perfsuite.cli.output import JsonFile, pick, say, write_json
 from perfsuite.errors import ExitCode
-from perfsuite.experiments.claims.catalogue import Tested, choose_claims, try_claims
+from perfsuite.experiments.claims.catalogue import choose_claims, try_claims
 from perfsuite.experiments.claims.claim import Bench
 from perfsuite.experiments.interleave import ROUND_S
-from perfsuite.records.cell import encode_line
-from perfsuite.report.terminal.tables import text_table
-from perfsuite.system.files import check_writable, write_atomically
-
-RECORDS_FILE = Path("results") / "claims.jsonl"
-_COLUMNS = ("", "status", "figures here", "quoted", "source")
+from perfsuite.system.files import check_writable
 
 
+@explained(only="Test this claim alone; may be given several times.")
 def claims(
-    only: Annotated[
-        list[str] | None,
-        typer.Option(metavar="C5", help="Test this claim alone; may be given several times."),
-    ] = None,
+    only: Annotated[list[str] | None, typer.Option(metavar="C5")] = None,
     device: DeviceName = "auto",
     *,
     seed: DrawnSeed,
@@ -32,36 +24,20 @@ def claims(
 ) -> None:
     """Test what people claim of training speed on this machine, at equal conditions.
 
-    Leaves the record of every cell in results/claims.jsonl. Exit code: 0 whatever the statuses,
-    1 if an experiment itself broke.
+    Exit code: 0 whatever the statuses, 1 if an experiment itself broke.
     """
     chosen = choose_claims(only or [])
-    check_writable(RECORDS_FILE, json_file)
+    check_writable(json_file)
+    results: list[dict[str, Any]] = []
     # Ranks that warn of many workers would bury the findings.
     with closing(open_session(device, shows_output=False, round_s=ROUND_S)) as session:
         bench = Bench(session=session, seed=seed, say=say)
-        results = try_claims(chosen, bench, show=lambda one: typer.echo(_lines(one)))
-    rows = (
-        (one.claim.id, one.finding.status, one.finding.here, one.claim.quoted, one.claim.source)
-        for one in results
-    )
-    typer.echo(text_table([(title, False) for title in _COLUMNS], rows))
+        for claim, finding in try_claims(chosen, bench):
+            typer.echo(f"{claim.id} {finding.status}: {claim.text}\n    here: {finding.reason}")
+            typer.echo(f"    quoted ({claim.source}): {claim.quoted}")
+            figures = pick(finding, "status figures reason broken", broken="is_broken")
+            results.append(pick(claim, "id text quoted source") | figures)
     typer.echo(f"seed {seed}")
-    if bench.lines:
-        write_atomically(RECORDS_FILE, b"".join(encode_line(line) + b"\n" for line in bench.lines))
-        typer.echo(f"the records of {len(bench.lines)} launches are in {RECORDS_FILE}")
-    write_json(json_file, claims=list(map(_figures, results)))
-    if any(one.is_broken for one in results):
+    write_json(json_file, claims=results)
+    if any(one["broken"] for one in results):
         raise typer.Exit(ExitCode.FAILED)
-
-
-def _figures(one: Tested) -> dict[str, Any]:
-    return {
-        **pick(one.claim, "id text quoted source"),
-        **pick(one.finding, "status figures reason"),
-        "broken": one.is_broken,
-    }
-
-
-def _lines(one: Tested) -> str:
-    return f"{one.claim.id} {one.finding.status}: {one.claim.text}\n    {one.finding.reason}"

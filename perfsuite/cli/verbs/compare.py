@@ -20,18 +20,18 @@ from perfsuite.system.files import check_writable
 from perfsuite.units import counted, option_bounds
 
 
+@options.explained(
+    a="Of a's recipe; several may be given.",
+    b="Of b's recipe; several may be given.",
+    tolerance="A difference up to this counts as none.",
+    limit='"The same" means within this.',
+)
 def compare_recipes(
     workload: options.WorkloadName,
-    a: Annotated[
-        list[str] | None,
-        typer.Option("--a", metavar="FIELD=VALUE", help="Of a's recipe; several may be given."),
-    ] = None,
-    b: Annotated[
-        list[str] | None,
-        typer.Option("--b", metavar="FIELD=VALUE", help="Of b's recipe; several may be given."),
-    ] = None,
-    tolerance: Annotated[str, typer.Option(help="A difference up to this counts as none.")] = "2%",
-    limit: Annotated[str, typer.Option(help='"The same" means within this.')] = "5%",
+    a: Annotated[list[str] | None, typer.Option("--a", metavar="FIELD=VALUE")] = None,
+    b: Annotated[list[str] | None, typer.Option("--b", metavar="FIELD=VALUE")] = None,
+    tolerance: str = "2%",
+    limit: str = "5%",
     max_pairs: options.MaxPairs = DEFAULT_MAX_PAIRS,
     max_minutes: options.MaxMinutes = 30.0,
     device: options.DeviceName = "auto",

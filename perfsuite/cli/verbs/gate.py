@@ -2,7 +2,7 @@
 
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -33,54 +33,14 @@ from perfsuite.system.untrusted import printable
 from perfsuite.system.urls import locate
 from perfsuite.units import counted, format_change, option_bounds
 
-Base = Annotated[
-    str | None, typer.Option(help="Revision to compare with; the merge base unless given.")
-]
-BaseDir = Annotated[
-    Path | None, typer.Option(help="Folder to compare with, instead of a revision.")
-]
-BasePython = Annotated[
-    str | None, typer.Option(help="Interpreter of the base; this one unless given.")
-]
-BaseBuild = Annotated[
-    str | None,
-    typer.Option(
-        metavar="CMD", help="Builds the base in its tree, or into the folder PERFSUITE_SITE."
-    ),
-]
-BaseEnv = Annotated[
-    list[str] | None, typer.Option(metavar="KEY=VALUE", help="Variable of the base alone.")
-]
-Timeout = Annotated[
-    float,
-    typer.Option(
-        min=1, metavar="SECONDS", help="A launch that prints and does nothing for so long is stuck."
-    ),
-]
-Identical = Annotated[
-    Literal["pass", "judge"],
-    typer.Option(help="Let cells that no change touches pass, or judge them too."),
-]
-NumericsChange = Annotated[
-    Literal["tell", "fail"], typer.Option(help="Tell, or fail, a cell whose first losses changed.")
-]
-Markdown = Annotated[
-    Path | None, typer.Option(metavar="FILE", help="Write a summary for a pull request.")
-]
-
-
-def _of_command(metavar: str, text: str) -> Any:
-    return typer.Option(metavar=metavar, help=text, rich_help_panel="Of a COMMAND after --")
-
-
-Steps = Annotated[int | None, _of_command("N", "Steps to time; 40 unless given.")]
-Warmup = Annotated[int | None, _of_command("N", "Steps before them; 10 unless given.")]
-Name = Annotated[str | None, _of_command("NAME", "Of the cell; that of the command's first file.")]
-Metrics = Annotated[
-    str | None, _of_command("SPEC", "Where it logs step times, such as jsonl:FILE:KEY.")
-]
-Optimizer = Annotated[str | None, _of_command("CLASS", "Whose steps count; the first that steps.")]
-PerStep = Annotated[int | None, _of_command("N", "Of all ranks together.")]
+_OF_COMMAND = typer.Option(rich_help_panel="Of a COMMAND after --")
+NumberOfCommand = Annotated[int | None, _OF_COMMAND]
+TextOfCommand = Annotated[str | None, _OF_COMMAND]
+# Options of a command by the name of the argument of `command_benchmark`.
+_COMMAND_OPTIONS = (
+    *("steps", "warmup", "name", "metrics", "optimizer"),
+    *("samples_per_step", "tokens_per_step"),
+)
 
 
 class CommandAfterDashes(typer.core.TyperCommand):
@@ -94,33 +54,51 @@ class CommandAfterDashes(typer.core.TyperCommand):
         return super().parse_args(ctx, args)
 
 
+@options.explained(
+    base="Revision to compare with; the merge base unless given.",
+    base_dir="Folder to compare with, instead of a revision.",
+    base_python="Interpreter of the base; this one unless given.",
+    base_build="Builds the base in its tree, or into the folder PERFSUITE_SITE.",
+    base_env="Variable of the base alone.",
+    timeout="A launch that prints and does nothing for so long is stuck.",
+    identical="Let cells that no change touches pass, or judge them too.",
+    numerics_change="Tell, or fail, a cell whose first losses changed.",
+    markdown="Write a summary for a pull request.",
+    steps="Steps to time; 40 unless given.",
+    warmup="Steps before them; 10 unless given.",
+    name="Of the cell; that of the command's first file.",
+    metrics="Where it logs step times, such as jsonl:FILE:KEY.",
+    optimizer="Whose steps count; the first that steps.",
+    samples_per_step="Of all ranks together.",
+    tokens_per_step="Of all ranks together.",
+)
 def gate(
     context: typer.Context,
     paths: options.Paths = None,
-    base: Base = None,
-    base_dir: BaseDir = None,
-    base_python: BasePython = None,
-    base_build: BaseBuild = None,
-    base_env: BaseEnv = None,
+    base: str | None = None,
+    base_dir: Path | None = None,
+    base_python: str | None = None,
+    base_build: str | None = None,
+    base_env: Annotated[list[str] | None, typer.Option(metavar="KEY=VALUE")] = None,
     select: options.Selection = None,
     tolerance: options.Tolerance = "2%",
     limit: options.Limit = "5%",
     max_pairs: options.MaxPairs = DEFAULT_MAX_PAIRS,
     max_minutes: options.MaxMinutes = 30.0,
-    timeout: Timeout = LAUNCH_TIMEOUT_S,
-    identical: Identical = "pass",
-    numerics_change: NumericsChange = "tell",
-    steps: Steps = None,
-    warmup: Warmup = None,
-    name: Name = None,
-    metrics: Metrics = None,
-    optimizer: Optimizer = None,
-    samples_per_step: PerStep = None,
-    tokens_per_step: PerStep = None,
+    timeout: Annotated[float, typer.Option(min=1, metavar="SECONDS")] = LAUNCH_TIMEOUT_S,
+    identical: Literal["pass", "judge"] = "pass",
+    numerics_change: Literal["tell", "fail"] = "tell",
+    steps: NumberOfCommand = None,
+    warmup: NumberOfCommand = None,
+    name: TextOfCommand = None,
+    metrics: TextOfCommand = None,
+    optimizer: TextOfCommand = None,
+    samples_per_step: NumberOfCommand = None,
+    tokens_per_step: NumberOfCommand = None,
     *,
     seed: options.DrawnSeed,
     json_file: JsonFile = None,
-    markdown: Markdown = None,
+    markdown: Path | None = None,
 ) -> None:
     """Judge whether the benchmarks of any pytest-benchmark suite became slower than their base.
 
@@ -129,95 +107,79 @@ def gate(
     Exit code: 0 none did, 10 a regression, 11 inconclusive, 12 no base or an unfit machine,
     13 nothing was compared, 1 a test failed.
     """
-    bounds = option_bounds(tolerance, limit)
-    given = {
-        "steps": steps,
-        "warmup": warmup,
-        "name": name,
-        "metrics": metrics,
-        "optimizer": optimizer,
-        "samples_per_step": samples_per_step,
-        "tokens_per_step": tokens_per_step,
-    }
-    words: list[str] | None = context.obj
-    request = GateRequest(
-        command=_command(words, given, paths or (), select),
-        **_base_fields(base, base_dir, base_python, base_build, base_env or []),
-        judges_identical=identical == "judge",
-        tolerance=bounds[0],
-        limit=bounds[1],
-        refuses_numerics_change=numerics_change == "fail",
-        budget=Budget(max_pairs=max_pairs, max_s=60 * max_minutes, timeout_s=timeout),
-        seed=seed,
-        fingerprint=options.fingerprint_here(),
-        stored=stored if words is None and (stored := Path(options.STORAGE)).is_dir() else None,
-        outputs=tuple(path for path in (json_file, markdown) if path is not None),
-        pairs_file=None if words is not None else Path.cwd() / "results" / PAIRS_FILE,
-    )
+    request = _request(context.params, context.obj)
     check_writable(*request.outputs)
     result = run_gate(request, say=say, machine=options.wait_for_machine())
-    _show(result)
-    write_json(json_file, **_document(result))
-    if markdown is not None:
-        write_atomically(markdown, _to_markdown(result, request).encode())
-    raise typer.Exit(end_code(result))
-
-
-def _command(
-    words: Sequence[str] | None, given: Mapping[str, Any], paths: Sequence[str], select: str | None
-) -> Command:
-    """Return the call of pytest: of the user's benchmarks, or of a command as the only cell."""
-    given = {name: value for name, value in given.items() if value is not None}
-    if words is not None:
-        others = [*paths, *([] if select is None else ["-k"])]
-        if others:
-            raise SettingError(
-                f"{others[0]} stands before -- and a command, which is the only cell; leave it out"
-            )
-        return options.command_call(words, given)
-    if given:
-        option = f"--{next(iter(given)).replace('_', '-')}"
-        raise SettingError(f"{option} is for a command; write the command at the end, after --")
-    return options.pytest_command(paths, select)
-
-
-def _base_fields(
-    base: str | None,
-    base_dir: Path | None,
-    python: str | None,
-    build: str | None,
-    variables: list[str],
-) -> dict[str, Any]:
-    if base is not None and base_dir is not None:
-        raise SettingError("--base and --base-dir name two bases; give one of them")
-    wrong = next((pair for pair in variables if pair.find("=") < 1), None)
-    if wrong is not None:
-        raise SettingError(f"--base-env is {wrong!r}; use KEY=VALUE")
-    return {
-        "base": base,
-        "target": target_branch(os.environ),
-        "base_dir": base_dir,
-        "base_python": None if python is None else _interpreter(python),
-        "base_build": build,
-        "base_environment": dict(pair.split("=", 1) for pair in variables),
-    }
-
-
-def _interpreter(python: str) -> str:
-    try:
-        return find_interpreter(python)
-    except ValueError as error:
-        raise SettingError(
-            f"--base-python is {python!r}, which is not a program; name an interpreter"
-        ) from error
-
-
-def _show(result: GateResult) -> None:
     for text in verdict_lines(result.cells, result.refusal, result.differs):
         typer.echo(text)
     if (judged := result.judgement) is not None:
         pairs = counted(judged.num_pairs, "pair")
         typer.echo(f"{pairs} in {judged.wall_s:.0f} s, seed {result.seed}")
+    write_json(json_file, **_document(result))
+    if markdown is not None:
+        write_atomically(markdown, _to_markdown(result, request).encode())
+    raise typer.Exit(_end_code(result))
+
+
+def _request(given: Mapping[str, Any], words: list[str] | None) -> GateRequest:
+    """Return what the options ask for, by their names, of benchmarks or of a command's words."""
+    if given["base"] is not None and given["base_dir"] is not None:
+        raise SettingError("--base and --base-dir name two bases; give one of them")
+    variables = given["base_env"] or ()
+    wrong = next((pair for pair in variables if pair.find("=") < 1), None)
+    if wrong is not None:
+        raise SettingError(f"--base-env is {wrong!r}; use KEY=VALUE")
+    tolerance, limit = option_bounds(given["tolerance"], given["limit"])
+    outputs = given["json_file"], given["markdown"]
+    stored = Path(options.STORAGE)
+    return GateRequest(
+        command=_command(given, words),
+        base=given["base"],
+        target=target_branch(os.environ),
+        base_dir=None if given["base_dir"] is None else Path(given["base_dir"]),
+        base_python=_interpreter(given["base_python"]),
+        base_build=given["base_build"],
+        base_environment=dict(pair.split("=", 1) for pair in variables),
+        judges_identical=given["identical"] == "judge",
+        tolerance=tolerance,
+        limit=limit,
+        refuses_numerics_change=given["numerics_change"] == "fail",
+        budget=Budget(
+            max_pairs=given["max_pairs"],
+            max_s=60 * given["max_minutes"],
+            timeout_s=given["timeout"],
+        ),
+        seed=given["seed"],
+        fingerprint=options.fingerprint_here(),
+        stored=stored if words is None and stored.is_dir() else None,
+        outputs=tuple(Path(path) for path in outputs if path is not None),
+        pairs_file=None if words is not None else Path.cwd() / "results" / PAIRS_FILE,
+    )
+
+
+def _command(given: Mapping[str, Any], words: list[str] | None) -> Command:
+    """Return the call of pytest: of the user's benchmarks, or of a command as the only cell."""
+    paths, select = given["paths"] or (), given["select"]
+    of_command = {name: given[name] for name in _COMMAND_OPTIONS if given[name] is not None}
+    if words is not None:
+        if others := [*paths, *([] if select is None else ["-k"])]:
+            raise SettingError(
+                f"{others[0]} stands before -- and a command, which is the only cell; leave it out"
+            )
+        return options.command_call(words, of_command)
+    if of_command:
+        option = f"--{next(iter(of_command)).replace('_', '-')}"
+        raise SettingError(f"{option} is for a command; write the command at the end, after --")
+    return options.pytest_command(paths, select)
+
+
+def _interpreter(python: str | None) -> str | None:
+    try:
+        return None if python is None else find_interpreter(python)
+    except ValueError as error:
+        raise SettingError(
+            f"--base-python is {python!r}, which is not a program; name an interpreter"
+        ) from error
 
 
 def _to_markdown(result: GateResult, request: GateRequest) -> str:
@@ -231,8 +193,7 @@ def _to_markdown(result: GateResult, request: GateRequest) -> str:
     return to_markdown(report)
 
 
-def end_code(result: GateResult) -> ExitCode:
-    """Return what a gate session ends in."""
+def _end_code(result: GateResult) -> ExitCode:
     if result.refusal is not None:
         return ExitCode.REFUSED
     return exit_code(cell.word for cell in result.cells)
@@ -247,16 +208,14 @@ def _document(result: GateResult) -> dict[str, Any]:
         "refusal": result.refusal,
         "pairs": 0 if result.judgement is None else result.judgement.num_pairs,
         "wall_s": None if result.judgement is None else result.judgement.wall_s,
-        "exit_code": end_code(result),
+        "exit_code": _end_code(result),
     }
 
 
 def explain(
     base: Annotated[str, typer.Argument(help="A stored run, such as baselines/.../0001_a.json.")],
     head: Annotated[str, typer.Argument(help="The run to explain, such as results/run.json.")],
-    cell: Annotated[
-        str | None, typer.Argument(help="One cell; all that both have unless given.")
-    ] = None,
+    cell: Annotated[str | None, typer.Argument(help="One cell; all of both unless given.")] = None,
     json_file: JsonFile = None,
 ) -> None:
     """Say why cells moved between two runs: the stage that moved most, the counts that changed."""

@@ -10,8 +10,9 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.progress import track
 
-from perfsuite.cli.options import ACCEPTED, STORAGE, AcceptedFile, Storage, fingerprint_here
+from perfsuite.cli import options
 from perfsuite.cli.output import JsonFile, pick, write_json
 from perfsuite.errors import ExitCode, SettingError
 from perfsuite.gate.baselines.accepted import read_accepted
@@ -28,7 +29,14 @@ from perfsuite.stats.trend import MIN_VALUES
 from perfsuite.system.files import check_writable
 from perfsuite.system.untrusted import printable
 from perfsuite.system.urls import locate
-from perfsuite.units import format_change, format_ratio, format_seconds, option_ratio, short_commit
+from perfsuite.units import (
+    counted,
+    format_change,
+    format_ratio,
+    format_seconds,
+    option_ratio,
+    short_commit,
+)
 
 # A run on each working day of a year.
 _NUM_RUNS = 250
@@ -36,32 +44,25 @@ _MOST_REFUSED = 5
 _LINE_WIDTH = 20
 _BLOCKS = "▁▂▃▄▅▆▇█"
 
-CellName = Annotated[str | None, typer.Argument(metavar="CELL", help="The cell's full name.")]
-IsAll = Annotated[bool, typer.Option("--all", help="Every cell, one line each.")]
-Fingerprint = Annotated[
-    str | None,
-    typer.Option(metavar="HEX", help="Runs of this environment; of this machine unless given."),
-]
-NumRuns = Annotated[int, typer.Option("--runs", min=1, metavar="N", help="The newest N, at most.")]
-Smallest = Annotated[str, typer.Option(help="Changes below it are not shown.")]
-FailsOnChange = Annotated[
-    bool,
-    typer.Option(
-        "--fail-on-change",
-        help="End in 10 where a cell is slower than it was and no entry accepts that.",
-    ),
-]
 
-
+@options.explained(
+    is_all="Every cell, one line each.",
+    fingerprint="Runs of this environment; of this machine unless given.",
+    num_runs="The newest N, at most.",
+    smallest="Changes below it are not shown.",
+    fails_on_change="End in 10 where a cell is slower than it was and no entry accepts that.",
+)
 def history(
-    cell: CellName = None,
-    is_all: IsAll = False,
-    storage: Storage = STORAGE,
-    accepted_file: AcceptedFile = ACCEPTED,
-    fingerprint: Fingerprint = None,
-    num_runs: NumRuns = _NUM_RUNS,
-    smallest: Smallest = "1%",
-    fails_on_change: FailsOnChange = False,
+    cell: Annotated[
+        str | None, typer.Argument(metavar="CELL", help="The cell's full name.")
+    ] = None,
+    is_all: Annotated[bool, typer.Option("--all")] = False,
+    storage: options.Storage = options.STORAGE,
+    accepted_file: options.AcceptedFile = options.ACCEPTED,
+    fingerprint: Annotated[str | None, typer.Option(metavar="HEX")] = None,
+    num_runs: Annotated[int, typer.Option("--runs", min=1, metavar="N")] = _NUM_RUNS,
+    smallest: str = "1%",
+    fails_on_change: Annotated[bool, typer.Option("--fail-on-change")] = False,
     json_file: JsonFile = None,
 ) -> None:
     """Date what became slower or faster over the stored runs, and find a drift of many weeks.
@@ -80,7 +81,7 @@ def history(
     stored = read_history(
         Path.cwd(),
         locate(storage, "--storage"),
-        fingerprint_here() if fingerprint is None else fingerprint,
+        options.fingerprint_here() if fingerprint is None else fingerprint,
         read_accepted(accepted_file, date.today()),
         num_runs=num_runs,
     )
@@ -98,13 +99,9 @@ def history(
 
 
 def _show_all(stored: StoredHistory, smallest: float) -> list[CellHistory]:
-    cells = stored.cells()
-    console = Console(stderr=True, highlight=False)
-    found = []
-    with console.status(f"0 of {len(cells)} cells") as status:
-        for cell in cells:
-            found.append(stored.follow(cell, smallest=smallest))
-            status.update(f"{len(found)} of {len(cells)} cells")
+    console = Console(stderr=True)
+    cells = track(stored.cells(), "cells", console=console, transient=True)
+    found = [stored.follow(cell, smallest=smallest) for cell in cells]
     typer.echo(_table(found))
     num_changed = sum(bool(one.changes or one.drift) for one in found)
     typer.echo(
@@ -148,7 +145,7 @@ def _known(cell: str, stored: StoredHistory) -> str:
 
 def _overview(one: CellHistory) -> Iterator[str]:
     points = one.timeline.points
-    runs = f"{len(points)} run{'s' * (len(points) > 1)}"
+    runs = counted(len(points), "run")
     yield f"{one.timeline.cell}: {runs}, {_named(points[0])} to {_named(points[-1])}"
     if num_elsewhere := one.timeline.num_elsewhere:
         yield f"further runs, whose ranks found another environment: {num_elsewhere}"
@@ -159,11 +156,7 @@ def _overview(one: CellHistory) -> Iterator[str]:
 
 
 def _sparkline(times_s: Sequence[float]) -> str:
-    """Return times as one line of blocks, the least the lowest.
-
-    >>> _sparkline([1.0, 1.0, 2.0, 2.0, 1.5])
-    '▁▁██▅'
-    """
+    """Return times as one line of blocks, the least the lowest."""
     num_columns = min(_LINE_WIDTH, len(times_s))
     columns: list[list[float]] = [[] for _ in range(num_columns)]
     for place, time_s in enumerate(times_s):
@@ -195,21 +188,19 @@ def _describe_change(change: DatedChange) -> str:
 
 
 def _where(change: DatedChange) -> str:
-    before, after = change.before, change.after
-    if not change.num_commits:
-        text = f"between {_named(before)} and {_named(after)}"
-        return text if change.num_commits is None else f"{text}, so not by a commit"
-    return (
-        f"between {_name(before)} and {_name(after)} ({after.made_at:%Y-%m-%d}, "
-        f"{change.num_commits} commit{'s' * (change.num_commits > 1)})"
-    )
+    text = f"between {_named(change.before)} and {_named(change.after)}"
+    if change.num_commits is None:
+        return text
+    commits = counted(change.num_commits, "commit") if change.num_commits else "so not by a commit"
+    return f"{text}, {commits}"
 
 
 def _describe_drift(drift: DatedDrift) -> str:
-    low, high = drift.interval
+    # Of a week a change is small.
+    rate, low, high = (f"{100 * (r - 1):+.2f} %" for r in (drift.ratio_per_week, *drift.interval))
     accepted = "" if drift.accepted is None else f", accepted: {drift.accepted}"
     return (
-        f"drifts by {_rate(drift.ratio_per_week)} a week ({_rate(low)} to {_rate(high)}), "
+        f"drifts by {rate} a week ({low} to {high}), "
         f"{format_change(drift.total_ratio)} since {_named(drift.since)}{accepted}"
     )
 
@@ -218,10 +209,11 @@ def _advise(one: CellHistory) -> list[str]:
     """How to find the commit behind the newest slowdown that no entry accepts."""
     for change in reversed(one.changes):
         if change.is_open and (change.num_commits or 0) > 1:
-            return [
-                f"which commit it was: perfsuite bisect --good {_name(change.before)} "
-                f"--bad {_name(change.after)} {shlex.quote(one.timeline.cell)}"
-            ]
+            good, bad = (
+                short_commit(point.commit or "") for point in (change.before, change.after)
+            )
+            cell = shlex.quote(one.timeline.cell)
+            return [f"which commit it was: perfsuite bisect --good {good} --bad {bad} {cell}"]
     return []
 
 
@@ -230,41 +222,14 @@ def _named(point: Point) -> str:
     return day if point.commit is None else f"{short_commit(point.commit)} ({day})"
 
 
-def _name(point: Point) -> str:
-    return "" if point.commit is None else short_commit(point.commit)
-
-
-def _rate(ratio: float) -> str:
-    """Return a change of a week, which is small, with two decimals."""
-    return f"{100 * (ratio - 1):+.2f} %"
-
-
 def _table(found: list[CellHistory]) -> str:
     titles = ("cell", "runs", "times", "what became of it")
     rows = []
     for one in found:
-        line = one.timeline
-        times = _sparkline(line.times_s())
-        rows.append((printable(line.cell), str(len(line.points)), times, _in_short(one)))
+        line, became = one.timeline, "; ".join(describe(one))
+        row = (line.cell, str(len(line.points)), _sparkline(line.times_s()), became)
+        rows.append(map(printable, row))
     return text_table([(title, title == "runs") for title in titles], rows)
-
-
-def _in_short(one: CellHistory) -> str:
-    if one.trend is None:
-        return f"fewer than {MIN_VALUES} runs"
-    texts = [
-        f"{format_change(change.ratio)} at {_named(change.after)}"
-        + ", accepted" * (change.accepted is not None)
-        + ", recovered" * change.is_recovered
-        for change in one.changes
-    ]
-    if one.drift is not None:
-        accepted = ", accepted" * (one.drift.accepted is not None)
-        texts.append(
-            f"{_rate(one.drift.ratio_per_week)} a week, {format_change(one.drift.total_ratio)} in "
-            f"all{accepted}"
-        )
-    return "; ".join(texts) or "-"
 
 
 def _cell(one: CellHistory) -> dict[str, Any]:

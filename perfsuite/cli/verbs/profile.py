@@ -1,6 +1,5 @@
 """The verb `profile`: where the time of a real training goes."""
 
-from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Annotated
@@ -11,7 +10,6 @@ import typer
 from perfsuite.cli.options import DeviceName, Seed, WorkloadName, open_session, takes_recipe
 from perfsuite.cli.output import JsonFile, say, write_json
 from perfsuite.errors import import_extra
-from perfsuite.records.profile import ProfiledRun
 from perfsuite.records.recipe import Recipe
 from perfsuite.report.charts.pie import FORMATS, draw_pie
 from perfsuite.report.formats.csv_file import profile_csv
@@ -44,16 +42,14 @@ def profile(
         say(f"training {workload} for {num_epochs} {'epoch' if num_epochs == 1 else 'epochs'}")
         run = session.profile(workload, recipe, num_epochs=num_epochs)
     typer.echo(profile_text(run.profile))
-    for name, data in _files(run):
+    files = {
+        "profile.tex": profile_latex(run.profile).encode(),
+        "profile.csv": profile_csv(run.profile).encode(),
+        **{f"profile.{kind}": draw_pie(run.profile, kind) for kind in FORMATS},
+        "trace.json": run.profiler.trace,
+        "operators.txt": run.profiler.operator_table.encode(),
+        "memory.txt": run.profiler.memory_summary.encode(),
+    }
+    for name, data in files.items():
         write_atomically(_FOLDER / name, data)
     write_json(json_file, **msgspec.structs.asdict(run.profile))
-
-
-def _files(run: ProfiledRun) -> Iterator[tuple[str, bytes]]:
-    yield "profile.tex", profile_latex(run.profile).encode()
-    yield "profile.csv", profile_csv(run.profile).encode()
-    for file_format in FORMATS:
-        yield f"profile.{file_format}", draw_pie(run.profile, file_format)
-    yield "trace.json", run.profiler.trace
-    yield "operators.txt", run.profiler.operator_table.encode()
-    yield "memory.txt", run.profiler.memory_summary.encode()

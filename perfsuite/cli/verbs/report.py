@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from perfsuite.cli.options import explained
 from perfsuite.errors import ExitCode
 from perfsuite.report.charts.learning_curves import read_trainings
 from perfsuite.report.formats.csv_file import to_csv
@@ -25,40 +26,32 @@ Runs = Annotated[
     list[str],
     typer.Argument(metavar="RUN.json...", help="Files of pytest-benchmark, by path or URL."),
 ]
-Profiles = Annotated[
-    list[Path] | None,
-    typer.Option("--profile", metavar="FILE", help="Show its learning curve; repeatable."),
-]
-Html = Annotated[
-    Path | None, typer.Option(metavar="DIR", help="Write index.html there, all else beside it.")
-]
-Markdown = Annotated[Path | None, typer.Option(metavar="FILE", help="For a summary or a comment.")]
-Latex = Annotated[Path | None, typer.Option(metavar="FILE", help="A table.")]
-Csv = Annotated[Path | None, typer.Option(metavar="FILE", help="Every number, in base units.")]
-Tensorboard = Annotated[
-    Path | None, typer.Option(metavar="DIR", help="Write event files, one folder a cell.")
-]
-Wandb = Annotated[
-    bool, typer.Option("--wandb", help="Log to Weights & Biases; WANDB_MODE=offline holds.")
-]
-RequireVerdicts = Annotated[
-    bool, typer.Option("--require-verdicts", help="End in 12 where a cell has no verdict.")
-]
-DrawnBound = Annotated[str, typer.Option(help="What verdicts are drawn against.")]
 
 
+@explained(
+    profiles="Show its learning curve; repeatable.",
+    html="Write index.html there, all else beside it.",
+    markdown="For a summary or a comment.",
+    latex="A table.",
+    csv="Every number, in base units.",
+    tensorboard="Write event files, one folder a cell.",
+    wandb="Log to Weights & Biases; WANDB_MODE=offline holds.",
+    require_verdicts="End in 12 where a cell has no verdict.",
+    tolerance="What verdicts are drawn against.",
+    limit="What verdicts are drawn against.",
+)
 def report(
     runs: Runs,
-    profiles: Profiles = None,
-    html: Html = None,
-    markdown: Markdown = None,
-    latex: Latex = None,
-    csv: Csv = None,
-    tensorboard: Tensorboard = None,
-    wandb: Wandb = False,
-    require_verdicts: RequireVerdicts = False,
-    tolerance: DrawnBound = "2%",
-    limit: DrawnBound = "5%",
+    profiles: Annotated[list[Path] | None, typer.Option("--profile", metavar="FILE")] = None,
+    html: Annotated[Path | None, typer.Option(metavar="DIR")] = None,
+    markdown: Annotated[Path | None, typer.Option(metavar="FILE")] = None,
+    latex: Annotated[Path | None, typer.Option(metavar="FILE")] = None,
+    csv: Annotated[Path | None, typer.Option(metavar="FILE")] = None,
+    tensorboard: Annotated[Path | None, typer.Option(metavar="DIR")] = None,
+    wandb: Annotated[bool, typer.Option("--wandb")] = False,
+    require_verdicts: Annotated[bool, typer.Option("--require-verdicts")] = False,
+    tolerance: str = "2%",
+    limit: str = "5%",
 ) -> None:
     """Report on runs: verdicts, times, stages, memory, and what the numbers advise.
 

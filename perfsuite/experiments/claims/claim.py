@@ -6,13 +6,12 @@ import dataclasses
 import math
 import pkgutil
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
 from perfsuite.experiments.interleave import Cell, measure_interleaved, times_of
 from perfsuite.experiments.rank_session import Session
-from perfsuite.records.cell import CellLine, Outcome
-from perfsuite.records.profile import Profile
+from perfsuite.records.cell import Outcome
 from perfsuite.records.recipe import Recipe
 from perfsuite.stats import intervals
 
@@ -28,13 +27,14 @@ class ClaimFinding:
 
     Attributes:
         figures: Everything that was measured and decides, as JSON has it.
-        here: The figures that are shown beside the quoted ones, in words.
+        reason: What was found, in words, to be read beside the quoted figures.
+        is_broken: Whether the experiment itself failed.
     """
 
     status: Status
     figures: dict[str, Any]
-    here: str
     reason: str
+    is_broken: bool = False
 
     def on(self, workload: str) -> ClaimFinding:
         """Return the finding with the workload that it rests on."""
@@ -47,30 +47,23 @@ class ClaimFinding:
 
 @dataclass(frozen=True, kw_only=True)
 class Bench:
-    """What experiments measure with; `lines` are the records of all launches, in order."""
+    """What experiments measure with."""
 
     session: Session
     seed: int
     say: Callable[[str], None]
-    lines: list[CellLine] = field(default_factory=list)
 
     def count(self, workload: str, recipe: Recipe) -> Outcome:
         """Return one untimed iteration of a cell: its counts and its memory."""
-        outcome = self.session.measure_cell(workload, recipe, is_timed=False)
-        self._keep(f"{workload}, counted", outcome)
-        return outcome
+        return self.session.measure_cell(workload, recipe, is_timed=False)
 
     def measure(
         self, cells: Mapping[Key, Cell], *, num_repetitions: int
     ) -> dict[Key, list[Outcome]]:
         """Return outcomes of cells under equal conditions: in turn, over and over."""
-        measured = measure_interleaved(
+        return measure_interleaved(
             self.session, cells, num_repetitions=num_repetitions, seed=self.seed, say=self.say
         )
-        for key, outcomes in measured.items():
-            for outcome in outcomes:
-                self._keep(str(key), outcome)
-        return measured
 
     def measure_times_s(
         self, cells: Mapping[Key, Cell], *, num_repetitions: int
@@ -79,23 +72,9 @@ class Bench:
         measured = self.measure(cells, num_repetitions=num_repetitions)
         return {key: times_of(outcomes) for key, outcomes in measured.items()}
 
-    def profile(self, workload: str, recipe: Recipe, *, num_epochs: int) -> Profile:
-        """Return where the time of a real training goes, and what the training reaches."""
-        return self.session.profile(workload, recipe, num_epochs=num_epochs).profile
-
     def on_ranks(self, num_ranks: int, name: str, *args: Any) -> list[Any]:
         """Return what "package.module:name", which may need torch, returns on each rank."""
         return self.session.run_function(num_ranks, call_by_name, (name, *args))
-
-    def _keep(self, name: str, outcome: Outcome) -> None:
-        line = CellLine(
-            fullname=name,
-            outcome="passed",
-            reason=None,
-            step_times_s=outcome.step_times_s,
-            perfsuite=outcome.record,
-        )
-        self.lines.append(line)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,6 +88,21 @@ class Claim:
     experiment: Callable[[Bench], ClaimFinding]
 
 
+def claim(
+    name: str, *, quoted: str, source: str
+) -> Callable[[Callable[[Bench], ClaimFinding]], Claim]:
+    """Return a decorator that makes a claim of its experiment; the docstring says what is claimed.
+
+    `name` is the claim's in reference.md.
+    """
+
+    def make(experiment: Callable[[Bench], ClaimFinding]) -> Claim:
+        text = (experiment.__doc__ or "").removesuffix(".")
+        return Claim(id=name, text=text, quoted=quoted, source=source, experiment=experiment)
+
+    return make
+
+
 def call_by_name(name: str, *args: Any) -> Any:
     """Return what the function "package.module:name" returns of the arguments.
 
@@ -118,21 +112,16 @@ def call_by_name(name: str, *args: Any) -> Any:
     return pkgutil.resolve_name(name)(*args)
 
 
-def weigh(holds: bool | Status, *, here: str, reason: str, **figures: Any) -> ClaimFinding:
+def weigh(holds: bool | Status, reason: str, **figures: Any) -> ClaimFinding:
     """Return a finding: its status, or the fact that decides it, and its figures by name."""
     status: Status = holds if isinstance(holds, str) else ("does not hold", "holds")[holds]
-    return ClaimFinding(status=status, figures=figures, here=here, reason=reason)
+    return ClaimFinding(status=status, figures=figures, reason=reason)
 
 
 def weigh_interval(interval: intervals.Interval, *, low: float, high: float = math.inf) -> Status:
     """Return whether a value that lies in an interval lies between two borders.
 
     Noise is neither: where the interval reaches over a border, the claim was not tested.
-
-    >>> weigh_interval(intervals.Interval(centre=1.2, low=1.1, high=1.3), low=1.0)
-    'holds'
-    >>> weigh_interval(intervals.Interval(centre=1.2, low=0.9, high=1.5), low=1.0)
-    'cannot be tested here'
     """
     if low < interval.low and interval.high < high:
         return "holds"
@@ -142,9 +131,5 @@ def weigh_interval(interval: intervals.Interval, *, low: float, high: float = ma
 
 
 def as_figure(interval: intervals.Interval) -> dict[str, float]:
-    """Return an interval as JSON has it.
-
-    >>> as_figure(intervals.Interval(centre=1.0, low=0.5, high=2.0))
-    {'value': 1.0, 'low': 0.5, 'high': 2.0}
-    """
+    """Return an interval as JSON has it."""
     return {"value": interval.centre, "low": interval.low, "high": interval.high}

@@ -4,7 +4,7 @@ import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from perfsuite.experiments.claims.claim import Bench, ClaimFinding, Status, weigh
+from perfsuite.experiments.claims.claim import Bench, ClaimFinding, Status, claim, weigh
 from perfsuite.records.equivalence import EquivalenceReport, NumericsStatus
 from perfsuite.records.recipe import Recipe
 from perfsuite.units import format_bytes
@@ -31,8 +31,9 @@ class ChainCounts:
     flops: Mapping[int, int]
 
 
+@claim("C8", quoted="ratio 0.5 exactly", source="S1")
 def try_half_precision(bench: Bench) -> ClaimFinding:
-    """C8: whether a tensor in fp16 takes half the bytes of fp32."""
+    """A tensor in fp16 takes half the bytes of fp32."""
     (num_bytes,) = bench.on_ranks(
         1, "perfsuite.worker.jobs.claims:measure_tensors", ["float32", "float16"]
     )
@@ -44,16 +45,16 @@ def weigh_tensors(num_bytes: Mapping[str, int]) -> ClaimFinding:
     single, half = num_bytes["float32"], num_bytes["float16"]
     return weigh(
         2 * half == single,
-        here=f"ratio {half / single:g}",
-        reason=f"a tensor takes {format_bytes(half)} in fp16 and {format_bytes(single)} in fp32",
+        f"a tensor takes {format_bytes(half)} in fp16 and {format_bytes(single)} in fp32",
         float32_bytes=single,
         float16_bytes=half,
         ratio=half / single,
     )
 
 
+@claim("C9", quoted="exact counts on a chain of n equal blocks", source="S1")
 def try_checkpointing(bench: Bench) -> ClaimFinding:
-    """C9: whether c checkpoints keep O(c) activations of n blocks, and recompute n - c of them."""
+    """With c checkpoints O(c) activations of n layers are kept, and O(n - c) recomputed."""
     return weigh_checkpoints(
         plain=_count_chains(bench, "none"),
         fixed=_count_chains(bench, f"segments:{_NUM_CHECKPOINTS}"),
@@ -78,28 +79,29 @@ def weigh_checkpoints(
         and _is_linear(by_checkpoints)
         and set(constant) == {0.0}
         and recomputed == expected,
-        here=f"saved bytes a block: {per_block} with no, {num_checkpoints}, n checkpoints",
-        reason=(
-            f"over n = {', '.join(map(str, plain.saved_bytes))} blocks the saved activations grow "
-            f"by {per_block} bytes a block without checkpoints, with {num_checkpoints}, with one "
-            f"each; {num_checkpoints} checkpoints recompute {layers} layers"
-        ),
+        f"over n = {', '.join(map(str, plain.saved_bytes))} blocks the saved activations grow "
+        f"by {per_block} bytes a block without checkpoints, with {num_checkpoints}, with one "
+        f"each; {num_checkpoints} checkpoints recompute {layers} layers",
         saved_bytes={name: dict(chain.saved_bytes) for name, chain in chains.items()},
         slopes_bytes_per_block=slopes,
         recomputed_layers=recomputed,
     )
 
 
+@claim("C12", quoted="equality on every rank", source="S2, S3")
 def try_averaging(bench: Bench) -> ClaimFinding:
-    """C12: whether DDP leaves equal, averaged gradients and equal weights on all ranks."""
+    """DDP averages gradients in backward: all ranks hold equal gradients and weights."""
     report = bench.session.verify(_WORKLOAD, Recipe(parallel=f"ddp:{_NUM_RANKS}"))
     return weigh_check(
         report, "T0", "gradients against their mean over ranks, and ranks against each other"
     )
 
 
+@claim(
+    "C13", quoted="disjoint index sets whose union is the dataset (up to padding)", source="S1-S4"
+)
 def try_sharding(bench: Bench) -> ClaimFinding:
-    """C13: whether ranks divide the batch and the data between them."""
+    """Each rank gets the global batch divided by the world size, and other data."""
     recipe = Recipe(parallel=f"ddp:{_NUM_RANKS}")
     answers = bench.on_ranks(
         _NUM_RANKS, "perfsuite.worker.jobs.claims:read_shard", _WORKLOAD, recipe, bench.seed
@@ -119,11 +121,8 @@ def weigh_shards(shards: Sequence[Sequence[Sequence[int]]], *, num_samples: int)
     (size,) = sizes if len(sizes) == 1 else (None,)
     return weigh(
         holds,
-        here=f"batch {size} = {global_batch} / {len(shards)}; {num_repeated} shared samples",
-        reason=(
-            f"{len(shards)} ranks load {len(seen)} of {num_samples} samples in an epoch, "
-            f"{num_repeated} of them more than once, {num_left_out} left out"
-        ),
+        f"{len(shards)} ranks load {len(seen)} of {num_samples} samples in an epoch, "
+        f"{num_repeated} of them more than once, {num_left_out} left out, in batches of {size}",
         world_size=len(shards),
         samples=num_samples,
         samples_per_rank=[sum(map(len, batches)) for batches in shards],
@@ -134,8 +133,9 @@ def weigh_shards(shards: Sequence[Sequence[Sequence[int]]], *, num_samples: int)
     )
 
 
+@claim("C14", quoted="gradients equal within tolerance", source="S2, S4")
 def try_accumulation(bench: Bench) -> ClaimFinding:
-    """C14: whether k micro-batches give the gradients of one batch k times as large."""
+    """Accumulating k micro-batches equals one step on the k times larger batch."""
     report = bench.session.verify(_WORKLOAD, Recipe(grad_accumulation_steps=_NUM_MICRO_BATCHES))
     return weigh_check(
         report, "T1", f"gradients of {_NUM_MICRO_BATCHES} micro-batches against one large batch"
@@ -148,8 +148,7 @@ def weigh_check(report: EquivalenceReport, check: str, what: str) -> ClaimFindin
     compared = "" if row.error is None else f"error {row.error:.2g}, limit {row.limit:.2g}; "
     return weigh(
         _STATUSES.get(row.status, "cannot be tested here"),
-        here=f"{compared}planted bugs found: {row.power or 'none'}",
-        reason=f"{what}: {row.reason}",
+        f"{what}: {row.reason}; {compared}planted bugs found: {row.power or 'none'}",
         check=row.check,
         world_size=row.world_size,
         error=row.error,

@@ -1,9 +1,11 @@
 """Options and ini values, resolved once: command line before ini file before default.
 
 Every message says where a value came from. Nothing below reads options, ini or the environment.
+What a change itself sets in the ini file is refused where it would pass by its own word.
 """
 
 import os
+import re
 import shlex
 from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass, replace
@@ -13,10 +15,12 @@ from typing import Any, cast
 import pytest
 
 from perfsuite.errors import SettingError
-from perfsuite.experiments.settings import DEVICES, MAX_SEED, Device, Settings
+from perfsuite.experiments.settings import MAX_SEED, Device, Settings
 from perfsuite.gate.arms.build import find_interpreter
 from perfsuite.gate.arms.command import Command
-from perfsuite.gate.git.find_base import target_branch
+from perfsuite.gate.git.command import answer
+from perfsuite.gate.git.find_base import find_base, target_branch
+from perfsuite.gate.git.repository import Base, find_top
 from perfsuite.gate.judge.kept_pairs import PAIRS_FILE
 from perfsuite.gate.judge.trial import LAUNCH_TIMEOUT_S, Budget, draw_seed
 from perfsuite.gate.request import GateRequest
@@ -98,22 +102,13 @@ def _positive_seconds(text: str) -> float:
     return value
 
 
-# What parses each option and raises ValueError, and what a value may be.
+# What parses an option that is no text and none of a few words, and what a value may be.
 _PARSERS: dict[str, tuple[Callable[[str], Any], str]] = {
-    "device": one_of(*DEVICES),
     "require-gpus": _whole_number(0),
     "rounds": _whole_number(1),
-    "matrix": one_of(*MATRICES),
-    "numerics": one_of("on", "off"),
-    "identical": one_of("pass", "judge"),
-    "numerics-change": one_of("tell", "fail"),
-    "gate": one_of("on", "off"),
     "tolerance": (parse_ratio, "a ratio such as 2%"),
     "limit": (parse_ratio, "a ratio such as 5%"),
-    "base": (str, "a revision"),
-    "base-dir": (str, "a folder"),
     "base-python": (_interpreter, "the name or path of an interpreter"),
-    "base-build": (str, "a command"),
     "base-env": (_variables, "KEY=VALUE"),
     "max-pairs": _whole_number(LEAST_MAX_PAIRS),
     "max-minutes": (parse_seconds, "a duration such as 30min"),
@@ -121,12 +116,10 @@ _PARSERS: dict[str, tuple[Callable[[str], Any], str]] = {
     "timeout": (_positive_seconds, "a duration above 0, such as 120 or 2min"),
     "collective-timeout": (_positive_seconds, "a duration above 0, such as 30 or 500ms"),
     "wait": (parse_seconds, "a duration from 0"),
-    "report": (str, "a folder"),
     "shard": (
         parse_shard,
         "I/N for the I-th of N shards, such as 2/4, with I from 1 to N and N up to 99999",
     ),
-    "durations": (str, "a file, a folder or a URL"),
 }
 
 
@@ -178,7 +171,9 @@ def _value(config: pytest.Config, option: Option) -> Any:
         text = "\n".join(text)
     if text is None:
         text, name = config.getini(option.ini), option.ini
-    parse, allowed = _PARSERS[option.name]
+    parse, allowed = _PARSERS.get(option.name, (str, "a text"))
+    if "|" in option.metavar:
+        parse, allowed = one_of(*option.metavar.split("|"))
     try:
         return parse(option.default if text is None else str(text))
     except ValueError as error:
@@ -218,8 +213,7 @@ def _gate_request(
             f"--perf-limit is {value['limit']:.3g}, below the tolerance of "
             f"{value['tolerance']:.3g} (--perf-tolerance); use a larger limit"
         )
-    arguments = (*config.invocation_params.args, *shlex.split(environ.get("PYTEST_ADDOPTS", "")))
-    typed = {str(argument).partition("=")[0] for argument in arguments}
+    typed = _typed(config, environ)
     typed_words = map(str, config.invocation_params.args)
     command = Command.of_this_process(config.invocation_params.dir, typed_words, given_environ)
     typed_bases = typed & {"--perf-base", "--perf-base-dir"}
@@ -250,6 +244,11 @@ def _gate_request(
     )
 
 
+def _typed(config: pytest.Config, environ: Mapping[str, str]) -> set[str]:
+    words = (*config.invocation_params.args, *shlex.split(environ.get("PYTEST_ADDOPTS", "")))
+    return {str(word).partition("=")[0] for word in words}
+
+
 def _turn_channel(environ: Mapping[str, str]) -> TurnChannel | None:
     """Where a gate gives turns to the launch of an arm that this session is."""
     path = environ.get("PERFSUITE_ARM_CHANNEL")
@@ -262,3 +261,49 @@ def _turn_channel(environ: Mapping[str, str]) -> TurnChannel | None:
     if "=" in planted:
         return replace(channel, planted_recipe=(planted,))
     return replace(channel, planted_ratio=float(planted))
+
+
+# What comes of each setting.
+_EFFECTS = {
+    "base": "the change would say what it is compared with",
+    "base-dir": "the change would say what it is compared with",
+    "gate": "--benchmark-compare would gate nothing",
+    "numerics": "no cell would be shown to compute as one process",
+}
+
+
+def refuse_change(config: pytest.Config, environ: Mapping[str, str], *, measures: bool) -> None:
+    """Refuse such a setting in an ini file, unless the base's has it too or nothing is lost by it.
+
+    `measures` says whether the session would be gated without any setting. Raises a SettingError
+    where the change brings one, or the base is not known.
+    """
+    typed = _typed(config, environ)
+    settings = given(config)
+    if settings.get("gate") == "off":
+        settings.pop("numerics", None)
+    names = [
+        name
+        for name in _EFFECTS
+        if settings.get(name, "on") not in ("on", "") and f"--perf-{name}" not in typed
+    ]
+    top = find_top(config.rootpath) if names else None
+    if top is None or config.inipath is None or not config.inipath.is_relative_to(top):
+        return
+    typed_base = settings.get("base") if "--perf-base" in typed else None
+    base = find_base(config.rootpath, typed_base, target=target_branch(environ))
+    if not isinstance(base, Base):
+        return
+    path = config.inipath.relative_to(top).as_posix()
+    theirs = answer(top, "show", f"{base.revision}:{path}") or ""
+    for name in names:
+        ini = f"perf_{name.replace('-', '_')}"
+        setting = rf"""^(?:\s*{ini}\s*=\s*|[^#\n]*--perf-{name}[=\s])["']?([^\s"']+)"""
+        found = re.search(setting, theirs, re.MULTILINE)
+        is_new = measures if found is None else found[1] != settings[name]
+        if is_new:
+            raise SettingError(
+                f"{ini} is {settings[name]!r} ({config.inipath}) and was not in the base, "
+                f"{base.described}, so {_EFFECTS[name]}; leave it out, or add "
+                f"--perf-{name}={settings[name]}"
+            )

@@ -4,7 +4,7 @@ Refuses silent passes, has cells judged before the first test runs, and gives ea
 """
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +26,8 @@ from perfsuite.plugin.fixtures import OUTCOME
 from perfsuite.plugin.recorder import benchmarks_of, is_benchmark
 from perfsuite.plugin.session.choices import Choices
 from perfsuite.plugin.session.markers import marker_arguments
-from perfsuite.plugin.session.saving import RunSaver
+from perfsuite.plugin.session.saving import STORAGE, RunSaver
 from perfsuite.plugin.session.sharding import Sharding, durations_place
-from perfsuite.plugin.session.storage import STORAGE
 from perfsuite.records.cell import CellRecord, samples_of_step
 from perfsuite.records.verdict import CellVerdict
 from perfsuite.system.untrusted import printable
@@ -44,6 +43,8 @@ _MEASURE_NOTHING = {
     "--setup-plan": "",  # which sets the other
     "--setup-only": "",
 }
+# Puts a verdict into the reports of a cell.
+Finish = Callable[[pytest.Item, Sequence[pytest.TestReport], CellVerdict], None]
 _NOT_REACHED = "it was selected, and the session ended before it had a verdict"
 
 
@@ -84,7 +85,6 @@ class SessionGate:
         self._open: dict[str, dict[str, Any] | None] = {}
         self._left_s = choices.gate.budget.max_s
         self._judged: dict[str, CellVerdict] = {}
-        self._verdicts: dict[str, CellVerdict] = {}
         self._num_cells: int | None = None
         self._config = config
         self._choices = choices.gate
@@ -98,7 +98,7 @@ class SessionGate:
         """What the gate came to so far; None before the first cell was judged."""
         if self._first is None:
             return None
-        cells = sorted(self._verdicts.values(), key=lambda cell: cell.name)
+        cells = sorted(self._saver.verdicts.values(), key=lambda cell: cell.name)
         return dataclasses.replace(self._first, cells=tuple(cells))
 
     def judge(self, items: Sequence[pytest.Item], sharding: Sharding) -> None:
@@ -189,7 +189,7 @@ class SessionGate:
     def end(self) -> None:
         """Give a word to each selected cell that has none: its silence would pass."""
         for name in self._selected if self._first is not None else ():
-            if name not in self._verdicts:
+            if name not in self._saver.verdicts:
                 self._record(
                     CellVerdict(name=name, word="INVALID", by="collection", reason=_NOT_REACHED)
                 )
@@ -218,9 +218,12 @@ class SessionGate:
         fails_test: bool = False,
     ) -> None:
         """Show a verdict in the table, stamp it, and keep it beside its cell's times."""
-        self._verdicts[verdict.name] = verdict
-        is_accepted = self._is_accepted(verdict)
-        self._saver.add_verdict(verdict, is_accepted=is_accepted, fails_test=fails_test)
+        saver = self._saver
+        saver.verdicts[verdict.name] = verdict
+        if self._is_accepted(verdict):
+            saver.accepted.add(verdict.name)
+        if fails_test:
+            saver.failed_by_verdict.add(verdict.name)
         if extra_info is not None:
             record = extra_info.setdefault("perfsuite", {})
             record["verdict"] = msgspec.to_builtins(verdict.as_record())
@@ -322,3 +325,47 @@ def _failed(name: str, report: pytest.TestReport, error: BaseException | None) -
 def _extra_info(item: Any) -> dict[str, Any] | None:
     """What pytest-benchmark keeps of a test beside its times."""
     return getattr(getattr(item, "funcargs", {}).get("benchmark"), "extra_info", None)
+
+
+class HeldReports:
+    """Holds the reports of cells that stored runs leave open until pairs have judged all."""
+
+    def __init__(self, gate: SessionGate, finish: Finish) -> None:
+        self._gate = gate
+        self._finish = finish
+        self._held: list[tuple[pytest.Item, Sequence[pytest.TestReport]]] = []
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_protocol(
+        self, item: pytest.Item, nextitem: pytest.Item | None
+    ) -> object | None:
+        """Run a cell that may be left open; any other is pytest's to run."""
+        if not self._gate.may_leave_open(item):
+            return None
+        runner: Any = item.config.pluginmanager.get_plugin("runner")
+        item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
+        reports = runner.runtestprotocol(item, nextitem=nextitem, log=False)
+        if self._gate.is_open(item.nodeid):
+            self._held.append((item, reports))
+        else:
+            _show(item, reports)
+        item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
+        return True
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtestloop(self) -> Generator[None, object, object]:
+        """Have all cells that are open judged at once, after the last test."""
+        try:
+            result = yield
+            verdicts = self._gate.judge_open()
+            for item, reports in self._held:
+                self._finish(item, reports, verdicts[item.nodeid])
+            return result
+        finally:
+            for item, reports in self._held:
+                _show(item, reports)
+
+
+def _show(item: pytest.Item, reports: Sequence[pytest.TestReport]) -> None:
+    for report in reports:
+        item.ihook.pytest_runtest_logreport(report=report)

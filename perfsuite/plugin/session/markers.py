@@ -66,21 +66,21 @@ def marker_arguments(item: pytest.Item) -> dict[str, Any]:
 
 def describe_foreign(items: Sequence[pytest.Item]) -> str | None:
     """Return one line on the markers that are another plugin's; None where there is none."""
-    foreign = [(item, marker) for item in items if (marker := _foreign_marker(item)) is not None]
+    foreign = {
+        item: marker
+        for item in items
+        for marker in (() if is_cell(item) else item.iter_markers("perf"))
+        if _is_foreign(marker)
+    }
     if not foreign:
         return None
-    item, marker = foreign[0]
+    item, marker = next(iter(foreign.items()))
     values = (*map(repr, marker.args), *(f"{k}={v!r}" for k, v in marker.kwargs.items()))
     of_tests = counted(len(foreign), "test")
     return (
         f"the perf markers of {of_tests} have arguments that are not perfsuite's and were not "
         f"read; the first: {item.nodeid} has perf({', '.join(values)})"
     )
-
-
-def _foreign_marker(item: pytest.Item) -> pytest.Mark | None:
-    found = () if is_cell(item) else item.iter_markers("perf")
-    return next((marker for marker in found if _is_foreign(marker)), None)
 
 
 def _is_foreign(marker: pytest.Mark) -> bool:

@@ -25,11 +25,10 @@ from perfsuite.plugin.fixtures import OUTCOME, is_cell
 from perfsuite.plugin.output import ends_on_mistakes, legible, say
 from perfsuite.plugin.session import markers, phases, saving, sharding
 from perfsuite.plugin.session.choices import Choices
-from perfsuite.plugin.session.gate import SessionGate, refuse_silent_passes
-from perfsuite.plugin.session.held_reports import HeldReports
+from perfsuite.plugin.session.gate import HeldReports, SessionGate, refuse_silent_passes
 from perfsuite.plugin.session.torchrun import TorchrunSession, finished_outcome
 from perfsuite.records.cell import CellLine, Outcome, encode_line
-from perfsuite.records.verdict import CellVerdict, VerdictWord, exit_code
+from perfsuite.records.verdict import CellVerdict, exit_code
 from perfsuite.report.rows import not_exercised_lines, slow_rank_lines
 from perfsuite.report.summary import verdict_sentence
 from perfsuite.report.terminal.gate import verdict_lines
@@ -45,62 +44,49 @@ _PROGRESS = "perfsuite"
 CELLS_FILE = "cells.jsonl"
 
 
-def begin(
-    config: pytest.Config, choices: Choices, ownership: Ownership, *, is_ours: bool
-) -> MeasuredSession:
-    """Return the session that runs cells, and have pytest call its hooks from now on.
-
-    Where it is not ours, it runs ranks for the fixtures and changes nothing else. Raises a
-    UsageError where what the options say cannot be done.
-    """
-    saver = gate = torchrun = None
-    if is_ours:
-        saver = saving.RunSaver(config, ownership.environ, ownership.num_cores)
-        saver.failed |= set(ownership.failed_collections)
-        if choices.is_gate and config.getoption("benchmark_compare", None):
-            refuse_silent_passes(config, is_under_torchrun=choices.membership is not None)
-            gate = SessionGate(config, choices, saver, partial(say, config))
-    if choices.membership is not None:
-        cells_file = choices.results / CELLS_FILE
-        torchrun = TorchrunSession(config, choices.membership, cells_file, ownership.held_output)
-        config.pluginmanager.register(torchrun, "perfsuite-torchrun")
-    session = MeasuredSession(config, choices, gate, torchrun, saver)
-    config.pluginmanager.register(phases, "perfsuite-phases")
-    config.pluginmanager.register(session, "perfsuite-session")
-    if saver is not None:
-        config.pluginmanager.register(saver, "perfsuite-saver")
-        saver.replace_writers()
-    return session
-
-
 class MeasuredSession:
     """One pytest session's cells: the choices for them, what runs them, what became of them."""
 
     def __init__(
-        self,
-        config: pytest.Config,
-        choices: Choices,
-        gate: SessionGate | None,
-        torchrun: TorchrunSession | None,
-        saver: saving.RunSaver | None,
+        self, config: pytest.Config, choices: Choices, ownership: Ownership, *, is_ours: bool
     ) -> None:
+        """Have pytest call its hooks from now on; raises a UsageError for what cannot be done.
+
+        Where it is not ours, it runs ranks for the fixtures and changes nothing else.
+        """
         self._config = config
         self.choices = choices
-        self._gate = gate
-        if gate is not None:
-            held = HeldReports(gate, self._finish_held)
-            config.pluginmanager.register(held, "perfsuite-held-reports")
-        self._torchrun = torchrun
-        self._writes = torchrun is None or torchrun.is_first
-        self._saver = saver
+        self._saver: saving.RunSaver | None = None
+        self._gate: SessionGate | None = None
+        self._torchrun: TorchrunSession | None = None
         self._sharding = sharding.UNCUT
         self._foreign_markers: str | None = None
-        self._words: list[VerdictWord] = []
         self._num_verdicts_that_fail = 0
         self._session: Session | None = None
         self._signals = contextlib.ExitStack()
         self._lines: dict[str, CellLine] = {}
-        self._write_error: WriteError | None = None
+        register = config.pluginmanager.register
+        if is_ours:
+            self._saver = saving.RunSaver(config, ownership.environ, ownership.num_cores)
+            self._saver.failed |= set(ownership.failed_collections)
+            if choices.is_gate and config.getoption("benchmark_compare", None):
+                refuse_silent_passes(config, is_under_torchrun=choices.membership is not None)
+                self._gate = SessionGate(config, choices, self._saver, partial(say, config))
+        if choices.membership is not None:
+            file, output = choices.results / CELLS_FILE, ownership.held_output
+            self._torchrun = TorchrunSession(config, choices.membership, file, output)
+            register(self._torchrun, "perfsuite-torchrun")
+        if self._gate is not None:
+            register(HeldReports(self._gate, self._finish_held), "perfsuite-held-reports")
+        register(phases, "perfsuite-phases")
+        register(self, "perfsuite-session")
+        if self._saver is not None:
+            register(self._saver, "perfsuite-saver")
+            self._saver.replace_writers()
+
+    @property
+    def _writes(self) -> bool:
+        return self._torchrun is None or self._torchrun.is_first
 
     @property
     def finished(self) -> Mapping[str, CellLine]:
@@ -109,7 +95,7 @@ class MeasuredSession:
 
     def finished_outcome(self, name: str) -> Outcome | None:
         """Return what was measured of a cell that needs no second run; None of any other."""
-        return None if self._torchrun is None else finished_outcome(self._torchrun.finished, name)
+        return finished_outcome(self.finished, name)
 
     @property
     def session(self) -> Session:
@@ -241,7 +227,6 @@ class MeasuredSession:
         report.user_properties.append(("verdict", verdict.word))
         text = verdict_sentence(verdict)
         report.sections.append(("verdict", text))
-        self._words.append(verdict.word)
         if verdict.word == "FAIL":
             self._num_verdicts_that_fail += 1
             report.outcome = "failed"
@@ -254,6 +239,7 @@ class MeasuredSession:
         has_lost_a_rank = self._torchrun is not None and self._torchrun.has_lost
         if not self._writes or line.fullname in self.finished or has_lost_a_rank:
             return
+        assert self._saver is not None  # as in any session with a cell
         path = self.choices.results / CELLS_FILE
         try:
             if is_first:
@@ -261,7 +247,7 @@ class MeasuredSession:
             else:
                 append_line(path, encode_line(line))
         except WriteError as error:
-            self._write_error = error
+            self._saver.fail(error)
 
     def pytest_report_teststatus(self, report: pytest.TestReport) -> tuple[str, str, str] | None:
         """Show no dot for a measured cell: it gets a line."""
@@ -293,23 +279,20 @@ class MeasuredSession:
         has_cells = any(line.perfsuite is not None for line in self._lines.values())
         # A gated suite may be a plain one, and its verdicts are wanted all the same.
         is_judged = self._gate is not None and bool(recorder.benchmarks_of(self._config))
-        if self._writes and (has_cells or is_judged):
-            self._write_run(self.choices.results / "run.json")
-        if session.exitstatus == pytest.ExitCode.OK and self._write_error is not None:
-            session.exitstatus = ExitCode.REFUSED
-        elif self._gate is not None and not session.config.option.collectonly:
+        if self._saver is not None and self._writes and (has_cells or is_judged):
+            self._write_run(self._saver, self.choices.results / "run.json")
+        if self._gate is not None and not session.config.option.collectonly:
             session.exitstatus = self._gated_exit(session)
 
-    def _write_run(self, path: Path) -> None:
+    def _write_run(self, saver: saving.RunSaver, path: Path) -> None:
         gate = self.choices.gate
         try:
             saving.write_run(self._config, path)
         except WriteError as error:
-            self._write_error = error
+            if not saver.write_errors:  # one line for what lies in one folder
+                saver.fail(error)
             return
-        self._config.stash[saving.WRITTEN_RUN] = saving.WrittenRun(
-            path=path, tolerance=gate.tolerance, limit=gate.limit
-        )
+        self._config.stash[saving.WRITTEN_RUN] = path, gate.tolerance, gate.limit
 
     def _gated_exit(self, session: pytest.Session) -> int:
         """Pytest's own exit code where it says more than the verdicts, else theirs."""
@@ -319,10 +302,9 @@ class MeasuredSession:
         has_failed_tests = session.testsfailed > self._num_verdicts_that_fail
         if own not in (0, 1, 5) or (own == 1 and has_failed_tests):
             return own
-        result = self._gate.result
         # This includes cells that vanished, were not reached, or were skipped only here.
-        judged = [cell.word for cell in result.cells] if result is not None else []
-        return exit_code([*self._words, *judged])
+        cells = () if self._gate.result is None else self._gate.result.cells
+        return exit_code(cell.word for cell in cells)
 
     @pytest.hookimpl(trylast=True)
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
@@ -333,7 +315,7 @@ class MeasuredSession:
             terminalreporter.write_line(legible(terminal_table(lines)))
             for text in (*slow_rank_lines(lines), *not_exercised_lines(lines)):
                 terminalreporter.write_line(legible(text))
-            if self._write_error is None:
+            if self._saver is not None and not self._saver.write_errors:
                 terminalreporter.write_line(f"written to {self.choices.results}")
         if self._gate is not None and self._gate.result is not None:
             terminalreporter.section("perfsuite gate", sep="=")
@@ -342,8 +324,6 @@ class MeasuredSession:
                 terminalreporter.write_line(legible(text))
         for remark in filter(None, [self._foreign_markers, self._sharding.why_empty]):
             terminalreporter.write_line(f"perfsuite: {remark}")
-        if self._write_error is not None:
-            terminalreporter.write_line(f"perfsuite: {self._write_error}", red=True)
 
 
 def _end_session(number: int) -> NoReturn:

@@ -1,46 +1,56 @@
 """What pytest-benchmark stores of a session: whole files, stamped, and none over another.
 
 Its JSON and its saves stay its own; only how they reach the disk is replaced, and whether they may
-serve as a baseline is added.
+serve as a baseline is added. When collection has ended, its session is handed a storage of a folder
+or a URL, which is to it what it makes itself.
 """
 
+import json
 from collections import defaultdict
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, Final
 
 import msgspec
 import pytest
+from pytest_benchmark.storage.file import FileStorage
 
 from perfsuite.errors import DeviceError, ExitCode, WriteError
 from perfsuite.gate.baselines.digests import CellDigests
+from perfsuite.gate.baselines.select import find_runs, save_run
 from perfsuite.plugin import recorder
-from perfsuite.plugin.session.storage import encode_run, use_storage
-from perfsuite.records.run_file import STAMP_KEY, RunStamp
+from perfsuite.plugin.output import ends_on_mistakes
+from perfsuite.records.run_file import STAMP_KEY, RunStamp, Unusable, read_run
 from perfsuite.records.shard import ShardStamp
 from perfsuite.records.verdict import CellVerdict
 from perfsuite.system.environment import describe_host, is_pull_request
 from perfsuite.system.files import write_atomically
 from perfsuite.system.fitness import probe_host
+from perfsuite.system.json_files import read_json
+from perfsuite.system.urls import AnyPath, RemotePath, locate
 
 # A file that could not be written ends the session in 12, unless it ends in something more severe:
 # 11 is an inconclusive cell, 5 that no test was found.
 _LESSER_EXITS: Final = (ExitCode.OK, ExitCode.INCONCLUSIVE, pytest.ExitCode.NO_TESTS_COLLECTED)
 
 
-@dataclass(frozen=True, kw_only=True)
-class WrittenRun:
-    """The run.json of a session, and what its verdicts are drawn against."""
+# Tells later plugins that the session wrote its run.json, and what its verdicts are drawn against:
+# the tolerance and the limit.
+WRITTEN_RUN = pytest.StashKey[tuple[Path, float, float]]()
+# Where runs are stored; None where files cannot be stored there.
+STORAGE = pytest.StashKey[AnyPath | None]()
 
-    path: Path
-    tolerance: float
-    limit: float
+# Called with what cannot be written.
+Fail = Callable[[WriteError], None]
 
-
-# Tells later plugins that the session wrote its run.json.
-WRITTEN_RUN = pytest.StashKey[WrittenRun]()
+_DEFAULT_OF_PYTEST_BENCHMARK = "file://./.benchmarks"
+# Where people review what they commit.
+_DEFAULT = "file://./baselines"
+# pytest-benchmark knows one other kind of URL, and writes whole documents there itself.
+_ELASTICSEARCH = "elasticsearch+"
+# How pytest-benchmark asks for every run of this machine.
+_NUMBERED = "[0-9][0-9][0-9][0-9]_"
 
 
 class RunSaver:
@@ -50,34 +60,23 @@ class RunSaver:
         write_errors: The files that could not be written, and why; shown at the end.
         shard: Which part of a session this is; None of a whole one.
         failed: What failed by itself, tests and files that could not be collected.
+        verdicts: What the gate decided of each cell, before the report of its test is logged.
+        failed_by_verdict: Cells whose own test passed.
+        accepted: Cells that only a reviewed exception let through.
     """
 
     def __init__(self, config: pytest.Config, environ: Mapping[str, str], num_cores: int) -> None:
         """Take the machine as it was before any test could change what this process sees of it."""
-        self.write_errors: list[WriteError] = []
+        self.write_errors: list[str] = []
         self.shard: ShardStamp | None = None
         self.failed: set[str] = set()
         self._config = config
         self._environ = dict(environ)
         self._num_cores = num_cores
-        self._failed_by_verdict: set[str] = set()
-        self._verdicts: dict[str, CellVerdict] = {}
-        self._accepted: set[str] = set()
+        self.verdicts: dict[str, CellVerdict] = {}
+        self.failed_by_verdict: set[str] = set()
+        self.accepted: set[str] = set()
         self._durations_s: defaultdict[str, float] = defaultdict(float)
-
-    def add_verdict(
-        self, verdict: CellVerdict, *, is_accepted: bool = False, fails_test: bool = False
-    ) -> None:
-        """Keep what the gate decided of a cell, before the report of its test is logged.
-
-        `is_accepted`: only a reviewed exception let the cell through. `fails_test`: the cell's own
-        test passed, and the verdict alone fails it.
-        """
-        self._verdicts[verdict.name] = verdict
-        if is_accepted:
-            self._accepted.add(verdict.name)
-        if fails_test:
-            self._failed_by_verdict.add(verdict.name)
 
     @cached_property
     def fingerprint(self) -> str:
@@ -114,9 +113,14 @@ class RunSaver:
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Count a test that failed by itself, in whichever phase, and how long it took."""
         self._durations_s[report.nodeid] += report.duration
-        is_verdicts = report.when == "call" and report.nodeid in self._failed_by_verdict
+        is_verdicts = report.when == "call" and report.nodeid in self.failed_by_verdict
         if report.failed and not hasattr(report, "wasxfail") and not is_verdicts:
             self.failed.add(report.nodeid)
+
+    def fail(self, error: WriteError) -> None:
+        """Keep that a file could not be written; a full disk refuses the line of each cell."""
+        if str(error) not in self.write_errors:
+            self.write_errors.append(str(error))
 
     def leave_out(self, fullname: str, seconds: float) -> None:
         """Do not count a part of a test's duration, in which it waited for the machine."""
@@ -143,14 +147,16 @@ class RunSaver:
             fingerprint: str | None = self.fingerprint
         except DeviceError:  # a GPU was lost meanwhile, and the times are kept all the same
             fingerprint = None
+        # Half a second of probing is not spent on a run that is not kept.
+        kept = (f"benchmark_{name}" for name in ("save", "autosave", "json"))
         return RunStamp(
             fingerprint=fingerprint,
-            probe_s=self.probe_s if _is_stored(self._config) else None,
+            probe_s=self.probe_s if any(map(self._config.getoption, kept)) else None,
             num_failed=len(self.failed),
             is_pull_request=is_pull_request(self._environ),
-            verdicts={name: one.word for name, one in self._verdicts.items()},
-            accepted=tuple(sorted(self._accepted)),
-            exceptions={n: one.accepted for n, one in self._verdicts.items() if one.accepted},
+            verdicts={name: one.word for name, one in self.verdicts.items()},
+            accepted=tuple(sorted(self.accepted)),
+            exceptions={n: one.accepted for n, one in self.verdicts.items() if one.accepted},
             durations_s={name: round(self._durations_s[name], 3) for name in records},
             digests={
                 name: digest
@@ -164,13 +170,13 @@ class RunSaver:
         """Make pytest-benchmark's own files whole or absent."""
         if recorder.session_of(self._config) is not None:
             recorder.replace_json_writer(self._config, self._write_json)
-            use_storage(self._config, self.write_errors.append)
+            use_storage(self._config, self.fail)
 
     def _write_json(self, path: Path, output_json: Any) -> bool:
         try:
             write_atomically(path, encode_run(output_json))
         except WriteError as error:
-            self.write_errors.append(error)
+            self.fail(error)
             return False
         return True
 
@@ -205,11 +211,6 @@ def drop_volatile_facts(machine_info: dict[str, Any]) -> None:
         del cpu[name]
 
 
-def _is_stored(config: pytest.Config) -> bool:
-    """Whether the user keeps the run; half a second of probing is not spent on one that is not."""
-    return any(config.getoption(f"benchmark_{name}") for name in ("save", "autosave", "json"))
-
-
 def put_stamp(output_json: dict[str, Any], stamp: RunStamp) -> None:
     """Put the stamp where `read_run` looks for it; for `pytest_benchmark_update_json`.
 
@@ -217,3 +218,87 @@ def put_stamp(output_json: dict[str, Any], stamp: RunStamp) -> None:
     """
     output_json[STAMP_KEY] = msgspec.to_builtins(stamp)
     output_json["benchmarks"] = output_json.pop("benchmarks")
+
+
+def encode_run(output_json: Any) -> bytes:
+    """Return a run as pytest-benchmark writes it, with what JSON cannot hold as its text."""
+    return json.dumps(output_json, ensure_ascii=True, indent=4, default=str).encode()
+
+
+def use_storage(config: pytest.Config, fail: Fail) -> None:
+    """Store where the option says, else under `baselines/`; raises a UsageError for a wrong URL."""
+    given: str = config.getoption("benchmark_storage")
+    session = recorder.session_of(config)
+    if given == _DEFAULT_OF_PYTEST_BENCHMARK:
+        given = config.option.benchmark_storage = _DEFAULT
+    if given.startswith(_ELASTICSEARCH):
+        config.stash[STORAGE] = None
+        session.storage = recorder.open_storage(config, given)
+        return
+    with ends_on_mistakes():
+        place = locate(given, "--benchmark-storage")
+    if isinstance(place, RemotePath):
+        config.stash[STORAGE] = place
+        session.storage = UrlStorage(place, session, fail)
+    else:
+        config.stash[STORAGE] = config.invocation_params.dir / place
+        session.storage = FolderStorage(place, session, fail)
+
+
+def _save(self: Any, output_json: Any, name: str) -> None:
+    """Store a run of this machine under a number of its own, whole or not at all."""
+    try:
+        path = save_run(self.get(name).parent, name, encode_run(output_json))
+    except WriteError as error:
+        self.fail(error)
+        return
+    self.logger.info(f"Saved benchmark data in: {path}")
+
+
+class FolderStorage(FileStorage):
+    """pytest-benchmark's storage in a folder; two sessions never take one number."""
+
+    save = _save
+
+    def __init__(self, place: Path, session: Any, fail: Fail) -> None:
+        super().__init__(  # type: ignore[no-untyped-call]
+            place, session.logger, default_machine_id=session.machine_id
+        )
+        self.fail = fail
+
+
+class UrlStorage:
+    """A storage behind a URL, with the methods that pytest-benchmark's session calls."""
+
+    save = _save
+
+    def __init__(self, place: RemotePath, session: Any, fail: Fail) -> None:
+        self.logger = session.logger
+        self._place = place
+        self._machine: str = session.machine_id
+        self.fail = fail
+
+    def __str__(self) -> str:
+        return str(self._place)
+
+    @property
+    def location(self) -> str:
+        """The place, for people."""
+        return str(self._place)
+
+    def get(self, name: str) -> RemotePath:
+        """Return the path of a run of this machine."""
+        return self._place / self._machine / name
+
+    def load(self, selector: str | None = None) -> Iterator[tuple[PurePosixPath, Any]]:
+        """Yield the runs that a selector names, the newest last; without one, only the newest."""
+        with ends_on_mistakes():
+            found = find_runs(self._place, selector or _NUMBERED)
+        for path in found if selector else reversed(found):
+            run = read_run(path)
+            if isinstance(run, Unusable):
+                self.logger.warning(f"Failed to load {run}")
+                continue
+            yield PurePosixPath(path.parent.name, path.name), read_json(path)
+            if selector is None:
+                return

@@ -14,8 +14,7 @@ import pytest
 
 from perfsuite.errors import SettingError
 from perfsuite.gate.baselines.durations import Durations, read_durations
-from perfsuite.plugin.session.saving import commit_info
-from perfsuite.plugin.session.storage import STORAGE
+from perfsuite.plugin.session.saving import STORAGE, commit_info
 from perfsuite.records.shard import Shard, ShardStamp, assign, digest_of
 from perfsuite.system.urls import AnyPath, locate
 from perfsuite.units import counted, format_seconds

@@ -7,9 +7,7 @@ import hashlib
 import itertools
 import os
 import signal
-import threading
 from collections.abc import Generator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,9 +25,6 @@ from perfsuite.ranks.torchrun.peers import Peers
 from perfsuite.records.cell import CellLine, Outcome, decode_line, encode_line
 from perfsuite.records.verdict import most_severe
 from perfsuite.system.files import write_atomically
-
-# A longer wait for other ranks is shown.
-_LATE_S = 2.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,19 +60,20 @@ class TorchrunSession:
         self._membership = membership
         self._cells_file = cells_file
         self._output = output
-        _refuse_process_pools(config)
+        if config.getoption("numprocesses", None) or config.getoption("dist", "no") != "no":
+            raise pytest.UsageError(
+                "torchrun has started one pytest for each rank, and xdist's -n would start more of "
+                "each; use -n0, or leave it out"
+            )
         if not self.is_first:
             _silence(config, output)
         self._peers = None if config.option.collectonly else Peers(membership)
 
-    def pytest_report_collectionfinish(self) -> str:
-        """Say how many ranks there are, and where they meet."""
-        membership = self._membership
-        text = (
-            f"torchrun: {membership.world_size} ranks, meeting at "
-            f"{membership.host}:{membership.port}"
-        )
-        return text + (f", restart {membership.num_restarts}" if membership.num_restarts else "")
+    def pytest_report_collectionfinish(self) -> None:
+        """Say at once how many ranks there are, and where this one waits for the others."""
+        its = self._membership
+        text = f"torchrun: {its.world_size} ranks, meeting at {its.host}:{its.port}"
+        say(self._config, text + (f", restart {its.num_restarts}" if its.num_restarts else ""))
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> Generator[None, object, object]:
@@ -85,26 +81,12 @@ class TorchrunSession:
         self._session = session
         if self._peers is not None:
             try:
-                with self._shown_wait():
-                    self._agree_on_tests(self._peers, [item.nodeid for item in session.items])
+                self._agree_on_tests(self._peers, [item.nodeid for item in session.items])
                 self._config.stash[RUNNER]().session.join(self._peers)
                 self._resume(self._peers)
             except LostRankError as error:
                 pytest.exit(f"perfsuite: {error}", returncode=pytest.ExitCode.TESTS_FAILED)
         return (yield)
-
-    @contextmanager
-    def _shown_wait(self) -> Generator[None, None, None]:
-        """Say so where the other ranks come late."""
-        place = f"{self._membership.host}:{self._membership.port}"
-        text = f"perfsuite: waiting for the other ranks at {place}"
-        timer = threading.Timer(_LATE_S, say, (self._config, text))
-        timer.daemon = True
-        timer.start()
-        try:
-            yield
-        finally:
-            timer.cancel()
 
     def _agree_on_tests(self, peers: Peers, names: Sequence[str]) -> None:
         digest = hashlib.sha256("\n".join(names).encode()).hexdigest()
@@ -226,15 +208,10 @@ def first_difference(names_by_rank: Sequence[Sequence[str]]) -> str:
     >>> first_difference([("a", "b"), ("a", "b"), ("a",)]).partition(";")[0]
     "the ranks collected different tests: number 2 is 'b' on rank 0 and missing on rank 2"
     """
-    firsts = {}
-    for rank, names in enumerate(names_by_rank):
-        pairs = itertools.zip_longest(names_by_rank[0], names)
-        for number, (expected, found) in enumerate(pairs, start=1):
-            if expected != found:
-                firsts[rank] = number, expected, found
-                break
-    rank, (number, expected, found) = min(firsts.items(), key=lambda item: item[1][0])
-    here, there = ("missing" if name is None else repr(name) for name in (expected, found))
+    numbered = enumerate(itertools.zip_longest(*names_by_rank), start=1)
+    number, names = next((number, names) for number, names in numbered if len(set(names)) > 1)
+    rank = next(rank for rank, name in enumerate(names) if name != names[0])
+    here, there = ("missing" if name is None else repr(name) for name in (names[0], names[rank]))
     return (
         f"the ranks collected different tests: number {number} is {here} on rank 0 and {there} on "
         f"rank {rank}; give all ranks the same files, options and pytest plugins"
@@ -260,17 +237,9 @@ def blamed_rank(ends: Sequence[PhaseEnd]) -> int | None:
     return None if len(skipped) == len(ends) else next(iter([*first, *skipped, *failed]), None)
 
 
-def _refuse_process_pools(config: pytest.Config) -> None:
-    if config.getoption("numprocesses", None) or config.getoption("dist", "no") != "no":
-        raise pytest.UsageError(
-            "torchrun has started one pytest for each rank, and xdist's -n would start more of "
-            "each; use -n0, or leave it out"
-        )
-
-
 def _silence(config: pytest.Config, output: HeldOutput | None) -> None:
     if output is not None:
-        output.drop()
+        output.show(nowhere=True)
     recorder.write_nothing(config)
     junit = config.stash.get(xml_key, None)
     if junit is not None:

@@ -10,7 +10,6 @@ import pytest
 
 from perfsuite.cli.doctor.findings import Finding
 from perfsuite.cli.doctor.pytorch import (
-    TorchFacts,
     examine_torch,
     finding_of_ranks,
     interface_finding,
@@ -21,16 +20,16 @@ from perfsuite.errors import RankFailureError
 from perfsuite.system.gpus import GpuFacts
 
 
-def facts(**changed: Any) -> TorchFacts:
-    values: dict[str, Any] = {
+def facts(**changed: Any) -> dict[str, Any]:
+    return {
         "version": "2.15.0+cu132",
-        "cuda": "13.2",
-        "cudnn": "92600",
-        "nccl": "2.30.7",
+        "CUDA": "13.2",
+        "cuDNN": "92600",
+        "NCCL": "2.30.7",
         "num_gpus": 1,
         "num_threads": 1,
+        **changed,
     }
-    return TorchFacts(**values | changed)
 
 
 def test_torch_that_sees_all_gpus_is_fine() -> None:
@@ -42,7 +41,7 @@ def test_torch_that_sees_all_gpus_is_fine() -> None:
 
 
 def test_torch_without_cuda_beside_a_gpu_is_a_failure() -> None:
-    cpu_build = facts(version="2.15.0+cpu", cuda=None, cudnn=None, nccl=None, num_gpus=0)
+    cpu_build = facts(version="2.15.0+cpu", CUDA=None, cuDNN=None, NCCL=None, num_gpus=0)
 
     assert torch_finding(cpu_build, 2) == Finding(
         "torch",
@@ -53,7 +52,7 @@ def test_torch_without_cuda_beside_a_gpu_is_a_failure() -> None:
 
 
 def test_torch_that_is_too_new_for_the_driver_is_a_failure() -> None:
-    finding = torch_finding(facts(num_gpus=0, nccl=None, num_threads=2), 1)
+    finding = torch_finding(facts(num_gpus=0, NCCL=None, num_threads=2), 1)
 
     assert finding == Finding(
         "torch",

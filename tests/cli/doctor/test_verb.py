@@ -30,8 +30,6 @@ def test_the_examination_covers_every_subject_once(monkeypatch: pytest.MonkeyPat
         "steal time",
         "memory",
         "shared memory",
-        "temporary folder",
-        "current directory",
         "timing session",
         "GPUs",
     ]

@@ -14,8 +14,7 @@ import pytest
 from command_line import call_verb
 from pytest_benchmark.utils import get_machine_id
 
-from perfsuite.cli import app
-from perfsuite.cli.verbs import baseline
+from perfsuite.cli import app, options
 from perfsuite.gate.baselines.accepted import (
     Increase,
     Loosening,
@@ -60,7 +59,7 @@ Call = Callable[..., int]
 def perfsuite(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Call:
     """Calls the console script's function in a folder outside of git, and returns its exit code."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(baseline, "fingerprint_here", lambda: HERE)
+    monkeypatch.setattr(options, "fingerprint_here", lambda: HERE)
 
     def call(*arguments: str) -> int:
         return call_verb("baseline", *arguments)

@@ -146,23 +146,6 @@ def test_a_commit_that_only_counts_more_is_shown_by_what_it_counts(
     )
 
 
-def test_a_slowdown_that_has_more_causes_says_how_to_go_on(
-    bisect: Bisect, capsys: pytest.CaptureFixture[str]
-) -> None:
-    slower = step("f", "FAIL", "bad", ratio=1.6)
-
-    bisect(
-        "--good",
-        "v1",
-        CELL,
-        found=BisectResult(cell=CELL, bounds=BOUNDS, ends=(slower, GOOD), first_bad=FIRST),
-    )
-
-    assert capsys.readouterr().out.splitlines()[1] == (
-        "fffffff is slower by 60.0 %: search for the rest with --good ccccccc"
-    )
-
-
 def test_where_too_many_are_skipped_each_possible_commit_is_named(
     bisect: Bisect, capsys: pytest.CaptureFixture[str]
 ) -> None:

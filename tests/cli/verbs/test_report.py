@@ -250,13 +250,12 @@ def test_each_exception_that_a_verdict_rests_on_is_listed_once(
 # --- perfsuite run ---
 
 A_SESSION_THAT_WROTE = """
-    from perfsuite.plugin.session.saving import WRITTEN_RUN, WrittenRun
+    from perfsuite.plugin.session.saving import WRITTEN_RUN
 
     def pytest_sessionfinish(session):
         path = session.config.rootpath / "results" / "run.json"
         if path.exists():
-            written = WrittenRun(path=path, tolerance=0.01, limit=0.03)
-            session.config.stash[WRITTEN_RUN] = written
+            session.config.stash[WRITTEN_RUN] = path, 0.01, 0.03
 """
 
 

@@ -11,7 +11,7 @@ from perfsuite.errors import NotExercisedError, SettingError, WorkloadError
 from perfsuite.experiments.claims.catalogue import CLAIMS, choose_claims, try_claims
 from perfsuite.experiments.claims.claim import Bench, Claim, ClaimFinding
 
-HOLDS = ClaimFinding(status="holds", figures={"ratio": 0.5}, here="0.5", reason="counted")
+HOLDS = ClaimFinding(status="holds", figures={"ratio": 0.5}, reason="counted")
 
 
 def make_claim(name: str, outcome: ClaimFinding | Exception) -> Claim:
@@ -34,7 +34,7 @@ def test_all_fourteen_claims_are_there_in_order() -> None:
 
 
 def test_without_a_choice_all_are_tested_and_a_choice_keeps_the_order() -> None:
-    assert choose_claims([]) == list(CLAIMS)
+    assert choose_claims([]) == CLAIMS
     assert [claim.id for claim in choose_claims(["c14", "C5, C8"])] == ["C5", "C8", "C14"]
 
 
@@ -49,20 +49,19 @@ def test_an_unknown_claim_is_a_setting_error() -> None:
 def test_what_the_machine_cannot_exercise_cannot_be_tested_here(bench: Bench) -> None:
     claim = make_claim("C4", NotExercisedError("it needs 2 GPUs"))
 
-    (tested,) = try_claims([claim], bench, show=lambda one: None)
+    ((_, finding),) = try_claims([claim], bench)
 
-    assert not tested.is_broken
-    assert tested.finding.status == "cannot be tested here"
-    assert tested.finding.reason == "it needs 2 GPUs"
+    assert not finding.is_broken
+    assert finding.status == "cannot be tested here"
+    assert finding.reason == "it needs 2 GPUs"
 
 
 def test_an_experiment_that_breaks_is_reported_and_the_others_go_on(bench: Bench) -> None:
-    shown: list[str] = []
     claims = [make_claim("C1", WorkloadError("no data")), make_claim("C2", HOLDS)]
 
-    broken, whole = try_claims(claims, bench, show=lambda one: shown.append(one.claim.id))
+    (first, broken), (second, whole) = try_claims(claims, bench)
 
     assert broken.is_broken
-    assert broken.finding.reason == "the experiment broke: no data"
-    assert (whole.is_broken, whole.finding) == (False, HOLDS)
-    assert shown == ["C1", "C2"]
+    assert broken.reason == "the experiment broke: no data"
+    assert (whole.is_broken, whole) == (False, HOLDS)
+    assert [first.id, second.id] == ["C1", "C2"]

@@ -280,11 +280,13 @@ def test_a_verdict_is_in_the_stamp_and_its_failure_is_not_counted_as_the_tests(
             saver = item.config.pluginmanager.get_plugin("perfsuite-saver")
             if report.when == "call" and "slow" in item.name:
                 verdict = CellVerdict(name=item.nodeid, word="FAIL", by="pairs")
-                saver.add_verdict(verdict, fails_test=True)
+                saver.verdicts[item.nodeid] = verdict
+                saver.failed_by_verdict.add(item.nodeid)
                 report.outcome, report.longrepr = "failed", "FAIL"
             elif report.when == "call":
                 verdict = CellVerdict(name=item.nodeid, word="PASS", by="pairs")
-                saver.add_verdict(verdict, is_accepted=True)
+                saver.verdicts[item.nodeid] = verdict
+                saver.accepted.add(item.nodeid)
             return report
     """)
     test = PLAIN + "    def test_slow(benchmark):\n        benchmark.pedantic(sum, args=([1],))\n"
@@ -314,7 +316,7 @@ def test_a_verdict_does_not_hide_that_the_test_itself_failed(
     )
     output: dict[str, Any] = {"benchmarks": []}
 
-    saver.add_verdict(CellVerdict(name="a", word="PASS", by="pairs"))
+    saver.verdicts["a"] = CellVerdict(name="a", word="PASS", by="pairs")
     saver.pytest_runtest_logreport(report)
     saver.pytest_benchmark_update_json(output)
 

@@ -14,8 +14,8 @@ from pytest_benchmark.utils import get_machine_id
 from perfsuite.gate.baselines.select import choose_runs
 from perfsuite.plugin import recorder
 from perfsuite.plugin.session import saving
-from perfsuite.plugin.session.storage import STORAGE as STORAGE_KEY
-from perfsuite.plugin.session.storage import use_storage
+from perfsuite.plugin.session.saving import STORAGE as STORAGE_KEY
+from perfsuite.plugin.session.saving import use_storage
 from perfsuite.system import environment, urls
 from perfsuite.system.urls import RemotePath
 
