@@ -31,7 +31,7 @@ bytecode: install
 TESTS := $(BIN)/python -m pytest -n 2 --dist worksteal
 SESSIONS := tests/sessions tests/faults
 # Those have targets of their own.
-REST := tests $(SESSIONS:%=--ignore=%) --ignore=tests/docs
+REST := tests $(SESSIONS:%=--ignore=%) --ignore=tests/packaging/docs
 
 test: bytecode
 	$(TESTS) $(REST)
@@ -53,7 +53,7 @@ test-examples: $(EXAMPLES)/.installed
 # The site, and what its pages promise; it is read from site/index.html, without a network.
 docs: bytecode
 	$(BIN)/python -m zensical build --clean --strict
-	$(TESTS) tests/docs
+	$(TESTS) tests/packaging/docs
 
 # For the inner loop: no rank, no pytest session.
 test-fast: bytecode

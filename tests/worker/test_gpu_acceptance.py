@@ -60,8 +60,8 @@ def records_events_in_timed_rounds(device: Any) -> None:
 
 
 def warms_up_for_three_steps(_: Any) -> None:
-    module: Any = cell.warm_up
-    module.is_warm = lambda *_: True
+    measured: Any = cell
+    measured.has_warmed_up = lambda *_: True
 
 
 def plants_in_each_step(device: Any) -> None:

@@ -85,7 +85,8 @@ def test_fixtures_are_listed_with_their_signatures() -> None:
         for definition in node.body
         if isinstance(definition, ast.FunctionDef) and definition.name == "measure"
     }
-    for name in ("step_benchmark", "loop_benchmark", "command_benchmark", "all_reduce_benchmark"):
+    assert listed["all_reduce_benchmark"] == "all_reduce_benchmark(parallel, message_bytes)"
+    for name in ("step_benchmark", "loop_benchmark", "command_benchmark"):
         arguments = inner[name].args
         named = [one.arg for one in (*arguments.args, *arguments.kwonlyargs)]
         for argument in named:
