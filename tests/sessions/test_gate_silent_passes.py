@@ -308,8 +308,9 @@ def test_a_clean_first_commit_has_no_baseline(shop: Repository) -> None:
 
     gated.expect(
         12,
-        f"not compared: HEAD, {name}, is the first commit and nothing is uncommitted; "
-        "name a base with --base or --base-dir (pytest: --perf-base, --perf-base-dir)",
+        f"not compared: HEAD, {name}, is the first commit and nothing is uncommitted: the "
+        "next change is the first that can be judged; else name a base with --base or --base-dir "
+        "(pytest: --perf-base, --perf-base-dir)",
     )
 
 

@@ -178,6 +178,6 @@ def _base_of_default_branch(
             "run 'git fetch --deepen=1' or 'git fetch --unshallow'"
         )
     return NoBase(
-        reason=f"HEAD, {short_commit(head)}, is the first commit and nothing is uncommitted; "
-        f"{_NAME_ONE}"
+        reason=f"HEAD, {short_commit(head)}, is the first commit and nothing is uncommitted: "
+        f"the next change is the first that can be judged; else {_NAME_ONE}"
     )

@@ -301,8 +301,9 @@ def test_the_first_commit_has_no_base(repository: Path) -> None:
     head = head_of(repository)
 
     assert find_base(repository, None) == NoBase(
-        reason=f"HEAD, {head[:7]}, is the first commit and nothing is uncommitted; "
-        "name a base with --base or --base-dir (pytest: --perf-base, --perf-base-dir)"
+        reason=f"HEAD, {head[:7]}, is the first commit and nothing is uncommitted: the "
+        "next change is the first that can be judged; else name a base with --base or --base-dir "
+        "(pytest: --perf-base, --perf-base-dir)"
     )
 
 
