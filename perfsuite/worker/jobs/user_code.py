@@ -257,7 +257,7 @@ class UserLoop(_UserCode):
             if ended.code:
                 raise WorkloadError(f"{self._name}: the loop ended by {self._ended_by}") from ended
         except Exception:
-            if self._error is None:
+            if self._error is None:  # else it is raised below
                 raise
         finally:
             hook.remove()

@@ -7,7 +7,7 @@ import configparser
 import re
 import subprocess
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -79,7 +79,7 @@ def test_a_block_is_run_or_says_why_it_is_not(block: Block) -> None:
 
 @pytest.mark.parametrize("block", blocks_of("python"), ids=str)
 def test_python_compiles(block: Block) -> None:
-    ast.parse(block.text)
+    assert ast.parse(block.text).body
 
 
 def test_shells_can_read_every_script() -> None:
@@ -135,28 +135,24 @@ def check(place: str, call: list[str], pytester: pytest.Pytester, *, is_whole: b
         raise AssertionError(f"{place}: {' '.join(call)}") from error
 
 
-def test_every_command_in_a_block_could_be_typed(pytester: pytest.Pytester) -> None:
+@pytest.mark.parametrize(
+    ("scripts_of", "least", "is_whole"), [(scripts, 50, True), (inline_commands, 20, False)]
+)
+def test_every_command_could_be_typed(
+    scripts_of: Callable[[], Iterable[tuple[str, str]]],
+    least: int,
+    is_whole: bool,
+    pytester: pytest.Pytester,
+) -> None:
     calls = [
         (place, call)
-        for place, script in scripts()
+        for place, script in scripts_of()
         for call in calls_in(script, "perfsuite", "pytest")
     ]
 
-    assert len(calls) > 50
+    assert len(calls) > least
     for place, call in calls:
-        check(place, call, pytester, is_whole=True)
-
-
-def test_every_command_in_the_text_could_be_typed(pytester: pytest.Pytester) -> None:
-    calls = [
-        (place, call)
-        for place, code in inline_commands()
-        for call in calls_in(code, "perfsuite", "pytest")
-    ]
-
-    assert len(calls) > 20
-    for place, call in calls:
-        check(place, call, pytester, is_whole=False)
+        check(place, call, pytester, is_whole=is_whole)
 
 
 def test_what_made_a_figure_is_in_the_repository() -> None:

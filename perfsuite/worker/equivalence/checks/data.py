@@ -111,14 +111,16 @@ def gather_evidence(case: Case) -> DataEvidence:
     dataset: Any = case.workload.build_dataset("train")
     epochs = [
         [torch.tensor(batches, dtype=torch.int64).view(-1, batch_size) for batches in shards]
-        for shards in zip(*case.trace.indices, strict=False)
+        for shards in zip(*case.trace.indices, strict=True)
     ]
+    drawn = itertools.chain.from_iterable(epochs)
+    is_larger = any(bool((shard >= len(dataset)).any()) for shard in drawn)
     return DataEvidence(
         epochs=epochs if len(dataset) > 1 else epochs[:1],
         num_samples=len(dataset),
         batch_size=batch_size,
         seen=case.trace.batches,
-        expected=_load_expected(dataset, case),
+        expected=None if is_larger else _load_expected(dataset, case),
     )
 
 
@@ -160,6 +162,14 @@ _Mismatch = tuple[int, str]
 def _find_mismatches(evidence: DataEvidence) -> Iterator[_Mismatch]:
     """Yield all mismatches; the first one is the one to report."""
     for epoch, shards in enumerate(evidence.epochs, start=1):
+        num_beyond = sum(int((shard >= evidence.num_samples).sum()) for shard in shards)
+        if num_beyond:
+            yield (
+                num_beyond,
+                f"epoch {epoch} draws {num_beyond} indices beyond the dataset's "
+                f"{evidence.num_samples} samples; likeliest cause: the ranks have another number "
+                "of samples",
+            )
         yield from _find_repeated(epoch, shards)
         yield from _find_wrong_lengths(epoch, shards, evidence)
     yield from _find_same_order(evidence)
@@ -302,6 +312,8 @@ def _describe_biases(evidence: DataEvidence, case: Case) -> Iterator[str]:
     for split in splits:
         seed_random_numbers(case.seed)
         dataset = case.workload.build_dataset(split)
+        if dataset is not None and not isinstance(dataset, Sized):
+            yield f"bias: that of {split} is not known, for it has no length"
         size = len(dataset) if isinstance(dataset, Sized) else 0
         # As a DistributedSampler does, which keeps all samples.
         padding = -size % len(shards)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import math
 import random
+import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
@@ -370,6 +371,32 @@ def test_the_recipes_batch_size_goes_before_the_workloads() -> None:
         "4 x 6 samples, none twice, in a new order each epoch; "
         "the ranks saw bit for bit what one process loads (batches: 1)"
     )
+
+
+def test_a_rank_whose_dataset_is_larger_is_found() -> None:
+    recipe = Recipe(parallel="ddp:2")
+    larger = make_workload(lambda: Numbers(32))
+
+    row = check_trace(
+        make_workload(lambda: Numbers(24)),
+        recipe,
+        drawn=draw_indices(larger, recipe),
+        seen=load(larger, recipe),
+    )
+
+    assert row.status == "mismatch"
+    assert re.match(
+        r"epoch 1 draws \d+ indices beyond the dataset's 24 samples; likeliest cause: "
+        "the ranks have another number of samples",
+        row.reason,
+    )
+
+
+def test_a_split_without_a_length_has_no_bias_that_is_known() -> None:
+    row = check({"train": Numbers(24), "validation": iter(())}, "single")
+
+    assert row.status == "equivalent"
+    assert row.reason.endswith("bias: that of validation is not known, for it has no length")
 
 
 def test_biases_are_reported_with_their_size() -> None:
