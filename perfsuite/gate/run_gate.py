@@ -25,12 +25,12 @@ from perfsuite.gate.common_cells import (
     read_exceptions,
     read_noise,
 )
-from perfsuite.gate.git.fill_tree import check_shared
+from perfsuite.gate.git.fill_tree import check_shared, missing_files
 from perfsuite.gate.git.find_base import describe_head
 from perfsuite.gate.git.overlay import tree_files
 from perfsuite.gate.git.repository import Base, NoBase
 from perfsuite.gate.git.tree_digest import digest_tree
-from perfsuite.gate.git.worktree import sweep_stale_trees, what_is_missing, why_elsewhere
+from perfsuite.gate.git.worktree import sweep_stale_trees, why_elsewhere
 from perfsuite.gate.judge.explain import explain
 from perfsuite.gate.judge.forecast import describe_cost, forecast_pair_s, why_too_much
 from perfsuite.gate.judge.judge import judge
@@ -310,12 +310,12 @@ class _Session:
         """Say where and what the base's tree is, and which benchmark files head has changed."""
         if (place := why_elsewhere(tree, self.side.suite.root)) is not None:
             self.differs["base's file system"] = place
-        if self.side.base is not None and (missing := what_is_missing(tree)):
-            self.differs["base's tree"] = f"{'; '.join(missing)}; {_HAS_THEM}"
-            self.say(self.differs["base's tree"])
-        for file, names in changed_dependencies(
-            self.side.head.top_of(tree), self.side.head.top
-        ).items():
+        base_top, head_top = self.side.head.top_of(tree), self.side.head.top
+        if self.side.base is not None and (lacked := missing_files(base_top)):
+            told = f"lacks submodules or git-lfs files, {listed(lacked)}; {_HAS_THEM}"
+            self.differs["base's tree"] = told
+            self.say(f"the base's tree {told}")
+        for file, names in changed_dependencies(base_top, head_top).items():
             which = listed(sorted(names - {ANY})) or "other ones"
             self.differs[file] = f"declares {which}; both arms run with those that are installed"
         if changed:

@@ -19,7 +19,7 @@ def copy_same_files(head: Path, tree: Path) -> None:
         files = repository.files_of_commit(head / path, commit) if path in ours else None
         for file in files or ():
             copy_file(head, tree, path / file)
-    for path in lfs_pointers(tree):
+    for path in _pointers(tree):
         if (head / path).is_file():
             with (head / path).open("rb") as opened:
                 digest = hashlib.file_digest(opened, "sha256").hexdigest()
@@ -27,22 +27,18 @@ def copy_same_files(head: Path, tree: Path) -> None:
                 copy_file(head, tree, path)
 
 
-def lfs_pointers(tree: Path) -> list[Path]:
-    """Return the git-lfs files of a tree that are not there, only the pointers to them."""
-    files = repository.listed_files(tree, "--", ":(attr:filter=lfs)")
-    return [path for path in files if (tree / path).is_file() and _is_pointer(tree / path)]
-
-
 def missing_files(tree: Path) -> list[Path]:
     """Return the submodules and git-lfs files of its commit that a tree lacks; none outside git."""
-    return (
-        [] if repository.find_top(tree) is None else [*empty_submodules(tree), *lfs_pointers(tree)]
-    )
+    if repository.find_top(tree) is None:
+        return []
+    submodules = repository.submodules(tree)
+    return [*(path for path in submodules if not any((tree / path).glob("*"))), *_pointers(tree)]
 
 
-def empty_submodules(tree: Path) -> list[Path]:
-    """Return the submodules of a checkout that have no files."""
-    return [path for path in repository.submodules(tree) if not any((tree / path).glob("*"))]
+def _pointers(tree: Path) -> list[Path]:
+    """The git-lfs files of a tree that are not there, only the pointers to them."""
+    files = [tree / path for path in repository.listed_files(tree, "--", ":(attr:filter=lfs)")]
+    return [file.relative_to(tree) for file in files if file.is_file() and _is_pointer(file)]
 
 
 def _is_pointer(file: Path) -> bool:

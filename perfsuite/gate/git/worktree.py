@@ -18,15 +18,16 @@ import psutil
 
 from perfsuite.errors import SettingError, WriteError
 from perfsuite.gate.git import repository
-from perfsuite.gate.git.fill_tree import copy_same_files, empty_submodules, lfs_pointers
+from perfsuite.gate.git.fill_tree import copy_same_files
 from perfsuite.gate.git.overlay import (
     Head,
     as_write_error,
+    benchmark_files,
     copy_file,
     lay_over,
     make_folder,
     plan_overlay,
-    python_digests,
+    read_source,
     source_files,
 )
 from perfsuite.gate.git.repository import Base
@@ -71,13 +72,17 @@ def directory_tree(root: Path, base_dir: Path) -> Iterator[Path]:
 def lay_benchmarks(tree: Path, head: Head, paths: Sequence[Path]) -> list[Path]:
     """Lay head's benchmark files over `tree`; return its Python files that are others then."""
     laid, folder = plan_overlay(head, paths), head.top_of(tree)
-    before = python_digests(tree)
+    files = [folder / path for path in benchmark_files(head, laid) if path.suffix == ".py"]
+    before = _sources(files)
     with as_write_error(folder):
         lay_over(folder, head, laid)
         make_folder(folder, head.root.relative_to(head.top))
-    return sorted(
-        path for path, digest in python_digests(tree).items() if before.get(path) != digest
-    )
+    changed = dict(_sources(files).items() - before.items())
+    return sorted(file.relative_to(tree) for file in changed if file.is_relative_to(tree))
+
+
+def _sources(files: Sequence[Path]) -> dict[Path, bytes]:
+    return {file: read_source(file) for file in files if file.is_file()}
 
 
 def check_base_dir(base_dir: Path) -> None:
@@ -103,20 +108,6 @@ def ignore_trees_in(root: Path) -> tuple[str, ...]:
         for folder in sorted({temporary, temporary.resolve()})
         if folder.is_relative_to(root)
     )
-
-
-def what_is_missing(tree: Path) -> tuple[str, ...]:
-    """Return what a worktree lacks of its commit, a clause each; nothing is fetched for it."""
-    top = repository.find_top(tree)
-    if top is None:
-        return ()
-    missing = [
-        f"the submodule {path} is empty in the base's tree" for path in empty_submodules(top)
-    ]
-    if pointers := lfs_pointers(top):
-        told = f"git-lfs files are pointers in the base's tree: {len(pointers)}, {pointers[0]}"
-        missing.append(f"{told} for one")
-    return tuple(missing)
 
 
 def sweep_stale_trees(root: Path) -> None:
