@@ -283,7 +283,7 @@ def find_proposed(root: Path, storage: AnyPath, trunk: str | None) -> Callable[[
     """Return whether a stored run comes with the commits since `trunk`, as a function."""
     if trunk is None or not isinstance(storage, Path):
         return lambda path: False
-    changed = changed_files(root, trunk, storage.resolve())
+    changed = changed_files(root, trunk, "HEAD")
     # Git may name the file itself, or the link to it.
     return lambda path: (
         isinstance(path, Path)

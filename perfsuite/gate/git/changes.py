@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePath
 
 from perfsuite.gate.git.command import output
-from perfsuite.gate.git.repository import find_top, listed_files, working_files
+from perfsuite.gate.git.repository import changed_files, find_top, listed_files, working_files
 
 # Documentation touches no cell: texts and these folders at the top of a checkout, and a text with
 # one of these names anywhere. Another text in a package may be a page that the package shows.
@@ -102,13 +102,10 @@ def uncommitted_files(
 
 def is_code_changed(root: Path, old: str, new: str) -> bool:
     """Whether two commits differ in more than documentation and the records of pytest's `root`."""
-    options = ("--name-only", "--no-renames", "--no-ext-diff", "--no-relative", "-z")
-    changed = output(root, "diff", *options, "--end-of-options", old, new, "--")
     top = find_top(root) or root
-    files = [Path(os.fsdecode(name)) for name in changed.split(b"\0") if name]
     return any(
-        not is_documentation(file) and not _is_record_of(root.resolve(), top / file)
-        for file in files
+        not is_documentation(file.relative_to(top)) and not _is_record_of(root.resolve(), file)
+        for file in changed_files(root, old, new)
     )
 
 
