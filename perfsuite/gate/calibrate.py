@@ -13,7 +13,7 @@ from statistics import fmean
 from typing import Any
 
 from perfsuite.errors import WorkloadError
-from perfsuite.gate.git.changes import read_uncommitted
+from perfsuite.gate.git.changes import is_dirty
 from perfsuite.gate.git.repository import find_top
 from perfsuite.gate.judge.trial import Judgement
 from perfsuite.gate.noise import CellNoise, SessionPairs, pool_noise
@@ -144,7 +144,7 @@ def _count_cells(request: GateRequest, plants: Sequence[Plant]) -> int:
             f"{request.folder} is not in a git checkout, and a calibration compares it with a "
             "fresh checkout of its commit; run 'git init', and commit"
         )
-    if read_uncommitted(request.folder, outputs=request.outputs).is_dirty:
+    if is_dirty(request.folder, outputs=request.outputs):
         raise WorkloadError(
             "there are uncommitted changes, and a calibration compares the working tree with a "
             "fresh checkout of HEAD, which must be the same code; commit them"

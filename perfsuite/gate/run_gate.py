@@ -25,11 +25,11 @@ from perfsuite.gate.common_cells import (
     read_exceptions,
     read_noise,
 )
+from perfsuite.gate.git.changes import digest_tree
 from perfsuite.gate.git.fill_tree import check_shared, missing_files
 from perfsuite.gate.git.find_base import describe_head
 from perfsuite.gate.git.overlay import tree_files
 from perfsuite.gate.git.repository import Base, NoBase
-from perfsuite.gate.git.tree_digest import digest_tree
 from perfsuite.gate.git.worktree import sweep_stale_trees, why_elsewhere
 from perfsuite.gate.judge.explain import explain
 from perfsuite.gate.judge.forecast import describe_cost, forecast_pair_s, why_too_much

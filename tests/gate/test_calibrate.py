@@ -21,7 +21,6 @@ from perfsuite.gate.arms.command import Command
 from perfsuite.gate.arms.launched.collected import policy_of
 from perfsuite.gate.arms.num_rounds import PairCost
 from perfsuite.gate.calibrate import CalibrationResult, Plant, calibrate
-from perfsuite.gate.git.changes import Uncommitted
 from perfsuite.gate.judge.trial import Budget, CellPolicy, Judgement, Trial
 from perfsuite.gate.request import GateRequest
 from perfsuite.gate.run_gate import HELD, GateResult
@@ -92,9 +91,8 @@ def judge(monkeypatch: pytest.MonkeyPatch) -> Gate:
         python_files=(),
     )
     made_up = Gate()
-    clean = Uncommitted(is_dirty=False, is_clean=True)
     monkeypatch.setattr(calibrate_module, "find_top", lambda folder: folder)
-    monkeypatch.setattr(calibrate_module, "read_uncommitted", lambda *_, **given: clean)
+    monkeypatch.setattr(calibrate_module, "is_dirty", lambda *_, **given: False)
     monkeypatch.setattr(calibrate_module, "collect", lambda _: Launch(arm=arm, suite=suite))
     monkeypatch.setattr(calibrate_module, "head_arm", lambda *_: arm)
     monkeypatch.setattr(calibrate_module, "run_gate", made_up)
@@ -175,8 +173,7 @@ def test_a_gate_that_compares_nothing_is_no_calibration(judge: Gate) -> None:
 
 
 def test_code_that_is_not_heads_is_refused(judge: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
-    dirty = Uncommitted(is_dirty=True, is_clean=False)
-    monkeypatch.setattr(calibrate_module, "read_uncommitted", lambda *_, **given: dirty)
+    monkeypatch.setattr(calibrate_module, "is_dirty", lambda *_, **given: True)
 
     with pytest.raises(WorkloadError, match=r"^there are uncommitted changes, .*; commit them$"):
         run()

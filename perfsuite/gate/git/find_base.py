@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Final
 
 from perfsuite.errors import SettingError
-from perfsuite.gate.git.changes import Uncommitted, read_uncommitted
+from perfsuite.gate.git.changes import is_dirty, uncommitted_files
 from perfsuite.gate.git.command import answer, find_commit, output
 from perfsuite.gate.git.repository import (
     Base,
@@ -66,7 +66,7 @@ def find_base(
             f"says, and this clone has no origin/{target}; run 'git fetch origin "
             f"{target}:refs/remotes/origin/{target}', or {_NAME_ONE}"
         )
-    uncommitted = read_uncommitted(root, outputs=outputs, folders=folders)
+    uncommitted = uncommitted_files(root, outputs=outputs, folders=folders)
     if upstream is None:
         why = ": there is no origin/HEAD, main or master to take the merge base with"
         return _base_of_default_branch(root, head, uncommitted, why)
@@ -110,7 +110,7 @@ def describe_head(root: Path) -> str:
     if head is None:
         return "a repository without a commit"
     branch = answer(root, "symbolic-ref", "--quiet", "--short", "HEAD") or "a detached HEAD"
-    changes = " with uncommitted changes" if read_uncommitted(root).is_dirty else ""
+    changes = " with uncommitted changes" if is_dirty(root) else ""
     return f"{branch} at {short_commit(head)}{changes}"
 
 
@@ -158,16 +158,16 @@ def commit_named(root: Path, what: str, revision: str) -> str:
 
 
 def _base_of_default_branch(
-    root: Path, head: str, uncommitted: Uncommitted, why: str
+    root: Path, head: str, uncommitted: Mapping[Path, bool], why: str
 ) -> Base | NoBase:
     """Return the base where HEAD has no commit of its own, or there is no default branch."""
     parent, instead = find_commit(root, "HEAD^1"), None
     if parent is not None:
         described = f"the first parent of HEAD, {short_commit(parent)}{why}"
-        if not uncommitted.is_clean:
+        if uncommitted:
             described += "; nothing that a cell loads differs from HEAD"
         instead = Base(revision=parent, described=described)
-    if uncommitted.is_dirty:
+    if any(uncommitted.values()):
         described = f"HEAD, {short_commit(head)}, without the uncommitted changes{why}"
         return Base(revision=head, described=described, instead=instead)
     if instead is not None:

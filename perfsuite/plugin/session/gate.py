@@ -15,8 +15,8 @@ from perfsuite.errors import PerfsuiteError
 from perfsuite.gate.baselines.screen import Candidate
 from perfsuite.gate.baselines.stored_verdict import History, read_history
 from perfsuite.gate.common_cells import HIDDEN
+from perfsuite.gate.git.changes import digest_tree
 from perfsuite.gate.git.repository import Base, NoBase
-from perfsuite.gate.git.tree_digest import digest_tree
 from perfsuite.gate.judge.counts import parse_slacks
 from perfsuite.gate.judge.kept_pairs import kept_names
 from perfsuite.gate.judge.trial import CellPolicy, draw_seed

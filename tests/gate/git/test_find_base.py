@@ -9,7 +9,7 @@ import pytest
 from git_checkouts import clone, commit, git, head_of
 
 from perfsuite.errors import SettingError
-from perfsuite.gate.git.changes import read_uncommitted
+from perfsuite.gate.git.changes import is_dirty
 from perfsuite.gate.git.find_base import (
     describe_head,
     find_base,
@@ -401,7 +401,7 @@ def test_a_deepened_clone_finds_its_base(repository: Path) -> None:
 
 
 def test_a_clean_tree_is_not_dirty(repository: Path) -> None:
-    assert not read_uncommitted(repository).is_dirty
+    assert not is_dirty(repository)
 
 
 @pytest.mark.parametrize("name", ["code.py", "new.py", "deep/er/new é.py", "-x.so"])
@@ -409,22 +409,22 @@ def test_a_changed_and_an_unknown_module_make_a_tree_dirty(repository: Path, nam
     (repository / name).parent.mkdir(parents=True, exist_ok=True)
     (repository / name).write_text("changed")
 
-    assert read_uncommitted(repository).is_dirty
+    assert is_dirty(repository)
 
 
 def test_a_deleted_and_a_staged_file_make_a_tree_dirty(repository: Path) -> None:
     (repository / "code.py").unlink()
-    deleted = read_uncommitted(repository).is_dirty
+    deleted = is_dirty(repository)
     git(repository, "add", "--all")
 
     assert deleted
-    assert read_uncommitted(repository).is_dirty
+    assert is_dirty(repository)
 
 
 def test_a_name_that_is_no_text_makes_a_tree_dirty(repository: Path) -> None:
     (repository / "latin-\udce9.py").touch()
 
-    assert read_uncommitted(repository).is_dirty
+    assert is_dirty(repository)
 
 
 def test_what_git_ignores_and_what_runs_leave_do_not_make_a_tree_dirty(repository: Path) -> None:
@@ -434,8 +434,8 @@ def test_what_git_ignores_and_what_runs_leave_do_not_make_a_tree_dirty(repositor
         (repository / name).touch()
     (repository / "gate.py").touch()
 
-    assert not read_uncommitted(repository, outputs=[repository / "gate.py"]).is_dirty
-    assert read_uncommitted(repository).is_dirty
+    assert not is_dirty(repository, outputs=[repository / "gate.py"])
+    assert is_dirty(repository)
 
 
 def test_a_changed_file_among_results_makes_a_tree_dirty(repository: Path) -> None:
@@ -443,7 +443,7 @@ def test_a_changed_file_among_results_makes_a_tree_dirty(repository: Path) -> No
     commit(repository, "results/kept.json")
     (repository / "results" / "kept.json").write_text("changed")
 
-    assert read_uncommitted(repository).is_dirty
+    assert is_dirty(repository)
 
 
 @pytest.mark.parametrize(
