@@ -64,8 +64,8 @@ class Gate:
     def trial_of(self, name: str, text: str | None) -> Trial:
         shift = 0.0 if text is None else 0.2
         policy = CellPolicy(tolerance=0.02, limit=0.05, floor_s=0.0)
-        trial = Trial(name=name, policy=policy)
         rule = Rule(tolerance=0.02, limit=0.05, num_cells=2, max_pairs=4)
+        trial = Trial(name=name, policy=policy, rule=rule)
         # A session as a whole is faster or slower than the one before it.
         shift += 0.005 * (-1) ** len(self.planted)
         trial.pairs = plain_pairs(shift + noise for noise in NOISE)

@@ -60,19 +60,18 @@ def judge(
 
     `num_cells` cells share the error rate, those of other sessions included; None is these alone.
     """
-    trials = [Trial(name=name, policy=policy) for name, policy in policies.items()]
-    rules: dict[str, Rule] = {}
-    for trial in trials:
-        if (found := kept.get(printable(trial.name))) is not None:
-            rules[trial.name] = resume(trial, found)
-            continue
-        rules[trial.name] = Rule(
-            tolerance=trial.policy.tolerance,
-            limit=trial.policy.limit,
-            num_cells=num_cells or len(trials),
+    trials: list[Trial] = []
+    for name, policy in policies.items():
+        rule = Rule(
+            tolerance=policy.tolerance,
+            limit=policy.limit,
+            num_cells=num_cells or len(policies),
             max_pairs=budget.max_pairs,
-            prior=priors.get(trial.name),
+            prior=priors.get(name),
         )
+        trials.append(Trial(name=name, policy=policy, rule=rule))
+        if (found := kept.get(printable(name))) is not None:
+            resume(trials[-1], found)
     session = _Session(arms=(base, head), budget=budget, random_numbers=random.Random(seed))
     pair: _Pair | None = None
     while undecided := [trial for trial in trials if trial.word is None]:
@@ -86,8 +85,8 @@ def judge(
             if session.num_unfit == _MAX_UNFIT:
                 break
             continue
-        pair.decide(undecided, rules)
-        for line in _progress(session, undecided, trials, rules):
+        pair.decide(undecided)
+        for line in _progress(session, undecided, trials):
             say(line)
     too_long = why_too_much(len(trials), session.first_s, budget)
     for trial in trials:
@@ -109,7 +108,7 @@ class _Pair:
     unfit: str | None
     invalid: str | None
 
-    def decide(self, trials: Sequence[Trial], rules: Mapping[str, Rule]) -> None:
+    def decide(self, trials: Sequence[Trial]) -> None:
         """Add what it says to those trials that were fair in it, and decide them if possible."""
         cells = self.launches["head"].cells
         alternated_s = sum(run.alternated_s for run in cells.values())
@@ -120,7 +119,7 @@ class _Pair:
             add_pair(trial, self.launches, self.plan.first, other_s)
             _count_until_alike(trial)
             if trial.word is None:
-                decide_by_pairs(trial, rules[trial.name])
+                decide_by_pairs(trial)
 
 
 @dataclass(kw_only=True)
@@ -256,16 +255,14 @@ def _judge_size(trial: Trial) -> None:
     )
 
 
-def _progress(
-    session: _Session, judged: Sequence[Trial], trials: Sequence[Trial], rules: Mapping[str, Rule]
-) -> Iterator[str]:
+def _progress(session: _Session, judged: Sequence[Trial], trials: Sequence[Trial]) -> Iterator[str]:
     """Yield how many cells are decided, and intervals: of those decided now, and the widest."""
     undecided = [trial for trial in trials if trial.word is None]
     decided = f"{len(trials) - len(undecided)} of {counted(len(trials), 'cell')} decided"
     yield f"pair {session.num_pairs}: {decided} ({session.spent_s:.0f} s)"
     if session.num_pairs < 2:  # one pair does not show its spread
         if undecided:
-            has_history = all(rules[trial.name].prior for trial in undecided)
+            has_history = all(trial.rule.prior for trial in undecided)
             pair_s, budget = session.first_s, session.budget
             rest = describe_rest(len(undecided), pair_s, budget, has_history=has_history)
             yield why_too_much(len(trials), pair_s, budget) or rest

@@ -119,25 +119,24 @@ def kept_names(path: Path | None, head: str | None) -> frozenset[str]:
     return frozenset(name for one in comparisons if one.head == head for name in one.cells)
 
 
-def resume(trial: Trial, kept: KeptCell) -> Rule:
-    """Let a trial begin where an earlier session ended; return the rule that goes on.
+def resume(trial: Trial, kept: KeptCell) -> None:
+    """Let a trial go on where an earlier session ended, by its rule.
 
     A FAIL is final unless the user accepts more than before.
     """
     policy = trial.policy
-    rule = dataclasses.replace(kept.rule, tolerance=policy.tolerance, limit=policy.limit)
+    trial.rule = dataclasses.replace(kept.rule, tolerance=policy.tolerance, limit=policy.limit)
     trial.raw, trial.pairs, trial.firsts = [*kept.raw], [*kept.pairs], [*kept.firsts]
-    accepted = policy.accepted_slowdown
-    is_same = (kept.rule, kept.accepted_slowdown, kept.floor_s) == (rule, accepted, policy.floor_s)
+    asked = trial.rule, policy.accepted_slowdown, policy.floor_s
     is_told_alone = kept.by == "numerics" and not policy.refuses_numerics_change
-    if kept.word == "FAIL" and is_same and not is_told_alone:
-        decide_by_pairs(trial, rule)
+    is_same = (kept.rule, kept.accepted_slowdown, kept.floor_s) == asked and not is_told_alone
+    if kept.word == "FAIL" and is_same:
+        decide_by_pairs(trial)
         trial.word, trial.by = "FAIL", kept.by
         trial.reason = "; ".join(filter(None, (_KEPT, kept.reason)))
-        return rule
-    while decide_beyond(trial.pairs, rule, accepted).word == "INCONCLUSIVE":
-        rule = dataclasses.replace(rule, num_sessions=rule.num_sessions + 1)
-    return rule
+        return
+    while decide_beyond(trial).word == "INCONCLUSIVE":
+        trial.rule = dataclasses.replace(trial.rule, num_sessions=trial.rule.num_sessions + 1)
 
 
 def _is_kept(trial: Trial) -> bool:
@@ -149,11 +148,10 @@ def _is_kept(trial: Trial) -> bool:
 
 
 def _keep(trial: Trial) -> KeptCell:
-    kept = {name: getattr(trial, name) for name in ("word", "by", "raw", "pairs", "firsts")}
-    rule = {name: value for name, value in trial.rule.items() if name != "accepted_slowdown"}
-    reason = None if trial.reason is None else printable_lines(trial.reason)
+    kept = {name: getattr(trial, name) for name in ("word", "by", "rule", "raw", "pairs", "firsts")}
     bounds = {name: getattr(trial.policy, name) for name in ("accepted_slowdown", "floor_s")}
-    return msgspec.convert({**kept, **bounds, "reason": reason, "rule": rule}, KeptCell)
+    reason = None if trial.reason is None else printable_lines(trial.reason)
+    return msgspec.convert({**kept, **bounds, "reason": reason}, KeptCell)
 
 
 def _read(path: Path) -> _File:
