@@ -35,10 +35,9 @@ def simulate_screen(
         history = [_stored_run(number, generator, sd, sd_of_others) for number in range(num_stored)]
         screener = Screener(history, None)
         for other in _OTHERS:
-            screener.add(_candidate(other, generator.gauss(0.0, sd_of_others)))
+            screener.screen(_candidate(other, generator.gauss(0.0, sd_of_others)))
         cell = _candidate(_CELL, math.log1p(_LIMIT) + generator.gauss(0.0, sd))
-        screener.add(cell)
-        passed.append(screener.decide(cell).is_clearly_fine)
+        passed.append(screener.screen(cell).is_clearly_fine)
     return np.array(passed)
 
 

@@ -19,7 +19,7 @@ from typing import Final
 
 from perfsuite.records.run_file import StoredRun
 from perfsuite.stats.intervals import robust_sd
-from perfsuite.stats.trend import find_trend
+from perfsuite.stats.trend import as_ratio, find_trend
 from perfsuite.units import format_ratio, format_seconds
 
 # Older sessions ran older code on an older machine.
@@ -41,8 +41,6 @@ _MIN_MOVED_SD = 0.001
 # exceeds so many times the prior's, as in the rule for pairs (`stats.sequential`).
 _PRIOR_DF = 8.0
 _PRIOR_HOLDS_TO = 1.25
-# e^50: more than any real ratio. The history is untrusted, and must not overflow.
-_MAX_DIFFERENCE = 50.0
 # A cell at its limit passes the screen in at most 2.5 % of sessions: a quarter of what may pass.
 _CONFIDENCE = 0.975
 _WEEK = timedelta(weeks=1)
@@ -131,27 +129,17 @@ class Screener:
         self._history = history
         self._probe_s = probe_s
         self._fits: dict[str, _Fit] = {}
-        self._undecided: dict[str, Screened] = {}
 
-    def add(self, cell: Candidate) -> None:
-        """Hold a cell against its history."""
-        name = cell.fullname
+    def screen(self, cell: Candidate) -> Screened:
+        """Return what a cell is against its history."""
         if self.unfit is not None:
-            self._undecided[name] = Screened(reason=self.unfit, num_sessions=0)
-            return
+            return Screened(reason=self.unfit, num_sessions=0)
         sessions = _sessions_of(cell, self._history)
-        if len(sessions) < MIN_SESSIONS:
-            reason = (
-                f"has {len(sessions)} of the {MIN_SESSIONS} stored sessions that a screen needs"
-            )
-            self._undecided[name] = Screened(reason=reason, num_sessions=len(sessions))
-        else:
-            self._fits[name] = _fit(cell, sessions, self._probe_s)
-
-    def decide(self, cell: Candidate) -> Screened:
-        """Return the result for a cell that was added."""
-        known = self._undecided.get(cell.fullname)
-        return _decide(cell, self._fits) if known is None else known
+        if (num := len(sessions)) < MIN_SESSIONS:
+            reason = f"has {num} of the {MIN_SESSIONS} stored sessions that a screen needs"
+            return Screened(reason=reason, num_sessions=num)
+        self._fits[cell.fullname] = _fit(cell, sessions, self._probe_s)
+        return _decide(cell, self._fits)
 
 
 def why_unfit(history: Sequence[StoredRun], probe_s: Mapping[str, float] | None) -> str | None:
@@ -167,8 +155,8 @@ def why_unfit(history: Sequence[StoredRun], probe_s: Mapping[str, float] | None)
             return (
                 f"the host probe {name!r} took {format_seconds(seconds)}, and "
                 f"{format_seconds(math.exp(centre))} in {len(logs)} stored sessions: a shift of "
-                f"{format_ratio(abs(_ratio(math.log(seconds) - centre) - 1))}, where "
-                f"{format_ratio(_ratio(allowed) - 1)} is usual; let the machine come to rest"
+                f"{format_ratio(abs(as_ratio(math.log(seconds) - centre) - 1))}, where "
+                f"{format_ratio(as_ratio(allowed) - 1)} is usual; let the machine come to rest"
             )
     return None
 
@@ -271,17 +259,13 @@ def _decide(cell: Candidate, fits: Mapping[str, _Fit]) -> Screened:
             f"{_in_words(fit.from_newest)} than the newest; at worst {_in_words(high)}, limit "
             f"{format_ratio(cell.limit)}"
         ),
-        ratio=_ratio(fit.difference),
-        interval=(_ratio(low), _ratio(high)),
+        ratio=as_ratio(fit.difference),
+        interval=(as_ratio(low), as_ratio(high)),
         num_sessions=fit.num_sessions,
         newest=fit.newest,
     )
 
 
 def _in_words(difference: float) -> str:
-    change = _ratio(difference) - 1
+    change = as_ratio(difference) - 1
     return f"{format_ratio(abs(change))} {'slower' if change >= 0 else 'faster'}"
-
-
-def _ratio(difference: float) -> float:
-    return math.exp(min(difference, _MAX_DIFFERENCE))

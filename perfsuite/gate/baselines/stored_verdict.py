@@ -80,8 +80,7 @@ class History:
 
     def screen(self, candidate: Candidate, say: Callable[[str], None]) -> CellVerdict | None:
         """Return PASS or IMPROVED where the cell is clearly fine; else None, and `say` why."""
-        self._screener.add(candidate)
-        screened = self._screener.decide(candidate)
+        screened = self._screener.screen(candidate)
         newest, reason = screened.newest, screened.reason
         if newest is not None and not self._is_own(newest):
             reason = "no stored run that can be compared is of the base itself"

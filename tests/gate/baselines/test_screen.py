@@ -81,8 +81,8 @@ def screen(
     """What the history says of each cell once all are known."""
     screener = Screener(history, probe_s)
     for cell in cells:
-        screener.add(cell)
-    return {cell.fullname: screener.decide(cell) for cell in cells}
+        screener.screen(cell)
+    return {cell.fullname: screener.screen(cell) for cell in cells}
 
 
 def log_interval(cell: Screened) -> tuple[float, float]:
