@@ -166,8 +166,7 @@ def test_cells_that_come_one_by_one_are_moderated_by_those_before_them() -> None
     screener = Screener(history, None)
 
     for number, cell in enumerate(cells, 1):
-        screener.add(cell)
-        assert screener.decide(cell) == screen(cells[:number], history)[cell.fullname]
+        assert screener.screen(cell) == screen(cells[:number], history)[cell.fullname]
 
 
 def test_the_prior_counts_for_no_more_than_eight_degrees_of_freedom() -> None:
