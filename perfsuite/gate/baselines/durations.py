@@ -15,10 +15,9 @@ _MOST_RUNS: Final = 100
 
 @dataclass(frozen=True, kw_only=True)
 class Durations:
-    """The known durations of tests, None for a test that no run has; and how many runs had any."""
+    """The known durations of tests, None for a test that no run has."""
 
     seconds: dict[str, float | None]
-    num_runs: int
     refused: tuple[Unusable, ...]
 
     @property
@@ -36,7 +35,7 @@ def read_durations(
     Runs of the commit `but_of` do not count.
     """
     seconds: dict[str, float | None] = dict.fromkeys(names)
-    unknown, num_runs, refused = set(seconds), 0, []
+    unknown, refused = set(seconds), []
     newest_first: list[AnyPath] = []
     if source is not None:
         is_run = not source.is_dir() if isinstance(source, Path) else source.name.endswith(".json")
@@ -51,5 +50,4 @@ def read_durations(
             found = unknown & head.stamp.durations_s.keys()
             seconds |= {name: head.stamp.durations_s[name] for name in found}
             unknown -= found
-            num_runs += bool(found)
-    return Durations(seconds=seconds, num_runs=num_runs, refused=tuple(refused))
+    return Durations(seconds=seconds, refused=tuple(refused))

@@ -4,6 +4,7 @@ import math
 import os
 import uuid
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import datetime
 from fractions import Fraction
@@ -22,6 +23,8 @@ from perfsuite.system.files import sync_folder, written_beside
 from perfsuite.system.untrusted import printable
 from perfsuite.system.urls import AnyPath, RemotePath, locate
 
+# A server takes some 50 ms to answer, however many requests it serves.
+_NUM_FETCHED = 8
 # The names of the files that pytest-benchmark saves: four digits, then the name.
 _NUMBERED = "[0-9][0-9][0-9][0-9]_*.json"
 
@@ -102,10 +105,8 @@ def sift_runs(
     if not files:
         yield _nothing_found(storage, selector)
     moments: list[tuple[datetime, AnyPath]] = []
-    if isinstance(storage, RemotePath):
-        read = run_file.read_moments(files)
-    else:
-        read = [_look_within(storage, path, selector) for path in files]
+    with ThreadPoolExecutor(_NUM_FETCHED) as pool:
+        read = list(pool.map(lambda path: _look_within(storage, path, selector), files))
     for path, moment in zip(files, read, strict=True):
         if isinstance(moment, Unusable):
             yield moment
@@ -140,13 +141,15 @@ def sift_runs(
 
 
 def _look_within(
-    storage: Path, path: AnyPath, selector: str | Literal[True]
+    storage: AnyPath, path: AnyPath, selector: str | Literal[True]
 ) -> datetime | Unusable:
     # A file that the user named may lie anywhere; one that was found must lie in the storage.
-    if isinstance(path, RemotePath):
-        return run_file.read_moment(path)
-    is_named = selector is not True and path == Path(selector)
-    if not is_named and not path.resolve().is_relative_to(storage.resolve()):
+    if (
+        isinstance(storage, Path)
+        and isinstance(path, Path)
+        and (selector is True or path != Path(selector))
+        and not path.resolve().is_relative_to(storage.resolve())
+    ):
         return Unusable(path=path, reason="is a link that leads out of the storage")
     return run_file.read_moment(path)
 
