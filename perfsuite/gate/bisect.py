@@ -289,15 +289,12 @@ def _collect(request: BisectRequest) -> tuple[Suite, str]:
     return launch.suite, cells[0]
 
 
-def _base_of(commit: str) -> repository.Base:
-    return repository.Base(revision=commit, described=short_commit(commit))
-
-
 @contextmanager
 def _tree_of(suite: Suite, cell: str, commit: str) -> Iterator[tuple[Path, Path]]:
     """A commit's tree with the benchmarks of today, and today's configuration in it."""
     root = suite.root.resolve()
     head = Head(top=repository.find_top(root) or root, root=root, python_files=suite.python_files)
-    with base_tree(suite.root, _base_of(commit)) as tree:
+    base = repository.Base(revision=commit, described=short_commit(commit))
+    with base_tree(suite.root, base) as tree:
         lay_benchmarks(tree, head, [suite.root / cell.partition("::")[0]])
         yield tree, lay_configuration(tree, suite.root, suite.inifile)

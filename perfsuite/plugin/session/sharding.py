@@ -134,7 +134,7 @@ def _describe(cells: frozenset[str], stamp: ShardStamp, durations: Durations, so
         for names in (cells, durations.seconds)
     )
     return (
-        f"shard {stamp.shard}: {len(cells)} of {counted(stamp.num_cells, 'cell')}, partition "
-        f"{stamp.partition}, {own_s} of {all_s} by {durations.num_known} known durations from "
-        f"{source}"
+        f"shard {stamp.number}/{stamp.num_shards}: {len(cells)} of "
+        f"{counted(stamp.num_cells, 'cell')}, partition {stamp.partition}, {own_s} of {all_s} by "
+        f"{durations.num_known} known durations from {source}"
     )
