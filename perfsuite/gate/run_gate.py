@@ -41,7 +41,7 @@ from perfsuite.gate.provenance.dependencies import ANY, changed_dependencies
 from perfsuite.gate.provenance.edits import code_times, name_new, why_edited
 from perfsuite.gate.provenance.identical import Comparison
 from perfsuite.gate.provenance.own_files import MIXED, find_mixed, give_back, read_own_files
-from perfsuite.gate.provenance.untracked import name_untracked
+from perfsuite.gate.provenance.symmetry import name_untracked
 from perfsuite.gate.request import BaseSide, GateRequest, base_of, collect, head_arm
 from perfsuite.records.verdict import CellVerdict, Explanation
 from perfsuite.system.signals import ends_on_signals

@@ -17,19 +17,8 @@ from pathlib import Path
 import psutil
 
 from perfsuite.errors import SettingError, WriteError
-from perfsuite.gate.git import repository
+from perfsuite.gate.git import overlay, repository
 from perfsuite.gate.git.fill_tree import copy_same_files
-from perfsuite.gate.git.overlay import (
-    Head,
-    as_write_error,
-    benchmark_files,
-    copy_file,
-    lay_over,
-    make_folder,
-    plan_overlay,
-    read_source,
-    source_files,
-)
 from perfsuite.gate.git.repository import Base
 from perfsuite.system.signals import uninterrupted
 
@@ -50,10 +39,10 @@ def base_tree(root: Path, base: Base) -> Iterator[Path]:
         raise SettingError(f"{root} is not in a git checkout; {repository.USE_FOLDER}")
     with _temporary_folder(repository.worktree_records(root), near=top) as folder:
         arm_root = root.resolve().relative_to(top)
-        with as_write_error(folder):
+        with overlay.as_write_error(folder):
             repository.add_worktree(root, base, folder)
             copy_same_files(top, folder)
-            make_folder(folder, arm_root)
+            overlay.make_folder(folder, arm_root)
         yield folder / arm_root
 
 
@@ -63,26 +52,26 @@ def directory_tree(root: Path, base_dir: Path) -> Iterator[Path]:
     check_base_dir(base_dir)
     source = base_dir.resolve()
     with _temporary_folder(None, near=repository.find_top(root) or root.resolve()) as folder:
-        with as_write_error(folder):
-            for path in source_files(source, leave_out=folder):
-                copy_file(source, folder, path)
+        with overlay.as_write_error(folder):
+            for path in overlay.source_files(source, leave_out=folder):
+                overlay.copy_file(source, folder, path)
         yield folder
 
 
-def lay_benchmarks(tree: Path, head: Head, paths: Sequence[Path]) -> list[Path]:
+def lay_benchmarks(tree: Path, head: overlay.Head, paths: Sequence[Path]) -> list[Path]:
     """Lay head's benchmark files over `tree`; return its Python files that are others then."""
-    laid, folder = plan_overlay(head, paths), head.top_of(tree)
-    files = [folder / path for path in benchmark_files(head, laid) if path.suffix == ".py"]
+    laid, folder = overlay.plan_overlay(head, paths), head.top_of(tree)
+    files = [folder / path for path in overlay.benchmark_files(head, laid) if path.suffix == ".py"]
     before = _sources(files)
-    with as_write_error(folder):
-        lay_over(folder, head, laid)
-        make_folder(folder, head.root.relative_to(head.top))
+    with overlay.as_write_error(folder):
+        overlay.lay_over(folder, head, laid)
+        overlay.make_folder(folder, head.root.relative_to(head.top))
     changed = dict(_sources(files).items() - before.items())
     return sorted(file.relative_to(tree) for file in changed if file.is_relative_to(tree))
 
 
 def _sources(files: Sequence[Path]) -> dict[Path, bytes]:
-    return {file: read_source(file) for file in files if file.is_file()}
+    return {file: overlay.read_source(file) for file in files if file.is_file()}
 
 
 def check_base_dir(base_dir: Path) -> None:
