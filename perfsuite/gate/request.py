@@ -15,7 +15,6 @@ from perfsuite.gate.arms.command import Command
 from perfsuite.gate.arms.launch import launch_pair
 from perfsuite.gate.git.changes import compare_trees, tree_files
 from perfsuite.gate.git.command import file_at
-from perfsuite.gate.git.fill_tree import missing_files, share_files
 from perfsuite.gate.git.find_base import find_base
 from perfsuite.gate.git.overlay import SITE_FOLDER, Head, lay_configuration, source_files
 from perfsuite.gate.git.repository import Base, NoBase, find_top, working_files
@@ -26,6 +25,8 @@ from perfsuite.gate.git.worktree import (
     ignore_trees_in,
     import_roots,
     lay_benchmarks,
+    missing_files,
+    share_files,
 )
 from perfsuite.gate.judge.trial import LAUNCH_TIMEOUT_S, Budget
 from perfsuite.gate.provenance.identical import Comparison

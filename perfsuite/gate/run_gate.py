@@ -25,12 +25,11 @@ from perfsuite.gate.common_cells import (
     read_exceptions,
     read_noise,
 )
+from perfsuite.gate.git import worktree
 from perfsuite.gate.git.changes import digest_tree
-from perfsuite.gate.git.fill_tree import check_shared, missing_files
 from perfsuite.gate.git.find_base import describe_head
 from perfsuite.gate.git.overlay import tree_files
 from perfsuite.gate.git.repository import Base, NoBase
-from perfsuite.gate.git.worktree import sweep_stale_trees, why_elsewhere
 from perfsuite.gate.judge.explain import explain
 from perfsuite.gate.judge.forecast import describe_cost, forecast_pair_s, why_too_much
 from perfsuite.gate.judge.judge import judge
@@ -81,7 +80,7 @@ def run_gate(
     anything is timed. Raises a SettingError where the base is not known or a path is not there, a
     WriteError where a tree cannot be made.
     """
-    sweep_stale_trees(request.folder)
+    worktree.sweep_stale_trees(request.folder)
     differs = {"head": describe_head(request.folder)}
     with scratch_folder() as caches:
         session = _begin(request, caches, differs, say, machine)
@@ -127,7 +126,7 @@ def _begin(
     differs |= _describe_base(request, base)
     if head.suite is None or head.why_not_collected is not None:
         return f"head's tests cannot be collected: {head.why_not_collected}"
-    check_shared(head.suite.root, head.suite.shared)
+    worktree.check_shared(head.suite.root, head.suite.shared)
     if not head.suite.cells:
         call = " ".join(["pytest", *request.command.arguments])
         say(f"nothing to compare: {call} selects no test with the benchmark fixture")
@@ -308,10 +307,10 @@ class _Session:
 
     def _describe_tree(self, tree: Path, changed: Collection[Path]) -> None:
         """Say where and what the base's tree is, and which benchmark files head has changed."""
-        if (place := why_elsewhere(tree, self.side.suite.root)) is not None:
+        if (place := worktree.why_elsewhere(tree, self.side.suite.root)) is not None:
             self.differs["base's file system"] = place
         base_top, head_top = self.side.head.top_of(tree), self.side.head.top
-        if self.side.base is not None and (lacked := missing_files(base_top)):
+        if self.side.base is not None and (lacked := worktree.missing_files(base_top)):
             told = f"lacks submodules or git-lfs files, {listed(lacked)}; {_HAS_THEM}"
             self.differs["base's tree"] = told
             self.say(f"the base's tree {told}")

@@ -12,9 +12,9 @@ import psutil
 
 from perfsuite.gate.arms.arm import Launch
 from perfsuite.gate.git import repository
-from perfsuite.gate.git.fill_tree import missing_files
 from perfsuite.gate.git.overlay import SITE_FOLDER, are_alike, is_left_out
 from perfsuite.gate.git.repository import tracked_files
+from perfsuite.gate.git.worktree import missing_files
 from perfsuite.gate.provenance import installed
 from perfsuite.gate.provenance.dependencies import find_changed_dependency
 from perfsuite.gate.provenance.installed import SITE, find_source

@@ -21,7 +21,6 @@ from full_disk import files_of_at_most
 from git_checkouts import git
 
 from perfsuite.errors import SettingError, WriteError
-from perfsuite.gate.git.fill_tree import missing_files
 from perfsuite.gate.git.find_base import find_base
 from perfsuite.gate.git.overlay import Head
 from perfsuite.gate.git.repository import Base
@@ -30,6 +29,7 @@ from perfsuite.gate.git.worktree import (
     directory_tree,
     import_roots,
     lay_benchmarks,
+    missing_files,
     sweep_stale_trees,
     why_elsewhere,
 )
