@@ -17,7 +17,7 @@ from perfsuite.gate.git.changes import compare_trees, tree_files
 from perfsuite.gate.git.command import file_at
 from perfsuite.gate.git.find_base import find_base
 from perfsuite.gate.git.overlay import SITE_FOLDER, Head, lay_configuration, source_files
-from perfsuite.gate.git.repository import Base, NoBase, find_top, working_files
+from perfsuite.gate.git.repository import Base, find_top, working_files
 from perfsuite.gate.git.worktree import (
     base_tree,
     check_base_dir,
@@ -60,7 +60,7 @@ class GateRequest:
         base: A revision; None finds the merge base.
         target: The branch that a continuous integration says the change goes to.
         base_dir: A folder instead of a revision.
-        found: The base, where it is known already.
+        found: The base, or why there is none, where that is known already.
         fixed: Of the bounds and the numerics change, what holds for both sides, configured or not.
         floor_s: None is 50 us for cells of perfsuite, 0 for any others.
         fingerprint: Of this machine, whose calibration at the base gives the priors.
@@ -78,7 +78,7 @@ class GateRequest:
     base: str | None = None
     target: str | None = None
     base_dir: Path | None = None
-    found: Base | NoBase | None = None
+    found: Base | str | None = None
     base_python: str | None = None
     base_build: str | None = None
     base_environment: Mapping[str, str] = field(default_factory=dict)
@@ -108,10 +108,11 @@ class GateRequest:
         return self.command.folder
 
 
-def base_of(request: GateRequest, folders: Sequence[Path]) -> Base | NoBase | None:
-    """Return the commit to compare with, None for a folder; a SettingError where it is not known.
+def base_of(request: GateRequest, folders: Sequence[Path]) -> Base | str | None:
+    """Return the commit to compare with, None for a folder, or why there is neither.
 
-    `folders` are searched for modules that git does not know, beside the request's own.
+    `folders` are searched for modules that git does not know, beside the request's own. Raises a
+    SettingError for a revision or a folder that is none.
     """
     if request.base_dir is not None:
         check_base_dir(request.base_dir)

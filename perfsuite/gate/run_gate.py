@@ -29,7 +29,7 @@ from perfsuite.gate.git import worktree
 from perfsuite.gate.git.changes import digest_tree
 from perfsuite.gate.git.find_base import describe_head
 from perfsuite.gate.git.overlay import tree_files
-from perfsuite.gate.git.repository import Base, NoBase
+from perfsuite.gate.git.repository import Base
 from perfsuite.gate.judge.explain import explain
 from perfsuite.gate.judge.forecast import describe_cost, forecast_pair_s, why_too_much
 from perfsuite.gate.judge.judge import judge
@@ -121,8 +121,8 @@ def _begin(
     collected_s = time.monotonic() - began_s
     measured = [] if head.suite is None else [head.suite.root, *head.suite.pythonpath]
     base = base_of(request, measured)
-    if isinstance(base, NoBase):
-        return base.reason
+    if isinstance(base, str):
+        return base
     differs |= _describe_base(request, base)
     if head.suite is None or head.why_not_collected is not None:
         return f"head's tests cannot be collected: {head.why_not_collected}"

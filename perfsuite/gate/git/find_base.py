@@ -7,13 +7,7 @@ from typing import Final
 from perfsuite.errors import SettingError
 from perfsuite.gate.git.changes import is_dirty, uncommitted_files
 from perfsuite.gate.git.command import answer, find_commit, output
-from perfsuite.gate.git.repository import (
-    Base,
-    NoBase,
-    count_commits,
-    is_shallow,
-    why_not_a_checkout,
-)
+from perfsuite.gate.git.repository import Base, count_commits, is_shallow, why_not_a_checkout
 from perfsuite.system.untrusted import printable
 from perfsuite.units import short_commit
 
@@ -42,8 +36,8 @@ def find_base(
     target: str | None = None,
     outputs: Sequence[Path] = (),
     folders: Sequence[Path] = (),
-) -> Base | NoBase:
-    """Return the commit that head is to be compared with.
+) -> Base | str:
+    """Return the commit that head is to be compared with, or why there is none, with advice.
 
     `revision` where it is given; a SettingError where it names no commit. Else the merge base of
     HEAD with the upstream's branch: `target`, which a continuous integration names, else the first
@@ -51,18 +45,18 @@ def find_base(
     else HEAD's first parent. See `uncommitted_files` for `outputs` and `folders`.
     """
     if (refusal := why_not_a_checkout(root)) is not None:
-        return NoBase(reason=refusal)
+        return refusal
     if revision is not None:
         named = commit_named(root, "the base", revision)
         before = "" if named.startswith(revision) else f"{revision}, "
         return Base(revision=named, described=before + short_commit(named))
     head = find_commit(root, "HEAD")
     if head is None:
-        return NoBase(reason=f"the repository of {root} has no commit yet; commit, then try again")
+        return f"the repository of {root} has no commit yet; commit, then try again"
     upstream = _find_upstream(root, target)
     if upstream is None and target is not None:
-        return NoBase(
-            reason=f"this change goes to the branch {target!r}, as the continuous integration "
+        return (
+            f"this change goes to the branch {target!r}, as the continuous integration "
             f"says, and this clone has no origin/{target}; run 'git fetch origin "
             f"{target}:refs/remotes/origin/{target}', or {_NAME_ONE}"
         )
@@ -73,12 +67,12 @@ def find_base(
     branch = answer(root, "rev-parse", "--abbrev-ref", upstream) or upstream
     merge_base = answer(root, "merge-base", head, upstream)
     if merge_base is None and is_shallow(root):
-        return NoBase(
-            reason=f"this clone is shallow and ends before the merge base with {branch}; "
+        return (
+            f"this clone is shallow and ends before the merge base with {branch}; "
             "run 'git fetch --deepen=100' or 'git fetch --unshallow'"
         )
     if merge_base is None:
-        return NoBase(reason=f"HEAD and {branch} have no commit in common; {_NAME_ONE}")
+        return f"HEAD and {branch} have no commit in common; {_NAME_ONE}"
     if merge_base == head:
         return _base_of_default_branch(root, head, uncommitted, "")
     described = f"the merge base with {branch}, {short_commit(merge_base)}"
@@ -159,7 +153,7 @@ def commit_named(root: Path, what: str, revision: str) -> str:
 
 def _base_of_default_branch(
     root: Path, head: str, uncommitted: Mapping[Path, bool], why: str
-) -> Base | NoBase:
+) -> Base | str:
     """Return the base where HEAD has no commit of its own, or there is no default branch."""
     parent, instead = find_commit(root, "HEAD^1"), None
     if parent is not None:
@@ -173,11 +167,11 @@ def _base_of_default_branch(
     if instead is not None:
         return instead
     if is_shallow(root):
-        return NoBase(
-            reason=f"this clone is shallow and lacks the parent of HEAD, {short_commit(head)}; "
+        return (
+            f"this clone is shallow and lacks the parent of HEAD, {short_commit(head)}; "
             "run 'git fetch --deepen=1' or 'git fetch --unshallow'"
         )
-    return NoBase(
-        reason=f"HEAD, {short_commit(head)}, is the first commit and nothing is uncommitted: "
+    return (
+        f"HEAD, {short_commit(head)}, is the first commit and nothing is uncommitted: "
         f"the next change is the first that can be judged; else {_NAME_ONE}"
     )

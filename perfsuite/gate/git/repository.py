@@ -44,13 +44,6 @@ class Base:
     instead: Base | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
-class NoBase:
-    """Why there is no commit to compare with, and what to do: a clause without a full stop."""
-
-    reason: str
-
-
 def is_in_history(root: Path, commit: str, revision: str) -> bool:
     """Whether `commit` is `revision` or an ancestor of it; an unknown commit is not."""
     return run_git(root, "merge-base", "--is-ancestor", commit, revision).returncode == 0

@@ -16,7 +16,7 @@ from perfsuite.gate.baselines.screen import Candidate
 from perfsuite.gate.baselines.stored_verdict import History, read_history
 from perfsuite.gate.common_cells import HIDDEN
 from perfsuite.gate.git.changes import digest_tree
-from perfsuite.gate.git.repository import Base, NoBase
+from perfsuite.gate.git.repository import Base
 from perfsuite.gate.judge.counts import parse_slacks
 from perfsuite.gate.judge.kept_pairs import kept_names
 from perfsuite.gate.judge.trial import CellPolicy, draw_seed
@@ -91,7 +91,7 @@ class SessionGate:
         self._durations = choices.durations
         self._saver = saver
         self._history: History | None = None
-        self._found: Base | NoBase | None = None
+        self._found: Base | str | None = None
 
     @property
     def result(self) -> GateResult | None:
