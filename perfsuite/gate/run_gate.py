@@ -16,7 +16,7 @@ import msgspec
 from perfsuite.gate.arms.arm import Arm, Launch, PairPlan
 from perfsuite.gate.arms.launch import launch_pair, scratch_folder
 from perfsuite.gate.baselines.accepted import Accepted, Entry, in_words
-from perfsuite.gate.baselines.durations import read_durations
+from perfsuite.gate.baselines.select import read_durations
 from perfsuite.gate.common_cells import (
     HIDDEN,
     apply_exceptions,
@@ -275,7 +275,7 @@ class _Session:
     def _announce_cost(self, policies: Collection[str]) -> str | None:
         """Say what the pairs will cost; return why they cannot decide, where that is so."""
         request = self.side.request
-        durations_s = read_durations(request.stored, policies, but_of=None).seconds
+        durations_s, _ = read_durations(request.stored, policies, but_of=None)
         pair_s = forecast_pair_s(policies, durations_s, self.collected_s)
         cost = describe_cost(len(policies), pair_s, request.budget)
         self.say(f"comparing with {self.differs['base']}: {cost}")

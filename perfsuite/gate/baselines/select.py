@@ -1,9 +1,12 @@
-"""Baselines: which stored runs a session may be compared with, why not the others, and saving."""
+"""Baselines: which stored runs a session may be compared with, why not the others, and saving.
+
+And how long tests took in them, which every runner has to find alike for shards.
+"""
 
 import math
 import os
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import datetime
@@ -25,6 +28,8 @@ from perfsuite.system.urls import AnyPath, RemotePath, locate
 
 # A server takes some 50 ms to answer, however many requests it serves.
 _NUM_FETCHED = 8
+# No run has a new cell, and it is not worth a search through all of them for its duration.
+_MOST_RUNS = 100
 # The names of the files that pytest-benchmark saves: four digits, then the name.
 _NUMBERED = "[0-9][0-9][0-9][0-9]_*.json"
 
@@ -292,3 +297,30 @@ def find_proposed(root: Path, storage: AnyPath, trunk: str | None) -> Callable[[
         isinstance(path, Path)
         and not changed.isdisjoint({path.parent.resolve() / path.name, path.resolve()})
     )
+
+
+def read_durations(
+    source: AnyPath | None, names: Collection[str], *, but_of: str | None
+) -> tuple[dict[str, float | None], list[Unusable]]:
+    """Return how long tests took when they were last measured, on any machine, and unread files.
+
+    `source` is a folder of stored runs, a StorageError where it cannot be listed, or one of them.
+    Runs of the commit `but_of` do not count. A new test has None.
+    """
+    seconds: dict[str, float | None] = dict.fromkeys(names)
+    unknown, refused = set(seconds), list[Unusable]()
+    newest_first: list[AnyPath] = []
+    if source is not None:
+        is_run = not source.is_dir() if isinstance(source, Path) else source.name.endswith(".json")
+        newest_first = [source] if is_run else find_runs(source)[::-1]
+    for path in newest_first[:_MOST_RUNS]:
+        if not unknown:
+            break
+        head = run_file.read_head(path)
+        if isinstance(head, Unusable):
+            refused.append(head)
+        elif head.stamp is not None and (but_of is None or head.commit != but_of):
+            found = unknown & head.stamp.durations_s.keys()
+            seconds |= {name: head.stamp.durations_s[name] for name in found}
+            unknown -= found
+    return seconds, refused
