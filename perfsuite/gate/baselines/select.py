@@ -60,11 +60,10 @@ def trunk_rules(folder: Path, storage: AnyPath) -> TrunkRules:
     if root is None:
         return {}
     trunk = find_trunk(root)
-
-    def is_of_trunk(commit: str) -> bool:
-        return trunk is not None and is_in_history(root, commit, trunk)
-
-    return TrunkRules(is_in_history=is_of_trunk, is_proposed=find_proposed(root, storage, trunk))
+    return TrunkRules(
+        is_in_history=lambda commit: trunk is not None and is_in_history(root, commit, trunk),
+        is_proposed=find_proposed(root, storage, trunk),
+    )
 
 
 def choose_runs(
