@@ -15,7 +15,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
-from typing import Final
+from typing import Final, Literal
 
 from perfsuite.records.run_file import StoredRun
 from perfsuite.stats.intervals import robust_sd
@@ -71,8 +71,8 @@ class Screened:
     """The result for one cell; what has a default is so of one that is undecided.
 
     Attributes:
-        is_clearly_fine: Whether a slowdown of the limit or more is ruled out.
-        is_clearly_faster: Whether it is fine, and faster by more than the tolerance.
+        word: PASS where a slowdown of the limit or more is ruled out; IMPROVED where it is faster
+            by more than the tolerance, too.
         reason: One line for the report.
         ratio: Head over history, 1.05 = 5 % slower, the host's shift taken out.
         interval: 95 % bounds of the next session's ratio.
@@ -81,8 +81,7 @@ class Screened:
 
     reason: str
     num_sessions: int
-    is_clearly_fine: bool = False
-    is_clearly_faster: bool = False
+    word: Literal["PASS", "IMPROVED"] | None = None
     ratio: float | None = None
     interval: tuple[float, float] | None = None
     newest: StoredRun | None = None
@@ -250,10 +249,11 @@ def _decide(cell: Candidate, fits: Mapping[str, _Fit]) -> Screened:
     variance = (prior_df * prior_variance + fit.df * fit.variance) / df
     margin = float(stdtrit(df, _CONFIDENCE)) * math.sqrt(variance * fit.leverage)
     low, high = fit.difference - margin, fit.difference + margin
-    is_clearly_fine = max(high, fit.from_newest) < math.log1p(cell.limit)
+    word: Literal["PASS", "IMPROVED"] | None = None
+    if max(high, fit.from_newest) < math.log1p(cell.limit):
+        word = "IMPROVED" if high < math.log1p(-cell.tolerance) else "PASS"
     return Screened(
-        is_clearly_fine=is_clearly_fine,
-        is_clearly_faster=is_clearly_fine and high < math.log1p(-cell.tolerance),
+        word=word,
         reason=(
             f"{_in_words(fit.difference)} than {fit.num_sessions} stored sessions and "
             f"{_in_words(fit.from_newest)} than the newest; at worst {_in_words(high)}, limit "

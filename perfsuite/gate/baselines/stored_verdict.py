@@ -85,14 +85,14 @@ class History:
         if newest is not None and not self._is_own(newest):
             reason = "no stored run that can be compared is of the base itself"
             newest = None
-        if newest is None or not screened.is_clearly_fine:
+        if newest is None or screened.word is None:
             say(f"{candidate.fullname} goes to the judge: {reason}")
             return None
         behind = self.behind.get(newest.commit or "", 0)
         place = f"{behind} commits behind the base" if behind else "of the base itself"
         return CellVerdict(
             name=candidate.fullname,
-            word="IMPROVED" if screened.is_clearly_faster else "PASS",
+            word=screened.word,
             by="screen",
             ratio=screened.ratio,
             interval=screened.interval,

@@ -99,7 +99,7 @@ def test_one_cell_alone_is_judged_by_its_own_variance() -> None:
     found = screened(candidate(0.0), sessions(STEPS))
 
     assert log_interval(found) == pytest.approx((-0.0304144, 0.0304144), abs=1e-6)
-    assert (found.is_clearly_fine, found.is_clearly_faster, found.num_sessions) == (True, False, 5)
+    assert (found.word, found.num_sessions) == ("PASS", 5)
     assert found.ratio == pytest.approx(1.0)
     assert found.reason == (
         "0.0 % slower than 5 stored sessions and 1.0 % slower than the newest; at worst 3.1 % "
@@ -114,9 +114,9 @@ def test_a_cell_that_is_slower_than_the_newest_session_alone_is_not_fine() -> No
     found = screened(candidate(0.051), history)
 
     assert found.ratio == pytest.approx(math.exp(0.051 - 0.064))
-    assert not found.is_clearly_fine
+    assert found.word is None
     assert "5.2 % slower than the newest" in found.reason
-    assert screened(candidate(0.0), history).is_clearly_fine
+    assert screened(candidate(0.0), history).word == "PASS"
 
 
 def test_the_newest_session_too_is_compared_at_the_hosts_speed_of_today() -> None:
@@ -126,7 +126,7 @@ def test_the_newest_session_too_is_compared_at_the_hosts_speed_of_today() -> Non
     found = screened(candidate(0.055), sessions(probes, probes), {"memory": 1.0})
 
     assert "5.7 % slower than the newest" in found.reason
-    assert not found.is_clearly_fine
+    assert found.word is None
 
 
 def test_sessions_before_the_last_change_of_level_do_not_count() -> None:
@@ -189,7 +189,7 @@ def test_a_shift_of_the_whole_host_is_taken_out() -> None:
     found = screened(candidate(0.03), sessions(times, probes), {"memory": math.exp(0.03)})
 
     assert log_interval(found) == pytest.approx((-0.0106505, 0.0106505), abs=1e-7)
-    assert found.is_clearly_fine
+    assert found.word == "PASS"
 
 
 def test_without_a_probe_the_same_shift_is_for_the_judge() -> None:
@@ -198,7 +198,7 @@ def test_without_a_probe_the_same_shift_is_for_the_judge() -> None:
 
     found = screened(candidate(0.03), sessions(times))
 
-    assert not found.is_clearly_fine
+    assert found.word is None
     assert found.reason == (
         "3.0 % slower than 5 stored sessions and 0.8 % slower than the newest; at worst 8.2 % "
         "slower, limit 5.0 %"
@@ -223,7 +223,7 @@ def test_an_unknown_slope_corrects_nothing(history: list[StoredRun]) -> None:
 def test_a_cell_that_is_surely_faster_says_so() -> None:
     found = screened(candidate(-0.1), sessions([step / 10 for step in STEPS]))
 
-    assert (found.is_clearly_fine, found.is_clearly_faster) == (True, True)
+    assert found.word == "IMPROVED"
     assert found.reason == (
         "9.5 % faster than 5 stored sessions and 9.4 % faster than the newest; at worst 9.2 % "
         "faster, limit 5.0 %"
@@ -234,8 +234,7 @@ def test_four_sessions_decide_nothing() -> None:
     found = screened(candidate(0.0), sessions([0.0] * 4))
 
     assert found == Screened(
-        is_clearly_fine=False,
-        is_clearly_faster=False,
+        word=None,
         reason="has 4 of the 5 stored sessions that a screen needs",
         ratio=None,
         interval=None,
@@ -282,7 +281,7 @@ def test_a_session_on_another_kind_of_host_is_refused() -> None:
         "the host probe 'memory' took 61.0 ms, and 50.0 ms in 5 stored sessions: a shift of "
         "22.0 %, where 3.0 % is usual; let the machine come to rest"
     )
-    assert not found.is_clearly_fine
+    assert found.word is None
 
 
 @pytest.mark.parametrize(("shift", "is_fit"), [(0.0, True), (0.044, True), (-0.045, False)])
@@ -314,9 +313,9 @@ def test_a_slower_cell_never_looks_better(
     found = screened(candidate(log_time), history)
     slower = screened(candidate(log_time + slower_by), history)
 
-    assert found.is_clearly_fine or not slower.is_clearly_fine
+    assert found.word is not None or slower.word is None
     assert found.ratio is not None
-    assert not found.is_clearly_fine or found.ratio < 1 + LIMIT
+    assert found.word is None or found.ratio < 1 + LIMIT
 
 
 @given(
@@ -328,7 +327,7 @@ def test_an_absurd_history_is_no_error_and_proves_nothing(
 ) -> None:
     found = screened(candidate(700.0), sessions(times, probes), {"memory": 1.0})
 
-    assert not found.is_clearly_fine or max(times) > 0
+    assert found.word is None or max(times) > 0
     assert found.reason
 
 
@@ -354,7 +353,7 @@ def test_at_its_limit_a_cell_passes_in_one_session_of_forty(host_sd: float) -> N
         if why_unfit(history, now.probe_s) is None:
             found = screen(head, history, now.probe_s)
             num_cells += len(names)
-            num_fine += sum(cell.is_clearly_fine for cell in found.values())
+            num_fine += sum(cell.word is not None for cell in found.values())
 
     # 2.5 % and three Monte-Carlo standard deviations.
     allowed = 0.025 + 3 * math.sqrt(0.025 * 0.975 / num_cells)
