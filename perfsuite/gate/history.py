@@ -252,7 +252,7 @@ def read_history(
     folder: Path, storage: AnyPath, fingerprint: str, accepted: Accepted, *, num_runs: int
 ) -> StoredHistory:
     """Return the newest stored runs of an environment, `num_runs` at most, by `trunk_rules`."""
-    root, rules = find_top(folder), trunk_rules(folder, storage)
+    root, rules = find_top(folder), trunk_rules(folder)
     log: dict[str, datetime] = {}
     if root is not None and (trunk := find_trunk(root)) is not None:
         log = read_log(root, trunk)

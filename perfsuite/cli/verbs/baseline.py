@@ -140,7 +140,7 @@ def prune(
 def _list(storage: AnyPath, fingerprint: str) -> list[tuple[AnyPath, dict[str, Any]]]:
     """Return every stored run, as JSON has it: those that cannot be read first, the newest last."""
     long_ago = datetime.min.replace(tzinfo=UTC)
-    found = sift_runs(storage, True, fingerprint, **trunk_rules(Path.cwd(), storage))
+    found = sift_runs(storage, True, fingerprint, **trunk_rules(Path.cwd()))
     listed = [(one.path, _facts(one, fingerprint)) for one in found]
     return sorted(listed, key=lambda one: (one[1]["saved_at"] or long_ago, str(one[0])))
 

@@ -51,10 +51,10 @@ class TrunkRules(TypedDict, total=False):
     """
 
     is_in_history: Callable[[str], bool]
-    is_proposed: Callable[[AnyPath], bool]
+    brought: frozenset[Path]
 
 
-def trunk_rules(folder: Path, storage: AnyPath) -> TrunkRules:
+def trunk_rules(folder: Path) -> TrunkRules:
     """Return the rules for a change in `folder`: the upstream's branch, as far as HEAD has it."""
     root = find_top(folder)
     if root is None:
@@ -62,7 +62,7 @@ def trunk_rules(folder: Path, storage: AnyPath) -> TrunkRules:
     trunk = find_trunk(root)
     return TrunkRules(
         is_in_history=lambda commit: trunk is not None and is_in_history(root, commit, trunk),
-        is_proposed=find_proposed(root, storage, trunk),
+        brought=frozenset() if trunk is None else changed_files(root, trunk, "HEAD"),
     )
 
 
@@ -118,7 +118,7 @@ def sift_runs(
             moments.append((moment, path))
     is_in_history = rules.get("is_in_history")
     is_known = None if is_in_history is None else cache(is_in_history)
-    is_proposed = rules.get("is_proposed")
+    brought = rules.get("brought", frozenset())
     used: dict[tuple[datetime, str | None], str] = {}
     for _, path in sorted(moments, key=lambda one: one[0], reverse=True):
         head = run_file.read_head(path)
@@ -127,7 +127,7 @@ def sift_runs(
             continue
         session = head.saved_at, head.commit
         reason = _why_refused(head, fingerprint, is_known)
-        if reason is None and is_proposed is not None and is_proposed(path):
+        if reason is None and is_brought(path, brought):
             reason = "comes with the commits that are judged; it counts once they are merged"
         if reason is None and session in used:
             # Counted twice, it would make the history look steadier than it is.
@@ -286,15 +286,11 @@ def remove_run(path: AnyPath) -> None:
         raise WriteError(f"cannot remove {path}: {error.strerror}") from error
 
 
-def find_proposed(root: Path, storage: AnyPath, trunk: str | None) -> Callable[[AnyPath], bool]:
-    """Return whether a stored run comes with the commits since `trunk`, as a function."""
-    if trunk is None or not isinstance(storage, Path):
-        return lambda path: False
-    changed = changed_files(root, trunk, "HEAD")
+def is_brought(path: AnyPath, brought: frozenset[Path]) -> bool:
+    """Whether a stored run is among the files that a change brings."""
     # Git may name the file itself, or the link to it.
-    return lambda path: (
-        isinstance(path, Path)
-        and not changed.isdisjoint({path.parent.resolve() / path.name, path.resolve()})
+    return isinstance(path, Path) and not brought.isdisjoint(
+        {path.parent.resolve() / path.name, path.resolve()}
     )
 
 

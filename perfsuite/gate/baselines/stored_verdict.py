@@ -8,10 +8,10 @@ from typing import Literal
 
 from perfsuite.errors import StorageError
 from perfsuite.gate.baselines.screen import MIN_SESSIONS, NUM_SEARCHED, Candidate, Screener
-from perfsuite.gate.baselines.select import choose_runs, find_proposed
+from perfsuite.gate.baselines.select import choose_runs
 from perfsuite.gate.git.changes import is_code_changed
 from perfsuite.gate.git.find_base import read_lineage
-from perfsuite.gate.git.repository import Base
+from perfsuite.gate.git.repository import Base, changed_files
 from perfsuite.gate.judge.counts import Counted, compare_counts
 from perfsuite.gate.judge.trial import CellPolicy
 from perfsuite.records.run_file import StoredRun
@@ -130,7 +130,7 @@ def read_history(
             selector,
             fingerprint,
             is_in_history=behind.__contains__,
-            is_proposed=find_proposed(root, storage, revision),
+            brought=changed_files(root, revision, "HEAD"),
             max_sessions=NUM_SEARCHED,
         )
         refused = tuple(map(str, chosen.refused))
