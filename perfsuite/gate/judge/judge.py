@@ -11,16 +11,11 @@ from types import MappingProxyType
 from perfsuite.gate.arms.arm import Arm, Launch, PairPlan
 from perfsuite.gate.arms.launch import launch_pair
 from perfsuite.gate.arms.num_rounds import plan_num_rounds
+from perfsuite.gate.judge import pair_evidence
 from perfsuite.gate.judge.counts import CountComparison, compare_run_counts
 from perfsuite.gate.judge.forecast import describe_rest, why_too_much
 from perfsuite.gate.judge.kept_pairs import KeptCell, resume
 from perfsuite.gate.judge.numerics_change import CHANGED, UNKNOWN, describe_numerics_change
-from perfsuite.gate.judge.pair_evidence import (
-    add_pair,
-    describe_changes,
-    is_postponed,
-    why_clocks_differ,
-)
 from perfsuite.gate.judge.pairs_verdict import decide_by_pairs, tell_stalls
 from perfsuite.gate.judge.trial import Budget, CellPolicy, Judgement, Trial
 from perfsuite.gate.provenance.symmetry import find_asymmetry
@@ -114,9 +109,11 @@ class _Pair:
         alternated_s = sum(run.alternated_s for run in cells.values())
         other_s = max(0.0, self.wall_s - alternated_s) / max(1, len(cells))
         for trial in trials:
-            if is_postponed(trial, self.launches, self.names, was_apart=self.plan.is_apart):
+            if pair_evidence.is_postponed(
+                trial, self.launches, self.names, was_apart=self.plan.is_apart
+            ):
                 continue
-            add_pair(trial, self.launches, self.plan.first, other_s)
+            pair_evidence.add_pair(trial, self.launches, self.plan.first, other_s)
             _count_until_alike(trial)
             if trial.word is None:
                 decide_by_pairs(trial)
@@ -166,7 +163,7 @@ class _Session:
         before = read_sensors()
         launches = launch_pair(self.arms, plan, names)
         unfit = why_unfit(before, read_sensors(), len(os.sched_getaffinity(0)))
-        unfit = unfit or why_clocks_differ(launches)
+        unfit = unfit or pair_evidence.why_clocks_differ(launches)
         wall_s = time.monotonic() - began_s
         self.first_s = self.first_s or wall_s
         self.longest_s = max(self.longest_s, wall_s)
@@ -223,7 +220,7 @@ def _judge_counts(trial: Trial) -> None:
         trial.word, trial.by, trial.reason = "FAIL", "counts", None
     for one in (*compared.increases, *compared.unavailable):
         trial.add_reason(str(one))
-    if (changes := describe_changes(**trial.last)) is not None:
+    if (changes := pair_evidence.describe_changes(**trial.last)) is not None:
         trial.add_reason(changes)
 
 

@@ -31,10 +31,12 @@ def give_back(
     tree: Path, laid: Suite | None, own_files: Mapping[str, bytes], cells: Collection[str]
 ) -> dict[str, str]:
     """Put the base's own files where it cannot collect head's, `laid`; return why, by cell."""
-    replaced = {}
-    for name in cells if laid is not None else ():
+    replaced: dict[str, str] = {}
+    if laid is None:
+        return replaced
+    for name in cells:
         file = name.partition("::")[0]
-        if laid is not None and file in own_files and (why := laid.why_broken(name)) is not None:
+        if file in own_files and (why := laid.why_broken(name)) is not None:
             (tree / file).write_bytes(own_files[file])
             replaced[name] = f"the base runs its own {file}, as it cannot import head's: {why}"
     return replaced
