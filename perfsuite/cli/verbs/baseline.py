@@ -31,8 +31,8 @@ app = typer.Typer(
 def list_runs(storage: options.Storage = options.STORAGE, json_file: JsonFile = None) -> None:
     """Show each stored run, and whether a gate would compare a change of HEAD with it.
 
-    In a git checkout it does so where the run's commit is on the upstream's default branch, and an
-    ancestor of HEAD.
+    In a git checkout it does so where the run's commit is one that HEAD has of the upstream's
+    default branch, not of a branch that was merged into it.
     """
     check_writable(json_file)
     fingerprint = options.fingerprint_here()

@@ -18,8 +18,8 @@ from typing import Literal, TypedDict, TypeVar, Unpack
 from pytest_benchmark.utils import get_machine_id
 
 from perfsuite.errors import SettingError, StorageError, WriteError
-from perfsuite.gate.git.find_base import find_trunk
-from perfsuite.gate.git.repository import changed_files, find_top, is_in_history
+from perfsuite.gate.git.find_base import find_trunk, read_lineage
+from perfsuite.gate.git.repository import changed_files, find_top
 from perfsuite.records import run_file
 from perfsuite.records.run_file import RunHead, StoredRun, Unusable
 from perfsuite.system.files import sync_folder, written_beside
@@ -59,10 +59,11 @@ def trunk_rules(folder: Path) -> TrunkRules:
     root = find_top(folder)
     if root is None:
         return {}
-    trunk = find_trunk(root)
+    if (trunk := find_trunk(root)) is None:
+        return TrunkRules(is_in_history=lambda commit: False)
     return TrunkRules(
-        is_in_history=lambda commit: trunk is not None and is_in_history(root, commit, trunk),
-        brought=frozenset() if trunk is None else changed_files(root, trunk, "HEAD"),
+        is_in_history=read_lineage(root, trunk).__contains__,
+        brought=changed_files(root, trunk, "HEAD"),
     )
 
 
