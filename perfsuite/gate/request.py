@@ -13,21 +13,12 @@ from perfsuite.gate.arms.arm import Arm, Launch, PairPlan, Suite
 from perfsuite.gate.arms.build import build_base
 from perfsuite.gate.arms.command import Command
 from perfsuite.gate.arms.launch import launch_pair
+from perfsuite.gate.git import worktree
 from perfsuite.gate.git.changes import compare_trees, tree_files
 from perfsuite.gate.git.command import file_at
 from perfsuite.gate.git.find_base import find_base
 from perfsuite.gate.git.overlay import SITE_FOLDER, Head, lay_configuration, source_files
 from perfsuite.gate.git.repository import Base, find_top, working_files
-from perfsuite.gate.git.worktree import (
-    base_tree,
-    check_base_dir,
-    directory_tree,
-    ignore_trees_in,
-    import_roots,
-    lay_benchmarks,
-    missing_files,
-    share_files,
-)
 from perfsuite.gate.judge.trial import LAUNCH_TIMEOUT_S, Budget
 from perfsuite.gate.provenance.identical import Comparison
 from perfsuite.stats.evidence import Prior
@@ -115,7 +106,7 @@ def base_of(request: GateRequest, folders: Sequence[Path]) -> Base | str | None:
     SettingError for a revision or a folder that is none.
     """
     if request.base_dir is not None:
-        check_base_dir(request.base_dir)
+        worktree.check_base_dir(request.base_dir)
         return None
     return request.found or find_base(
         request.folder,
@@ -141,9 +132,9 @@ def head_arm(request: GateRequest, suite: Suite | None, caches: Path | None = No
         tree=root,
         top=_top(request, root),
         folder=command.folder,
-        import_roots=import_roots(root, []) if suite is None else _import_roots(root, suite),
+        import_roots=_import_roots(root, suite),
         pytest_arguments=(
-            *ignore_trees_in(find_top(root) or root),
+            *worktree.ignore_trees_in(find_top(root) or root),
             *_SHORT_LAUNCHES,
             *command.arguments,
         ),
@@ -167,16 +158,16 @@ class BaseSide:
         """The counterpart of head's root, with the base's own benchmarks, made as it is entered."""
         root = self.suite.root
         if self.base is not None:
-            return base_tree(root, self.base)
+            return worktree.base_tree(root, self.base)
         assert self.request.base_dir is not None
-        return directory_tree(root, self.request.base_dir)
+        return worktree.directory_tree(root, self.request.base_dir)
 
     def prepare(
         self, tree: Path, say: Callable[[str], None], differs: dict[str, str]
     ) -> str | None:
         """Share files with the base and build it; return why it cannot be built."""
         request, suite = self.request, self.suite
-        if shared := share_files(suite.root, tree, suite.shared):
+        if shared := worktree.share_files(suite.root, tree, suite.shared):
             differs["shared"] = f"{', '.join(shared)} (head's on both sides)"
         if request.base_build is None:
             return None
@@ -208,7 +199,7 @@ class BaseSide:
         """Lay head's benchmarks over the tree, and return what changes by that."""
         suite = self.suite
         paths = dict.fromkeys(suite.root / path.partition("::")[0] for path in suite.paths)
-        return lay_benchmarks(tree, self.head, list(paths))
+        return worktree.lay_benchmarks(tree, self.head, list(paths))
 
     def compare(
         self, tree: Path, collected: Launch, say: Callable[[str], None]
@@ -258,7 +249,7 @@ class BaseSide:
         base = self._arm(tree, command, {})
         head = head_arm(self.request, self.suite, self.caches)
         tops = self.head.top_of(tree), self.head.top
-        lacked = missing_files(tops[0]) if self.base is not None else []
+        lacked = worktree.missing_files(tops[0]) if self.base is not None else []
         return (
             dataclasses.replace(base, watched=(tops[1], *(tops[0] / path for path in lacked))),
             dataclasses.replace(head, watched=(tops[0], *(tops[1] / path for path in lacked))),
@@ -308,5 +299,6 @@ def _top(request: GateRequest, root: Path) -> Path:
     return checkout or root.resolve()
 
 
-def _import_roots(tree: Path, suite: Suite) -> tuple[Path, ...]:
-    return import_roots(tree, [os.path.relpath(path, suite.root) for path in suite.pythonpath])
+def _import_roots(tree: Path, suite: Suite | None) -> tuple[Path, ...]:
+    paths = [] if suite is None else [os.path.relpath(one, suite.root) for one in suite.pythonpath]
+    return worktree.import_roots(tree, paths)
