@@ -13,21 +13,29 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perfsuite.gate.baselines.screen import Candidate, Screened, Screener, why_unfit
+from perfsuite.gate.baselines.screen import Screened, Screener, why_unfit
+from perfsuite.gate.judge.trial import CellPolicy
 from perfsuite.records.run_file import RunStamp, StoredCell, StoredRun
 from perfsuite.records.verdict import VerdictWord
 
 LIMIT = 0.05
+POLICY = CellPolicy(tolerance=0.02, limit=LIMIT, floor_s=0.0)
 
 
-def candidate(log_time: float, name: str = "a", fingerprint: str | None = None) -> Candidate:
-    return Candidate(
-        fullname=name,
-        median_s=math.exp(log_time),
-        fingerprint=fingerprint,
-        tolerance=0.02,
-        limit=LIMIT,
-    )
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Candidate:
+    """A cell that this session measured."""
+
+    name: str
+    cell: StoredCell
+    digest: str | None = None
+
+    def screened_by(self, screener: Screener) -> Screened:
+        return screener.screen(self.name, self.cell, self.digest, POLICY)
+
+
+def candidate(log_time: float, name: str = "a") -> Candidate:
+    return Candidate(name=name, cell=StoredCell(median_s=math.exp(log_time)))
 
 
 def session(
@@ -70,7 +78,7 @@ def sessions(log_times: Sequence[float], probes: Sequence[float] = ()) -> list[S
 def screened(
     cell: Candidate, history: Sequence[StoredRun], probe_s: dict[str, float] | None = None
 ) -> Screened:
-    return screen([cell], history, probe_s)[cell.fullname]
+    return screen([cell], history, probe_s)[cell.name]
 
 
 def screen(
@@ -81,8 +89,8 @@ def screen(
     """What the history says of each cell once all are known."""
     screener = Screener(history, probe_s)
     for cell in cells:
-        screener.screen(cell)
-    return {cell.fullname: screener.screen(cell) for cell in cells}
+        cell.screened_by(screener)
+    return {cell.name: cell.screened_by(screener) for cell in cells}
 
 
 def log_interval(cell: Screened) -> tuple[float, float]:
@@ -166,7 +174,7 @@ def test_cells_that_come_one_by_one_are_moderated_by_those_before_them() -> None
     screener = Screener(history, None)
 
     for number, cell in enumerate(cells, 1):
-        assert screener.screen(cell) == screen(cells[:number], history)[cell.fullname]
+        assert cell.screened_by(screener) == screen(cells[:number], history)[cell.name]
 
 
 def test_the_prior_counts_for_no_more_than_eight_degrees_of_freedom() -> None:
