@@ -116,7 +116,7 @@ def run(
 
 
 def test_identical_code_is_judged_first_and_its_noise_is_known_to_the_rest(judge: Gate) -> None:
-    result = run(Plant(ratio=0.05), Plant(recipe="precision=fp32"))
+    result = run(Plant(ratio=0.05), Plant(in_recipe="precision=fp32"))
 
     assert judge.planted == [None, None, "0.05", "0.05", "precision=fp32", "precision=fp32"]
     assert [set(priors) for priors in judge.priors[:2]] == [set(), set()]
@@ -129,7 +129,7 @@ def test_identical_code_is_judged_first_and_its_noise_is_known_to_the_rest(judge
 
 
 def test_the_lines_say_alarms_power_and_what_the_machine_supports(judge: Gate) -> None:
-    lines = describe(run(Plant(ratio=0.05), Plant(recipe="precision=fp32")))
+    lines = describe(run(Plant(ratio=0.05), Plant(in_recipe="precision=fp32")))
 
     cost = "4.0 pairs a cell, 9 s a session"
     assert lines[:3] == [
@@ -143,7 +143,7 @@ def test_the_lines_say_alarms_power_and_what_the_machine_supports(judge: Gate) -
 
 
 def test_the_json_has_a_power_for_each_slowdown_and_verdicts_for_each_plant(judge: Gate) -> None:
-    document = to_document(run(Plant(ratio=0.05), Plant(recipe="num_workers=0")))
+    document = to_document(run(Plant(ratio=0.05), Plant(in_recipe="num_workers=0")))
 
     assert document["pair_sd"] == pytest.approx(0.01825, abs=1e-4)
     assert document["session_sd"] == 0.0
@@ -185,14 +185,14 @@ def test_code_that_is_not_heads_is_refused(judge: Gate, monkeypatch: pytest.Monk
 
 
 def test_what_counts_find_is_distinguished_from_what_times_find(judge: Gate) -> None:
-    lines = describe(run(Plant(fault="leak")))
+    lines = describe(run(Plant(in_recipe="leak")))
 
     assert lines[1].startswith("leak planted: 2 of 2 (cells: 4 FAIL by counts; ")
 
 
 @pytest.mark.parametrize(
     ("fixture", "plant"),
-    [("benchmark", Plant(fault="leak")), ("loop_benchmark", Plant(recipe="precision=fp32"))],
+    [("benchmark", Plant(in_recipe="leak")), ("loop_benchmark", Plant(in_recipe="precision=fp32"))],
 )
 def test_a_cell_without_a_recipe_has_nothing_to_plant_but_a_slowdown(
     judge: Gate, monkeypatch: pytest.MonkeyPatch, fixture: str, plant: Plant
