@@ -36,10 +36,9 @@ from perfsuite.gate.judge.judge import judge
 from perfsuite.gate.judge.kept_pairs import KeptPairs, read_kept_pairs
 from perfsuite.gate.judge.pairs_verdict import remarks_on, verdict_of
 from perfsuite.gate.judge.trial import CellPolicy, Judgement
+from perfsuite.gate.provenance import head_files
 from perfsuite.gate.provenance.dependencies import ANY, changed_dependencies
-from perfsuite.gate.provenance.edits import code_times, name_new, why_edited
 from perfsuite.gate.provenance.identical import Comparison
-from perfsuite.gate.provenance.own_files import MIXED, find_mixed, give_back, read_own_files
 from perfsuite.gate.provenance.symmetry import name_untracked
 from perfsuite.gate.request import BaseSide, GateRequest, base_of, collect, head_arm
 from perfsuite.records.verdict import CellVerdict, Explanation
@@ -97,7 +96,7 @@ def run_gate(
             is_all = all(cell.by in ("identical", "collection") for cell in cells)
             if identical and is_all and request.waiting <= identical:
                 cells, judgement = session.against(side.base.instead).compare()
-        if files is not None and (new := name_new(side.head.top, files)) is not None:
+        if files is not None and (new := head_files.name_new(side.head.top, files)) is not None:
             differs["head's tree"] = new
     return GateResult(
         cells=tuple(sorted(cells, key=lambda cell: cell.name)),
@@ -199,7 +198,7 @@ class _Session:
     ) -> tuple[list[CellVerdict], Judgement | None]:
         request, suite = self.side.request, self.side.suite
         own = self.side.collect(tree)
-        own_files = read_own_files(tree, own.suite)
+        own_files = head_files.read_own_files(tree, own.suite)
         changed = self.side.lay_benchmarks(tree)
         self._describe_tree(tree, changed)
         refusal = None if own.takes_turns else "the base's perfsuite is too old to take turns"
@@ -222,8 +221,8 @@ class _Session:
         policies = {name: policy for name, policy in self.policies.items() if asked(name)}
         if comparison is not None:
             cells += comparison.find_identical(policies)
-        mixed = find_mixed(policies, changed, suite.python_files)
-        cells += not_compared("INVALID", mixed, MIXED)
+        mixed = head_files.find_mixed(policies, changed, suite.python_files)
+        cells += not_compared("INVALID", mixed, head_files.MIXED)
         settled = request.waiting.union(cell.name for cell in cells)
         policies = {name: policy for name, policy in policies.items() if name not in settled}
         if not policies:
@@ -244,8 +243,8 @@ class _Session:
         request, suite = self.side.request, self.side.suite
         arms = self.side.arms(tree)
         laid = collect(arms[0], request.budget.timeout_s).suite if changed else None
-        replaced = give_back(tree, laid, own_files, policies)
-        kept, before = self._read_kept(), code_times(self.side.head.top)
+        replaced = head_files.give_back(tree, laid, own_files, policies)
+        kept, before = self._read_kept(), head_files.code_times(self.side.head.top)
         judgement = judge(
             *arms,
             policies,
@@ -256,7 +255,7 @@ class _Session:
             kept={} if kept is None else kept.cells,
             say=self.say,
         )
-        if (edited := why_edited(self.side.head.top, before)) is not None:
+        if (edited := head_files.why_edited(self.side.head.top, before)) is not None:
             return not_compared("INVALID", policies, edited), judgement
         if kept is not None:
             kept.write(judgement.trials)
