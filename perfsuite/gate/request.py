@@ -8,7 +8,6 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from perfsuite.errors import SettingError
 from perfsuite.gate.arms.arm import Arm, Launch, PairPlan, Suite
 from perfsuite.gate.arms.build import build_base
 from perfsuite.gate.arms.command import Command
@@ -22,7 +21,7 @@ from perfsuite.gate.git.repository import Base, find_top, working_files
 from perfsuite.gate.judge.trial import LAUNCH_TIMEOUT_S, Budget
 from perfsuite.gate.provenance.identical import Comparison
 from perfsuite.stats.evidence import Prior
-from perfsuite.system.untrusted import read_untrusted, why_unreadable
+from perfsuite.system.untrusted import read_if_there
 from perfsuite.system.urls import AnyPath
 from perfsuite.units import counted
 
@@ -187,13 +186,7 @@ class BaseSide:
         if self.base is not None:
             return file_at(self.suite.root, self.base.revision, path) or b""
         assert self.request.base_dir is not None
-        file = self.request.base_dir / path
-        try:
-            return read_untrusted(file, max_bytes=_MAX_FILE_BYTES)
-        except FileNotFoundError:
-            return b""
-        except (OSError, ValueError) as error:
-            raise SettingError(f"{file} cannot be read: {why_unreadable(error)}") from error
+        return read_if_there(self.request.base_dir / path, max_bytes=_MAX_FILE_BYTES)
 
     def lay_benchmarks(self, tree: Path) -> list[Path]:
         """Lay head's benchmarks over the tree, and return what changes by that."""
