@@ -1,6 +1,7 @@
 """From a request to the two arms of a gate session: their trees, their paths, their cells."""
 
 import dataclasses
+import functools
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -248,7 +249,7 @@ class BaseSide:
             dataclasses.replace(head, watched=(tops[0], *(tops[1] / path for path in lacked))),
         )
 
-    @property
+    @functools.cached_property
     def head(self) -> Head:
         """Head's tree, as far as the base's is a counterpart of it."""
         root = self.suite.root
