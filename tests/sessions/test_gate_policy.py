@@ -142,10 +142,15 @@ def test_where_every_cell_is_quarantined_nothing_is_compared(shop: Repository) -
 def test_a_quarantine_counts_from_the_bases_file_alone_and_until_it_expires(
     shop: Repository,
 ) -> None:
+    readme = shop.path / "README.md"
+    readme.touch()
     shop.accept(STOCK, kind="quarantined", expires="2020-02-29")
     shop.commit("quarantined")
     shop.accept(PRICE, kind="quarantined", adds=True)
     shop.write(shop=SLOWER_SHOP)
+    shop.commit("slower, by its own word")
+    # Nothing that a cell loads differs from HEAD, so that the base is its first parent after all.
+    readme.write_text("more")
 
     gated = shop.gate()
 
