@@ -13,7 +13,6 @@ import pytest
 
 from perfsuite.errors import WriteError
 from perfsuite.gate.baselines.accepted import Accepted, Quarantine
-from perfsuite.gate.baselines.screen import Candidate
 from perfsuite.gate.baselines.stored_verdict import History
 from perfsuite.gate.common_cells import Leniency
 from perfsuite.gate.judge.trial import Judgement
@@ -256,8 +255,8 @@ def test_a_quarantined_cell_that_stored_runs_decide_counts_as_little_as_any(
         leniency = Leniency(Accepted(entries=(quarantine,)))
         return dataclasses.replace(judge(request, say=say), leniency=leniency)
 
-    def screen(self: History, candidate: Candidate, say: object) -> CellVerdict:
-        return CellVerdict(name=candidate.fullname, word="PASS", by="screen")
+    def screen(self: History, name: str, *_: object) -> CellVerdict:
+        return CellVerdict(name=name, word="PASS", by="screen")
 
     monkeypatch.setattr(gate, "run_gate", run_gate)
     monkeypatch.setattr(History, "can_screen", lambda self, name: True)
