@@ -88,7 +88,8 @@ def reduction_limit(
 def semantic_limit(recipe: Recipe, plain_error: float = 0.0) -> Limit:
     """The limit of T1: the sum over one large batch against the sum over its parts.
 
-    On a device the error of plain training, whose kernels sum in other ways than a CPU's, twice.
+    At most twice the error of plain training, which grows with the depth of a model, and on a
+    device by its kernels.
     """
     limit = _limit(_SEMANTIC_FACTOR, path_epsilon(recipe), recipe)
     value = min(ERROR_RATIO * plain_error + path_epsilon(recipe), COARSEST_FLOAT32)
