@@ -14,6 +14,7 @@ from perfsuite.worker.equivalence.comparison import (
     measure_errors,
 )
 from perfsuite.worker.equivalence.limits import (
+    COARSEST_AFTER_FIRST,
     COARSEST_FLOAT32,
     WORST_PARAMETER_FACTOR,
     Limit,
@@ -50,7 +51,7 @@ class ExpectedStep:
     @property
     def is_too_coarse(self) -> bool:
         """Whether plain training in float32 is no measure of it here."""
-        return not is_low_precision(self.recipe) and self.errors.total > COARSEST_FLOAT32
+        return not is_low_precision(self.recipe) and self.errors.total > self._coarsest
 
     @property
     def loss_limit(self) -> Limit:
@@ -98,7 +99,11 @@ class ExpectedStep:
     def _limit(self, plain_error: float) -> Limit:
         if is_low_precision(self.recipe):
             return ratio_limit(plain_error, self._slack)
-        return semantic_limit(self.recipe, plain_error)
+        return semantic_limit(self.recipe, plain_error, self._coarsest)
+
+    @property
+    def _coarsest(self) -> float:
+        return COARSEST_FLOAT32 if self.number == 1 else COARSEST_AFTER_FIRST
 
     @property
     def _slack(self) -> float:
