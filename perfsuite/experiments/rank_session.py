@@ -18,8 +18,8 @@ from perfsuite.experiments.launcher import LocalLauncher, TorchrunLauncher
 from perfsuite.experiments.profile import combine_profiles
 from perfsuite.experiments.settings import Settings
 from perfsuite.ranks import messages
-from perfsuite.ranks.bootstrap import make_group_folder, remove_group_folder, sweep_stale_folders
-from perfsuite.ranks.chains import Chain, run_chain, run_chains
+from perfsuite.ranks.bootstrap import sweep_stale_folders
+from perfsuite.ranks.chains import Chain, prove, run_chain, run_chains
 from perfsuite.ranks.command.group import CommandLaunch
 from perfsuite.ranks.messages import GroupPolicy, GroupRequest
 from perfsuite.ranks.pickling import pack, unpack
@@ -211,35 +211,15 @@ class Session:
 
     def _check(self, workload: bytes, recipe: Recipe, num_steps: int) -> Chain[messages.RunChecked]:
         self._sweep_once()
-        folder = make_group_folder()
-        # The timed run of the same steps will print what they print.
-        policy = dataclasses.replace(self._policy, shows_output=False, pins_ranks=False)
-        try:
-            runs = {"tested": recipe}
-            if has_twin := recipe.checkpointing != "none":
-                runs["twin"] = dataclasses.replace(recipe, checkpointing="none")
-            for name, run in runs.items():
-                job = messages.RecordRun(
-                    workload=workload,
-                    recipe=dataclasses.replace(run, pin_memory=False),
-                    seed=self._settings.seed,
-                    folder=str(folder),
-                    name=name,
-                    num_steps=num_steps,
-                )
-                yield self._request(job, run, policy)
-            check = messages.CheckRun(
-                workload=workload,
-                recipe=recipe,
-                seed=self._settings.seed,
-                num_steps=num_steps,
-                folder=str(folder),
-                has_twin=has_twin,
-            )
-            (reply,) = yield GroupRequest(job=check, world_size=1, policy=policy, needs_group=False)
-            return cast(messages.RunChecked, reply)
-        finally:
-            remove_group_folder(folder)
+        recorded = []
+        for name in ("tested",) if recipe.checkpointing == "none" else ("tested", "twin"):
+            run = dataclasses.replace(recipe, pin_memory=False)
+            if name == "twin":
+                run = dataclasses.replace(run, checkpointing="none")
+            job = messages.RecordRun(workload=workload, recipe=run, name=name, num_steps=num_steps)
+            recorded.append(self._request(job, run))
+        check = messages.CheckRun(workload=workload, recipe=recipe, num_steps=num_steps)
+        return (yield from prove(recorded, check))
 
     def measure_all_reduce(
         self, parallel: str, message_bytes: int, *, is_timed: bool = True
@@ -306,7 +286,6 @@ class Session:
         return messages.MeasurePlan(
             num_rounds=self._settings.num_rounds if num_rounds is None else num_rounds,
             num_iterations=num_iterations,
-            seed=self._settings.seed,
             round_s=self._settings.round_s,
         )
 
@@ -341,12 +320,8 @@ class Session:
         Raises a NotExercisedError where this machine would profile something else.
         """
         self._require_timeable(recipe)
-        job = messages.RunProfile(
-            workload=pack(find_workload(workload)),
-            recipe=recipe,
-            seed=self._settings.seed,
-            num_epochs=num_epochs,
-        )
+        packed = pack(find_workload(workload))
+        job = messages.RunProfile(workload=packed, recipe=recipe, num_epochs=num_epochs)
         replies = self._run_timed(self._request(job, recipe))
         ranks = [cast(messages.ProfileTaken, reply) for reply in replies]
         return combine_profiles(job, results.name_of(workload), self.hardware.device, ranks)
@@ -360,15 +335,13 @@ class Session:
             self.hold_machine()
         return (run or self._launcher.run)(request)
 
-    def _request(
-        self, job: messages.Job, recipe: Recipe, policy: GroupPolicy | None = None
-    ) -> GroupRequest:
+    def _request(self, job: messages.Job, recipe: Recipe) -> GroupRequest:
         if (reason := self._launcher.why_not_exercised(recipe)) is not None:
             raise NotExercisedError(reason)
         return GroupRequest(
             job=job,
             world_size=recipe.plan.world_size,
-            policy=policy or self._policy,
+            policy=self._policy,
             needs_group=recipe.plan.needs_group,
         )
 

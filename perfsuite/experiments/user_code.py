@@ -8,21 +8,13 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from types import ModuleType
-from typing import Any, cast
+from typing import Any
 
 from perfsuite.errors import EquivalenceError, SettingError
-from perfsuite.ranks.bootstrap import make_group_folder, remove_group_folder
-from perfsuite.ranks.chains import Chain, run_chain
+from perfsuite.ranks.chains import prove, run_chain
 from perfsuite.ranks.command.group import CommandLaunch, run_command
 from perfsuite.ranks.command.metrics import Metrics, run_logged
-from perfsuite.ranks.messages import (
-    GroupPolicy,
-    GroupRequest,
-    MeasurePlan,
-    Reply,
-    RunCell,
-    RunChecked,
-)
+from perfsuite.ranks.messages import GroupPolicy, GroupRequest, MeasurePlan, Reply, RunCell
 from perfsuite.ranks.pickling import pack
 from perfsuite.ranks.user_code import CheckSteps, RecordSteps, UserCode
 from perfsuite.records.equivalence import (
@@ -148,7 +140,9 @@ def compare_with_reference(
         plan = plan_function(
             "reference", reference, by_value, kind="step", precision=code.precision
         )
-        checked = run_chain(_compare(code, plan, policy), run)
+        record = RecordSteps(user_code=code, num_steps=_NUM_STEPS)
+        steps = GroupRequest(job=record, world_size=code.world_size, policy=policy)
+        checked = run_chain(prove([steps], CheckSteps(reference=plan, tested=code)), run)
         rows = checked.rows
         missing |= {f"numerics of {what}": why for what, why in checked.inapplicable.items()}
     described = {
@@ -162,19 +156,3 @@ def compare_with_reference(
     if not report:
         missing["numerics"] = report.worst.reason
     return report.numerics, missing
-
-
-def _compare(code: UserCode, reference: UserCode, policy: GroupPolicy) -> Chain[RunChecked]:
-    folder = make_group_folder()
-    # The timed run of the same steps will print what they print.
-    policy = dataclasses.replace(policy, shows_output=False, pins_ranks=False)
-    try:
-        record = RecordSteps(
-            user_code=code, seed=policy.seed, folder=str(folder), num_steps=_NUM_STEPS
-        )
-        yield GroupRequest(job=record, world_size=code.world_size, policy=policy)
-        check = CheckSteps(reference=reference, tested=code, seed=policy.seed, folder=str(folder))
-        (reply,) = yield GroupRequest(job=check, world_size=1, policy=policy, needs_group=False)
-        return cast(RunChecked, reply)
-    finally:
-        remove_group_folder(folder)

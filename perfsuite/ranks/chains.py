@@ -5,15 +5,18 @@ replies. One thread advances all chains, so that Ctrl-C ends them as it ends one
 """
 
 import contextlib
+import dataclasses
 import functools
 import itertools
-from collections.abc import Callable, Collection, Generator, Iterable, Iterator
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Sequence
 from multiprocessing.connection import Connection, wait
-from typing import Generic, TypeVar
+from typing import Generic, TypeVar, cast
 
 from perfsuite.errors import PerfsuiteError
+from perfsuite.ranks.bootstrap import make_group_folder, remove_group_folder
 from perfsuite.ranks.group import POLL_S, RankGroup, run_group
-from perfsuite.ranks.messages import GroupRequest, Reply
+from perfsuite.ranks.messages import CheckRun, GroupRequest, Reply, RunChecked
+from perfsuite.ranks.user_code import CheckSteps
 from perfsuite.system.signals import uninterrupted
 
 T = TypeVar("T")
@@ -66,6 +69,22 @@ def run_chains(chains: Iterable[Chain[T]], *, at_once: int) -> Iterator[T | Perf
         with uninterrupted():  # or a second Ctrl-C would leave the others alive
             for one in running.values():
                 one.close()
+
+
+def prove(recorded: Sequence[GroupRequest], check: CheckRun | CheckSteps) -> Chain[RunChecked]:
+    """Return what a check finds in the files that the ranks of some groups have recorded."""
+    folder = make_group_folder()
+    # The timed run of the same steps will print what they print.
+    policy = dataclasses.replace(
+        recorded[0].policy, proof=str(folder), shows_output=False, pins_ranks=False
+    )
+    try:
+        for request in recorded:
+            yield dataclasses.replace(request, policy=policy)
+        (reply,) = yield GroupRequest(job=check, world_size=1, policy=policy, needs_group=False)
+        return cast(RunChecked, reply)
+    finally:
+        remove_group_folder(folder)
 
 
 class _RunningChain(Generic[T]):

@@ -57,6 +57,7 @@ class GroupPolicy:
         shows_output: Print what the ranks printed when all went well.
         pins_ranks: Give each rank a processor of its own, on a CPU where there are enough.
         entry: What a rank runs, "package.module:function": by name, as its module imports torch.
+        proof: Folder of what the ranks of a proof record, on the first rank's machine.
         turns: Where rounds ask for their turn; None where no other arm runs beside them.
     """
 
@@ -69,6 +70,7 @@ class GroupPolicy:
     shows_output: bool = True
     pins_ranks: bool = True
     entry: str = "perfsuite.worker.main:serve"
+    proof: str = ""
     turns: TurnChannel | None = None
 
 
@@ -100,6 +102,11 @@ class RankStart:
         """The rank's number in its group."""
         return self.assignment.rank
 
+    @property
+    def seed(self) -> int:
+        """Of weights, data order and random numbers."""
+        return self.request.policy.seed
+
 
 @dataclass(frozen=True, kw_only=True)
 class Joined:
@@ -120,15 +127,14 @@ class CallFunction:
 
 @dataclass(frozen=True, kw_only=True)
 class MeasurePlan:
-    """How often and under which seed a cell is run.
+    """How often a cell is run.
 
     `num_rounds` of None lets the gate choose; `num_iterations`, those of a round, rank 0, which
     then aims at rounds of `round_s`, 50 ms if that is None.
     """
 
-    num_rounds: int | None
-    num_iterations: int | None
-    seed: int
+    num_rounds: int | None = None
+    num_iterations: int | None = None
     round_s: float | None = None
 
     def __post_init__(self) -> None:
@@ -154,15 +160,13 @@ class RunCell:
 
 @dataclass(frozen=True, kw_only=True)
 class RecordRun:
-    """Job: train some steps, and write what each rank saw of them to a file.
+    """Job: train some steps, and write what each rank saw of them to a file of the proof.
 
     `name` is "tested", or "twin" for the same run without checkpointing.
     """
 
     workload: bytes
     recipe: Recipe
-    seed: int
-    folder: str
     name: str
     num_steps: int
 
@@ -173,10 +177,7 @@ class CheckRun:
 
     workload: bytes
     recipe: Recipe
-    seed: int
     num_steps: int
-    folder: str
-    has_twin: bool
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -185,7 +186,6 @@ class RunProfile:
 
     workload: bytes
     recipe: Recipe
-    seed: int
     num_epochs: int
 
 

@@ -58,10 +58,7 @@ class RecordSteps:
     """Job: take the first steps of a user's own, and write what each rank saw to a file."""
 
     user_code: UserCode
-    seed: int
-    folder: str
     num_steps: int
-    name: str = "tested"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,5 +67,3 @@ class CheckSteps:
 
     reference: UserCode
     tested: UserCode
-    seed: int
-    folder: str

@@ -91,8 +91,8 @@ def _set_up_torch(start: messages.RankStart) -> torch.device:
     policy = start.request.policy
     # Two are bimodal by 22 % on small machines, and of a fixed number the losses repeat exactly.
     torch.set_num_threads(1)
-    random.seed(policy.seed)
-    torch.manual_seed(policy.seed)
+    random.seed(start.seed)
+    torch.manual_seed(start.seed)
     if policy.device != "cuda":
         # Some of torch asks whether there are GPUs, and not where its tensors are. A function of a
         # user's may use both.

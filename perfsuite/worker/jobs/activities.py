@@ -42,18 +42,18 @@ def start_activity(job: RunCell, start: RankStart, device: torch.device) -> Iter
         yield _AllReduce(job.message_bytes, device)
         return
     if job.user_code is not None:
-        yield start_user_code(job.user_code, job.plan.seed, start)
+        yield start_user_code(job.user_code, start)
         return
     assert job.workload is not None
     assert job.recipe is not None
     workload = load_workload(unpack(job.workload))
     trainer = None
     if job.activity != "load":
-        trainer = build_trainer(workload, job.recipe, device=device, seed=job.plan.seed)
+        trainer = build_trainer(workload, job.recipe, device=device, seed=start.seed)
     split: Split = _evaluated_split(workload) if job.activity == "evaluate" else "train"
     plan = job.recipe.plan
     shard = (plan.shard_of(start.rank), plan.data_parallel_size)
-    with open_batches(workload, job.recipe, shard, job.plan.seed, device, start, split) as batches:
+    with open_batches(workload, job.recipe, shard, device, start, split) as batches:
         if trainer is None:
             yield _Load(batches)
         elif job.activity == "train":

@@ -45,25 +45,25 @@ _MOST_OTHERS = 20
 _NOT_IN_TWO_STEPS = ("kernel_launches", "collected_objects", "operators")
 
 
-def start_user_code(code: UserCode, seed: int, start: RankStart) -> Activity:
+def start_user_code(code: UserCode, start: RankStart) -> Activity:
     """Return the step that a user's function builds, or the loop that it is."""
     if code.kind == "step":
-        return build_step(code, seed, start)
-    function = _load(code, seed, start)
+        return build_step(code, start)
+    function = _load(code, start)
     largest = None if code.world_size == 1 else join_ranks(start)
     is_gated = start.request.policy.turns is not None
     return UserLoop(code, function, largest, digests_weights=is_gated)
 
 
-def build_step(code: UserCode, seed: int, start: RankStart) -> UserStep:
+def build_step(code: UserCode, start: RankStart) -> UserStep:
     """Return the step that a user's function builds under the cell's seed."""
-    return UserStep(code, _load(code, seed, start))
+    return UserStep(code, _load(code, start))
 
 
-def _load(code: UserCode, seed: int, start: RankStart) -> Callable[[], Any]:
+def _load(code: UserCode, start: RankStart) -> Callable[[], Any]:
     let_children_be_loader_workers(start.folder, start.cores)
     function: Callable[[], Any] = unpack(code.function)
-    seed_random_numbers(seed)
+    seed_random_numbers(start.seed)
     return function
 
 
