@@ -8,9 +8,9 @@ import contextlib
 import dataclasses
 import functools
 import itertools
-from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Sequence
-from multiprocessing.connection import Connection, wait
-from typing import Generic, TypeVar, cast
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from multiprocessing.connection import wait
+from typing import TypeVar, cast
 
 from perfsuite.errors import PerfsuiteError
 from perfsuite.ranks.bootstrap import make_group_folder, remove_group_folder
@@ -46,22 +46,26 @@ def run_chains(chains: Iterable[Chain[T]], *, at_once: int) -> Iterator[T | Perf
     Up to `at_once` are advanced together; further ones are drawn as others end.
     """
     waiting = enumerate(chains)
-    running: dict[int, _RunningChain[T]] = {}
+    running: dict[int, Generator[RankGroup, None, T]] = {}
     done: dict[int, T | PerfsuiteError] = {}
     num_yielded = 0
     try:
         while True:
             for index, chain in itertools.islice(waiting, at_once - len(running)):
-                running[index] = _RunningChain(chain)
-                running[index].begin()
+                running[index] = _groups_of(chain)
             if not running:
                 return
-            wait([source for one in running.values() for source in one.sources()], POLL_S)
-            for index, one in list(running.items()):
-                one.poll()
-                if one.outcomes:
-                    done[index] = one.outcomes[0]
-                    del running[index]
+            groups: dict[int, RankGroup] = {}
+            for index, one in running.items():
+                try:
+                    groups[index] = next(one)
+                except StopIteration as end:
+                    done[index] = end.value
+                except PerfsuiteError as error:
+                    done[index] = error
+            if len(groups) == len(running):
+                wait([source for group in groups.values() for source in group.sources()], POLL_S)
+            running = {index: running[index] for index in groups}
             while num_yielded in done:
                 yield done.pop(num_yielded)
                 num_yielded += 1
@@ -69,6 +73,25 @@ def run_chains(chains: Iterable[Chain[T]], *, at_once: int) -> Iterator[T | Perf
         with uninterrupted():  # or a second Ctrl-C would leave the others alive
             for one in running.values():
                 one.close()
+
+
+def _groups_of(chain: Chain[T]) -> Generator[RankGroup, None, T]:
+    """Yield the group that a chain waits for until it has replied; see `run_chain` for the rest."""
+    resume: Callable[[], GroupRequest] = functools.partial(next, chain)
+    with contextlib.closing(chain):
+        while True:
+            try:
+                request = resume()
+            except StopIteration as end:
+                returned: T = end.value
+                return returned
+            try:
+                with RankGroup(request) as group:
+                    while (replies := group.poll(0.0)) is None:
+                        yield group
+                resume = functools.partial(chain.send, replies)
+            except PerfsuiteError as error:
+                resume = functools.partial(chain.throw, error)
 
 
 def prove(recorded: Sequence[GroupRequest], check: CheckRun | CheckSteps) -> Chain[RunChecked]:
@@ -85,48 +108,3 @@ def prove(recorded: Sequence[GroupRequest], check: CheckRun | CheckSteps) -> Cha
         return cast(RunChecked, reply)
     finally:
         remove_group_folder(folder)
-
-
-class _RunningChain(Generic[T]):
-    """A chain and the group that it waits for; `outcomes` has one element once it has ended."""
-
-    def __init__(self, chain: Chain[T]) -> None:
-        self.outcomes: list[T | PerfsuiteError] = []
-        self._chain = chain
-        self._group: RankGroup | None = None
-
-    def begin(self) -> None:
-        self._advance(functools.partial(next, self._chain))
-
-    def sources(self) -> Collection[Connection | int]:
-        """Return what becomes ready when there is something to poll; nothing once it has ended."""
-        return () if self._group is None else self._group.sources()
-
-    def poll(self) -> None:
-        try:
-            replies = None if self._group is None else self._group.poll(0.0)
-        except PerfsuiteError as error:
-            self._advance(functools.partial(self._chain.throw, error))
-        else:
-            if replies is not None:
-                self._advance(functools.partial(self._chain.send, replies))
-
-    def close(self) -> None:
-        self._end_group()
-        self._chain.close()
-
-    def _advance(self, resume: Callable[[], GroupRequest]) -> None:
-        self._end_group()
-        try:
-            request = resume()
-        except StopIteration as end:
-            self.outcomes.append(end.value)
-        except PerfsuiteError as error:
-            self.outcomes.append(error)
-        else:
-            self._group = RankGroup(request)
-
-    def _end_group(self) -> None:
-        if self._group is not None:
-            group, self._group = self._group, None
-            group.end()
