@@ -11,12 +11,12 @@ from types import ModuleType
 from typing import Any
 
 from perfsuite.errors import EquivalenceError, SettingError
+from perfsuite.ranks import messages
 from perfsuite.ranks.chains import prove, run_chain
 from perfsuite.ranks.command.group import CommandLaunch, run_command
 from perfsuite.ranks.command.metrics import Metrics, run_logged
-from perfsuite.ranks.messages import GroupPolicy, GroupRequest, MeasurePlan, Reply, RunCell
+from perfsuite.ranks.messages import GroupPolicy, GroupRequest, MeasurePlan, Reply, UserCode
 from perfsuite.ranks.pickling import pack
-from perfsuite.ranks.user_code import CheckSteps, RecordSteps, UserCode
 from perfsuite.records.equivalence import (
     EquivalenceReport,
     EquivalenceRow,
@@ -100,7 +100,7 @@ def plan_command(
     metrics: Any = None,
     is_timed: bool = True,
     **code: Any,
-) -> tuple[RunCell, Run]:
+) -> tuple[messages.RunCell, Run]:
     """Return the job of a command, and what runs it; `code` has other fields of `UserCode`.
 
     `metrics` says where a command without the hook logs the times of its steps. Raises a
@@ -111,7 +111,7 @@ def plan_command(
     if metrics is not None:
         run = partial(run_logged, launch=launch, metrics=Metrics.parse(metrics))
     user_code = shortest(user_code, is_timed)
-    return RunCell(activity="command", plan=plan, user_code=user_code), run
+    return messages.RunCell(activity="command", plan=plan, user_code=user_code), run
 
 
 def shortest(code: UserCode, is_timed: bool) -> UserCode:
@@ -140,9 +140,9 @@ def compare_with_reference(
         plan = plan_function(
             "reference", reference, by_value, kind="step", precision=code.precision
         )
-        record = RecordSteps(user_code=code, num_steps=_NUM_STEPS)
+        record = messages.RecordSteps(user_code=code, num_steps=_NUM_STEPS)
         steps = GroupRequest(job=record, world_size=code.world_size, policy=policy)
-        checked = run_chain(prove([steps], CheckSteps(reference=plan, tested=code)), run)
+        checked = run_chain(prove([steps], messages.CheckSteps(reference=plan, tested=code)), run)
         rows = checked.rows
         missing |= {f"numerics of {what}": why for what, why in checked.inapplicable.items()}
     described = {

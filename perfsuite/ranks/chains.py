@@ -15,8 +15,7 @@ from typing import TypeVar, cast
 from perfsuite.errors import PerfsuiteError
 from perfsuite.ranks.bootstrap import make_group_folder, remove_group_folder
 from perfsuite.ranks.group import POLL_S, RankGroup, run_group
-from perfsuite.ranks.messages import CheckRun, GroupRequest, Reply, RunChecked
-from perfsuite.ranks.user_code import CheckSteps
+from perfsuite.ranks.messages import CheckRun, CheckSteps, GroupRequest, Reply, RunChecked
 from perfsuite.system.signals import uninterrupted
 
 T = TypeVar("T")

@@ -21,21 +21,20 @@ from perfsuite.ranks import messages
 from perfsuite.ranks.failures import says_lost_peer
 from perfsuite.ranks.pickling import pack, unpack
 from perfsuite.ranks.progress import Board, BoardWriter
-from perfsuite.ranks.user_code import CheckSteps, RecordSteps
 from perfsuite.units import counted
 from perfsuite.worker.jobs import verify
 from perfsuite.worker.jobs.cell import run_cell
 from perfsuite.worker.jobs.profile import take_profile
 from perfsuite.worker.store import group_store, patience, prefer_loopback
 
-_PROOFS = (messages.RecordRun, messages.CheckRun, RecordSteps, CheckSteps)
+_PROOFS = (messages.RecordRun, messages.CheckRun, messages.RecordSteps, messages.CheckSteps)
 _JOBS: dict[type, Callable[..., messages.Reply]] = {
     messages.RunCell: run_cell,
     messages.RunProfile: take_profile,
     messages.RecordRun: verify.record_rank,
     messages.CheckRun: verify.check_recorded,
-    RecordSteps: verify.record_own_rank,
-    CheckSteps: verify.check_own_recorded,
+    messages.RecordSteps: verify.record_own_rank,
+    messages.CheckSteps: verify.check_own_recorded,
 }
 _NOT_THE_USERS = (str(Path(__file__).parent.parent), str(Path(torch.__file__).parent))
 

@@ -20,9 +20,8 @@ from torch import Tensor
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
 from perfsuite.errors import NonFiniteError, PerfsuiteError, WorkloadError
-from perfsuite.ranks.messages import COUNTED, RankStart
+from perfsuite.ranks.messages import COUNTED, RankStart, UserCode
 from perfsuite.ranks.pickling import unpack
-from perfsuite.ranks.user_code import UserCode
 from perfsuite.records.cell import TensorDigest
 from perfsuite.records.stages import Stage, Step, StopLoop, listening, untimed
 from perfsuite.units import counted

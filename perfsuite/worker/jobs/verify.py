@@ -7,10 +7,9 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from perfsuite.ranks.messages import CheckRun, RankStart, RecordRun, RunChecked, RunRecorded
+from perfsuite.ranks import messages
 from perfsuite.ranks.pickling import unpack
 from perfsuite.ranks.progress import BoardWriter
-from perfsuite.ranks.user_code import CheckSteps, RecordSteps, UserCode
 from perfsuite.records.recipe import Recipe
 from perfsuite.records.workload import load_workload
 from perfsuite.worker.equivalence.checks.own_reference import OwnCase, check_own_steps
@@ -34,8 +33,8 @@ _TESTED = "tested"
 
 
 def record_rank(
-    job: RecordRun, start: RankStart, device: torch.device, board: BoardWriter
-) -> RunRecorded:
+    job: messages.RecordRun, start: messages.RankStart, device: torch.device, board: BoardWriter
+) -> messages.RunRecorded:
     """Train, and write what this rank saw to its file."""
     board.enter_phase("build")
     workload = load_workload(unpack(job.workload))
@@ -49,8 +48,8 @@ def record_rank(
 
 
 def record_own_rank(
-    job: RecordSteps, start: RankStart, device: torch.device, board: BoardWriter
-) -> RunRecorded:
+    job: messages.RecordSteps, start: messages.RankStart, device: torch.device, board: BoardWriter
+) -> messages.RunRecorded:
     """Take the first steps of a user's own, and write what this rank saw to its file."""
     board.enter_phase("build")
     steps = _build_steps(job.user_code, start)
@@ -59,14 +58,14 @@ def record_own_rank(
     return _keep(trace, _TESTED, start, device, board)
 
 
-def _build_steps(code: UserCode, start: RankStart) -> OwnSteps:
+def _build_steps(code: messages.UserCode, start: messages.RankStart) -> OwnSteps:
     step = build_step(code, start)
     return OwnSteps(code.name, step.model, step.take)
 
 
 def _keep(
-    trace: RankTrace, name: str, start: RankStart, device: torch.device, board: BoardWriter
-) -> RunRecorded:
+    trace: RankTrace, name: str, start: messages.RankStart, device: torch.device, board: BoardWriter
+) -> messages.RunRecorded:
     """Write what this rank saw to its file, where the first rank's machine has it."""
     save_trace(share_trace(trace), _trace_path(start, name, start.rank))
     is_local = start.assignment.rendezvous is None
@@ -79,12 +78,12 @@ def _keep(
             received = [b""]
             dist.recv_object_list(received, src=rank, device=device)
             path.write_bytes(received[0])
-    return RunRecorded()
+    return messages.RunRecorded()
 
 
 def check_recorded(
-    job: CheckRun, start: RankStart, device: torch.device, board: BoardWriter
-) -> RunChecked:
+    job: messages.CheckRun, start: messages.RankStart, device: torch.device, board: BoardWriter
+) -> messages.RunChecked:
     """Compare what the ranks have recorded with references computed here."""
     board.enter_phase("check")
     rows, inapplicable = check_run(
@@ -99,12 +98,12 @@ def check_recorded(
             on_step=board.begin_step,
         )
     )
-    return RunChecked(rows=rows, inapplicable=inapplicable)
+    return messages.RunChecked(rows=rows, inapplicable=inapplicable)
 
 
 def check_own_recorded(
-    job: CheckSteps, start: RankStart, device: torch.device, board: BoardWriter
-) -> RunChecked:
+    job: messages.CheckSteps, start: messages.RankStart, device: torch.device, board: BoardWriter
+) -> messages.RunChecked:
     """Compare the steps that the ranks have recorded with the user's reference."""
     board.enter_phase("check")
     world_size = job.tested.world_size
@@ -117,12 +116,12 @@ def check_own_recorded(
     build = partial(_build_steps, job.reference, start)
     case = OwnCase(recipe=recipe, trace=trace, build=build, device=device, on_step=board.begin_step)
     row, missing = check_own_steps(case)
-    return RunChecked(rows=(row,), inapplicable=missing)
+    return messages.RunChecked(rows=(row,), inapplicable=missing)
 
 
-def _load(start: RankStart, name: str, recipe: Recipe) -> Trace:
+def _load(start: messages.RankStart, name: str, recipe: Recipe) -> Trace:
     return load_traces([_trace_path(start, name, r) for r in range(recipe.plan.world_size)])
 
 
-def _trace_path(start: RankStart, name: str, rank: int) -> Path:
+def _trace_path(start: messages.RankStart, name: str, rank: int) -> Path:
     return Path(start.request.policy.proof) / f"{name}-{rank}.pt"
