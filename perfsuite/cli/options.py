@@ -28,7 +28,7 @@ from perfsuite.ranks.messages import MeasurePlan
 from perfsuite.records.parallel import PARALLEL_FORMS
 from perfsuite.records.recipe import COMM_HOOKS, PRECISIONS, Recipe
 from perfsuite.stats.sequential import LEAST_MAX_PAIRS
-from perfsuite.system.environment import host_fingerprint
+from perfsuite.system.environment import describe_host
 from perfsuite.system.timing_lock import WAIT_S, TimingLock
 
 Verb = TypeVar("Verb", bound=Callable[..., None])
@@ -198,4 +198,4 @@ def wait_for_machine() -> TimingLock:
 
 def fingerprint_here() -> str:
     """Return the fingerprint of the environment that a session would find here."""
-    return host_fingerprint(os.environ)
+    return describe_host(os.environ, len(os.sched_getaffinity(0))).fingerprint

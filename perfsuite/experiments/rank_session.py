@@ -28,7 +28,7 @@ from perfsuite.records.capability import Hardware, what_ranks_need, why_not_time
 from perfsuite.records.cell import Outcome
 from perfsuite.records.equivalence import EquivalenceReport, Numerics
 from perfsuite.records.profile import ProfiledRun
-from perfsuite.records.recipe import Recipe
+from perfsuite.records.recipe import Recipe, parse_recipe
 from perfsuite.records.workload import Workload, find_workload
 from perfsuite.system.gpus import visible_gpus
 from perfsuite.system.timing_lock import TimingLock
@@ -139,8 +139,8 @@ class Session:
         results.check_is_recipe(recipe)
         if is_timed and activity != "load":
             self._require_timeable(recipe, numerics)
-        if self._settings.turns is not None:
-            recipe = self._settings.turns.inject_into(recipe)
+        if (turns := self._settings.turns) is not None:
+            recipe = parse_recipe("the calibration", turns.planted_recipe, of=recipe)
         job = messages.RunCell(
             workload=pack(find_workload(workload), by_value=by_value),
             recipe=recipe,

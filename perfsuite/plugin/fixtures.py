@@ -296,11 +296,7 @@ class _Cell:
                 "among its arguments"
             )
         self.session = self.runner.session
-
-    @property
-    def by_value(self) -> list[ModuleType]:
-        """The modules whose functions ranks cannot import by name."""
-        return _modules_of(self._request)
+        self.by_value = _modules_of(request)
 
     def record(self, measure: Measure, *args: Any, **how: Any) -> Outcome:
         """Return what `measure(*args, **how, is_timed=...)` finds, and have it recorded."""

@@ -95,6 +95,7 @@ class RankGroup:
         self._cleanup.callback(self._end_processes)
         policy = self._policy
         cores = tuple(sorted(os.sched_getaffinity(0)))
+        # A processor for each rank, where there are enough of them.
         pins = policy.pins_ranks and policy.device == "cpu"
         near = [gpu.cores for gpu in visible_gpus()] if policy.device != "cpu" else []
         beside = cores_beside_gpus(assignments, cores, near) if near else {}
@@ -103,7 +104,7 @@ class RankGroup:
                 request=request,
                 assignment=one,
                 folder=str(self._folder),
-                core=one.core_of(cores) if pins else None,
+                core=cores[one.place] if pins and one.num_neighbours <= len(cores) else None,
                 cores=beside.get(one.rank, cores),
             )
             try:

@@ -14,7 +14,7 @@ from perfsuite.ranks.assignments import Assignment
 from perfsuite.records.cell import Counts, MemoryMetric, Operator, TensorDigest
 from perfsuite.records.equivalence import EquivalenceRow
 from perfsuite.records.profile import ProfilerOutput, RankUsage
-from perfsuite.records.recipe import Recipe, is_int_from, optional, parse_recipe
+from perfsuite.records.recipe import Recipe, is_int_from, optional
 from perfsuite.system.environment import Environment
 
 ActivityName = Literal["train", "load", "evaluate", "all_reduce", "step", "loop", "command"]
@@ -40,10 +40,6 @@ class TurnChannel:
     planted_ratio: float = 0.0
     planted_recipe: tuple[str, ...] = ()
     planted_fault: str | None = None
-
-    def inject_into(self, recipe: Recipe) -> Recipe:
-        """Return the recipe with the fields that the calibration changes."""
-        return parse_recipe("the calibration", self.planted_recipe, of=recipe)
 
 
 @dataclass(frozen=True, kw_only=True)

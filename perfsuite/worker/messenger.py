@@ -10,6 +10,7 @@ import os
 import signal
 import threading
 import time
+from functools import partial
 from multiprocessing.connection import Connection
 
 from perfsuite.ranks import bootstrap
@@ -30,9 +31,10 @@ def serve(start: MessengerStart, pipe: Connection) -> None:
     """Carry letters both ways until the controller closes its end."""
     place = start.membership
     controller = _Controller(pipe, start.controller)
+    prefix = f"{place.prefix}/letters"
+    connect = partial(open_store, place.host, place.port, prefix, start.arrival_s)
     try:
-        outgoing = _connect(start, is_host=place.hosts_store)
-        incoming = _connect(start, is_host=False)
+        outgoing, incoming = connect(is_host=place.hosts_store), connect()
     except StoreError as error:
         controller.give_up(
             f"rank {place.rank} of {place.world_size} cannot reach the store at "
@@ -141,12 +143,6 @@ class _Heartbeats:
                     f"pytest process for {patience_s:g} s"
                 )
         return None
-
-
-def _connect(start: MessengerStart, *, is_host: bool) -> Store:
-    place, timeout_s = start.membership, start.arrival_s
-    prefix = f"{place.prefix}/letters"
-    return open_store(place.host, place.port, prefix=prefix, timeout_s=timeout_s, is_host=is_host)
 
 
 def _post(store: Store, content: bytes) -> None:

@@ -85,10 +85,6 @@ def _whole_number(smallest: int, largest: int | None = None) -> tuple[Callable[[
     return parse, f"a whole number from {smallest}{up_to}"
 
 
-def _interpreter(text: str) -> str | None:
-    return find_interpreter(text) if text else None
-
-
 def _variables(text: str) -> dict[str, str]:
     lines = text.splitlines()
     if any(line.find("=") < 1 for line in lines):
@@ -108,7 +104,10 @@ _PARSERS: dict[str, tuple[Callable[[str], Any], str]] = {
     "rounds": _whole_number(1),
     "tolerance": (parse_ratio, "a ratio such as 2%"),
     "limit": (parse_ratio, "a ratio such as 5%"),
-    "base-python": (_interpreter, "the name or path of an interpreter"),
+    "base-python": (
+        lambda text: find_interpreter(text) if text else None,
+        "the name or path of an interpreter",
+    ),
     "base-env": (_variables, "KEY=VALUE"),
     "max-pairs": _whole_number(LEAST_MAX_PAIRS),
     "max-minutes": (parse_seconds, "a duration such as 30min"),

@@ -59,6 +59,7 @@ class MeasuredSession:
         self._saver: saving.RunSaver | None = None
         self._gate: SessionGate | None = None
         self._torchrun: TorchrunSession | None = None
+        self._writes = True
         self._sharding = sharding.UNCUT
         self._foreign_markers: str | None = None
         self._num_verdicts_that_fail = 0
@@ -75,6 +76,7 @@ class MeasuredSession:
         if choices.membership is not None:
             file, output = choices.results / CELLS_FILE, ownership.held_output
             self._torchrun = TorchrunSession(config, choices.membership, file, output)
+            self._writes = choices.membership.is_first
             register(self._torchrun, "perfsuite-torchrun")
         if self._gate is not None:
             register(HeldReports(self._gate, self._finish_held), "perfsuite-held-reports")
@@ -83,10 +85,6 @@ class MeasuredSession:
         if self._saver is not None:
             register(self._saver, "perfsuite-saver")
             self._saver.replace_writers()
-
-    @property
-    def _writes(self) -> bool:
-        return self._torchrun is None or self._torchrun.is_first
 
     @property
     def finished(self) -> Mapping[str, CellLine]:

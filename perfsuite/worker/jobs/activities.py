@@ -11,7 +11,7 @@ from perfsuite.errors import PerfsuiteError
 from perfsuite.ranks.messages import COUNTED, RankStart, RunCell
 from perfsuite.ranks.pickling import unpack
 from perfsuite.records.stages import Stage
-from perfsuite.records.workload import Split, Workload, load_workload
+from perfsuite.records.workload import Split, load_workload
 from perfsuite.worker.jobs.activity import (
     NUM_RECORDED_LOSSES,
     Activity,
@@ -50,7 +50,9 @@ def start_activity(job: RunCell, start: RankStart, device: torch.device) -> Iter
     trainer = None
     if job.activity != "load":
         trainer = build_trainer(workload, job.recipe, device=device, seed=start.seed)
-    split: Split = _evaluated_split(workload) if job.activity == "evaluate" else "train"
+    split: Split = "train"
+    if job.activity == "evaluate":
+        split = "test" if workload.has_split("test") else "validation"
     plan = job.recipe.plan
     shard = (plan.shard_of(start.rank), plan.data_parallel_size)
     with open_batches(workload, job.recipe, shard, device, start, split) as batches:
@@ -163,7 +165,3 @@ class _AllReduce(Repeatable):
 
     def held_tensors(self) -> Iterator[Tensor]:
         return iter((self._tensor,))
-
-
-def _evaluated_split(workload: Workload) -> Split:
-    return "test" if workload.has_split("test") else "validation"
