@@ -7,7 +7,7 @@ from typing import Final, NamedTuple
 
 from perfsuite.report.charts.sections import Grid
 from perfsuite.report.rows import NOT_AVAILABLE, Column
-from perfsuite.report.scaling import ring
+from perfsuite.report.scaling import cost_model
 from perfsuite.report.scaling.cost_model import NUM_DEVICES, Estimate, Links, Scaling
 from perfsuite.report.scaling.series import ScaledCell, ScalingPoint, ScalingSeries
 from perfsuite.units import format_bytes, format_count, format_ratio, format_seconds
@@ -121,8 +121,8 @@ def scaling_json(scaling: Scaling) -> str:
     """Return series, models, errors and estimates as JSON, in base units; null is unknown."""
     document = {
         "schema": 1,
-        "formula": ring.FORMULA,
-        "source": ring.SOURCE,
+        "formula": cost_model.FORMULA,
+        "source": cost_model.SOURCE,
         "links": [asdict(links) for links in scaling.links.values()],
         "series": [
             {
@@ -153,15 +153,15 @@ def _measured(scaling: Scaling, series: ScalingSeries) -> Iterator[_Measured]:
 def _predicted(links: Links) -> Iterator[tuple[str, ...]]:
     for one in links.held_out:
         left_out = f"{one.value} ranks" if one.axis == "world_size" else format_bytes(one.value)
-        errors = ring.describe_errors(one.ratios) if one.ratios else (NOT_AVAILABLE,) * 3
+        errors = cost_model.describe_errors(one.ratios) if one.ratios else (NOT_AVAILABLE,) * 3
         yield links.device, left_out, *errors, one.reason or ""
     if links.model is not None:
         sharing = links.all_reduces_sharing_cores
         for world_size in sorted({one.world_size for one in sharing}):
             measured = [one for one in sharing if one.world_size == world_size]
-            ratios = ring.prediction_ratios(links.model, measured)
+            ratios = cost_model.prediction_ratios(links.model, measured)
             left_out = f"{world_size} ranks on {links.num_cores} cores, in no fit"
-            yield links.device, left_out, *ring.describe_errors(ratios), ""
+            yield links.device, left_out, *cost_model.describe_errors(ratios), ""
 
 
 def _estimated(scaling: Scaling) -> Iterator[tuple[str, ...]]:
@@ -259,13 +259,13 @@ def _link_note(links: Links) -> str:
     sizes = [one.num_bytes for one in links.all_reduces]
     ranks = " and ".join(map(str, links.world_sizes))
     note = (
-        f"Cost model for {links.device}: {ring.FORMULA} ({ring.SOURCE}; beta includes the "
-        f"additions) with {ring.describe(links.model)}, from {len(sizes)} launches of all_reduce "
-        f"over {ranks} ranks, {format_bytes(min(sizes))} to {format_bytes(max(sizes))}."
+        f"Cost model for {links.device}: {cost_model.FORMULA} ({cost_model.SOURCE}; beta includes "
+        f"the additions) with {links.model}, from {len(sizes)} launches of all_reduce over {ranks} "
+        f"ranks, {format_bytes(min(sizes))} to {format_bytes(max(sizes))}."
     )
     ratios = [ratio for held_out in links.held_out for ratio in held_out.ratios]
     if ratios:
-        _, typical, worst = ring.describe_errors(ratios)
+        _, typical, worst = cost_model.describe_errors(ratios)
         note += (
             f" Of measurements left out in turn, half were predicted within {typical}, the worst "
             f"with {worst}."
