@@ -63,7 +63,6 @@ _MEASURED: Final[tuple[Column[_Measured], ...]] = (
     ),
     Column("interval_over", "interval over", lambda one: one.basis, is_number=False),
     Column("exposed_ratio", "exposed", lambda one: one.point.exposed_ratio, format_ratio),
-    Column("forward_ratio", "forward", lambda one: one.point.forward_ratio, "{:.2f}x".format),
     Column("num_processes", "", lambda one: one.cell.num_processes),
     Column("num_cores", "", lambda one: one.series.row.num_cores),
     Column("shares_cores", "", lambda one: one.cell.shares_cores),
@@ -203,8 +202,7 @@ def _series_notes(series: Sequence[ScalingSeries]) -> Iterator[str]:
     yield (
         "Efficiency is the samples per second of a device over those of one process (of the "
         "fewest devices where that was not measured). Weak scaling keeps the batch of a device, "
-        "strong scaling that of all devices together. Forward is the time of the forward pass for "
-        "a sample of a device, against the same."
+        "strong scaling that of all devices together."
     )
     bases = {cell.basis for one in series for cell in one.cells}
     if "launches" in bases:
@@ -224,31 +222,12 @@ def _series_notes(series: Sequence[ScalingSeries]) -> Iterator[str]:
             "Under ddp backward waits and forward does not, so it is what backward takes beyond "
             "its proportion on one process: backward(p) - forward(p) backward(1) / forward(1)."
         )
-    yield from _core_notes(series)
-
-
-def _core_notes(series: Sequence[ScalingSeries]) -> Iterator[str]:
-    """Which cells had more processes than cores, by that rule alone, and what shows it."""
-    pairs = [(one, point) for one in series for point in one.points]
-    for size in dict.fromkeys(_size(point.cell) for _, point in pairs if point.cell.shares_cores):
-        # Of equal batches: a smaller one has more overhead for a sample.
-        ratios = [
-            point.forward_ratio
-            for one, point in pairs
-            if one.kind == "weak" and _size(point.cell) == size and point.forward_ratio is not None
-        ]
-        shown = ""
-        if ratios:
-            ends = dict.fromkeys(f"{ratio:.2f}" for ratio in (min(ratios), max(ratios)))
-            shown = (
-                f"; forward, which does not communicate, takes {' to '.join(ends)} times as long "
-                "as on one process"
-            )
+    for size in dict.fromkeys(_size(point.cell) for point in points if point.cell.shares_cores):
         yield (
             f"{size[0]} processes on {size[1]} cores, loader workers included: they take turns, "
-            f"so that their efficiency measures the sharing of cores and not of links{shown}."
+            "so that their efficiency measures the sharing of cores and not of links."
         )
-    rows = [point.cell.rows[0] for _, point in pairs]
+    rows = [point.cell.rows[0] for point in points]
     if any(row.num_cores is None and row.record and row.record.device == "cpu" for row in rows):
         yield "How many cores the machine has is not known, so ranks may share them."
 
