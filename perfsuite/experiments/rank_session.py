@@ -16,7 +16,6 @@ from perfsuite.experiments import results
 from perfsuite.experiments import user_code as own_code
 from perfsuite.experiments.launcher import LocalLauncher, TorchrunLauncher
 from perfsuite.experiments.profile import combine_profiles
-from perfsuite.experiments.settings import Settings
 from perfsuite.ranks import messages
 from perfsuite.ranks.bootstrap import sweep_stale_folders
 from perfsuite.ranks.command.group import CommandLaunch
@@ -31,8 +30,11 @@ from perfsuite.records.profile import ProfiledRun
 from perfsuite.records.recipe import Recipe, parse_recipe
 from perfsuite.records.workload import Workload, find_workload
 from perfsuite.system.gpus import visible_gpus
-from perfsuite.system.timing_lock import TimingLock
+from perfsuite.system.timing_lock import WAIT_S, TimingLock
 
+DEVICES = ("auto", "cpu", "cuda")
+# What torch, numpy and Python's own generator all take.
+MAX_SEED = 2**32 - 1
 # The limits hold for the rounding of each step, so more steps prove little more.
 MAX_VERIFIED_STEPS = 10
 
@@ -40,12 +42,23 @@ MAX_VERIFIED_STEPS = 10
 class Session:
     """Runs cells one after the other on this machine, which it holds while it times."""
 
-    def __init__(self, settings: Settings, *, say: Callable[[str], None]) -> None:
-        """Prepare a session that shows lines with `say`; nothing starts before the first cell."""
-        self._settings = settings
+    def __init__(
+        self,
+        policy: GroupPolicy,
+        *,
+        say: Callable[[str], None],
+        num_rounds: int | None = 10,
+        round_s: float | None = None,
+        wait_s: float = WAIT_S,
+    ) -> None:
+        """Prepare a session that shows lines with `say`; nothing starts before the first cell.
+
+        Device "auto" is CUDA where a GPU is visible. A cell that names no number has `num_rounds`,
+        of `round_s` at least, as in `MeasurePlan`; `wait_s` is the patience with another session.
+        """
         gpus = visible_gpus()
         hardware = Hardware(
-            device=("cuda" if gpus else "cpu") if settings.device == "auto" else settings.device,
+            device=("cuda" if gpus else "cpu") if policy.device == "auto" else policy.device,
             num_gpus=len(gpus),
             num_cores=len(os.sched_getaffinity(0)),
             compute_capability=gpus[0].compute_capability if gpus else None,
@@ -53,21 +66,17 @@ class Session:
             has_torchao=importlib.util.find_spec("torchao") is not None,
         )
         self._gpus = [gpu.uuid for gpu in gpus]
-        self._lock = TimingLock(wait_s=settings.wait_s, say=say)
+        self._lock = TimingLock(wait_s=wait_s, say=say)
         self._launcher = LocalLauncher(hardware, self._lock)
-        self._policy = GroupPolicy(
+        # Ranks wait for a turn in a collective, and the other arm's turn may be a long one.
+        patience_s = policy.collective_timeout_s if policy.turns is None else policy.timeout_s
+        self._policy = dataclasses.replace(
+            policy,
             device=hardware.device,
             num_gpus=hardware.num_gpus,
-            timeout_s=settings.timeout_s,
-            # Ranks wait for a turn in a collective, and the other arm's turn may be a long one.
-            collective_timeout_s=(
-                settings.collective_timeout_s if settings.turns is None else settings.timeout_s
-            ),
-            seed=settings.seed,
-            import_roots=tuple(str(root) for root in settings.import_roots),
-            turns=settings.turns,
-            shows_output=settings.shows_output,
+            collective_timeout_s=patience_s,
         )
+        self._num_rounds, self._round_s = num_rounds, round_s
         self._waited_s = 0.0
         self._sweep_once = functools.cache(sweep_stale_folders)
         self._reports: dict[tuple[object, ...], EquivalenceReport] = {}
@@ -139,7 +148,7 @@ class Session:
         results.check_is_recipe(recipe)
         if is_timed and activity != "load":
             self._require_timeable(recipe, numerics)
-        if (turns := self._settings.turns) is not None:
+        if (turns := self._policy.turns) is not None:
             recipe = parse_recipe("the calibration", turns.planted_recipe, of=recipe)
         job = messages.RunCell(
             workload=pack(find_workload(workload), by_value=by_value),
@@ -268,9 +277,9 @@ class Session:
         if not is_timed:
             num_rounds = num_iterations = 1
         return messages.MeasurePlan(
-            num_rounds=self._settings.num_rounds if num_rounds is None else num_rounds,
+            num_rounds=self._num_rounds if num_rounds is None else num_rounds,
             num_iterations=num_iterations,
-            round_s=self._settings.round_s,
+            round_s=self._round_s,
         )
 
     def _measure(
@@ -315,7 +324,7 @@ class Session:
     ) -> list[messages.Reply]:
         """What the ranks reply, alone on the machine where their times are kept."""
         self._sweep_once()
-        if is_timed and self._settings.turns is None:
+        if is_timed and self._policy.turns is None:
             self.hold_machine()
         return (run or self._launcher.run)(request)
 

@@ -101,7 +101,10 @@ class MeasuredSession:
         if self._session is None:
             if self._torchrun is None:  # which ends all of its processes alike
                 self._signals.enter_context(ends_on_signals(_end_session))
-            self._session = Session(self.choices.settings, say=partial(say, self._config))
+            choices, show = self.choices, partial(say, self._config)
+            self._session = Session(
+                choices.policy, say=show, num_rounds=choices.num_rounds, wait_s=choices.wait_s
+            )
         return self._session
 
     @property
@@ -138,10 +141,10 @@ class MeasuredSession:
 
     def pytest_report_collectionfinish(self) -> list[str]:
         """Say what the session measures with, and which of the cells are its shard's."""
-        settings = self.choices.settings
+        choices, policy = self.choices, self.choices.policy
         lines = [
-            f"perfsuite: device {settings.device}, matrix {self.choices.matrix}, "
-            f"{settings.num_rounds or 'as many as the gate wants'} rounds, seed {settings.seed}"
+            f"perfsuite: device {policy.device}, matrix {choices.matrix}, "
+            f"{choices.num_rounds or 'as many as the gate wants'} rounds, seed {policy.seed}"
         ]
         if self._sharding.described is not None:
             lines.append(f"perfsuite: {self._sharding.described}")
