@@ -107,7 +107,7 @@ def plan_command(
     user_code = UserCode(name=launch.name, function=b"", kind="command", **code)
     run: Run = partial(run_command, launch=launch)
     if metrics is not None:
-        run = partial(run_logged, launch=launch, metrics=Metrics.parse(metrics))
+        run = partial(run_logged, launch=launch, metrics=Metrics(metrics))
     user_code = shortest(user_code, is_timed)
     return messages.RunCell(activity="command", plan=plan, user_code=user_code), run
 

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 class Rendezvous:
     """The TCP store of torchrun or rank 0 where ranks meet that several controllers start.
 
-    `prefix` begins every key of this group and of no other. Ranks that are on one machine share its
-    loopback interface.
+    `prefix` begins every key of this group alone. Ranks on one machine share a loopback interface.
     """
 
     host: str

@@ -145,8 +145,7 @@ class UserCode:
     """A function or a command of a user's that trains, measured as it is.
 
     Attributes:
-        function: Packed: `build_step`, which returns the step, or `train`, which is a whole loop;
-            empty for a command.
+        function: Packed: `build_step`, or `train`, which is a whole loop; empty for a command.
         world_size: Of the ranks that call it; a command itself says how many it starts.
         samples_per_step: Of all ranks together; None where the user does not say.
         num_steps: Steps of a loop or a command that are timed, after `num_warmup`.

@@ -93,8 +93,7 @@ def _set_up_torch(start: messages.RankStart) -> torch.device:
     random.seed(start.seed)
     torch.manual_seed(start.seed)
     if policy.device != "cuda":
-        # Some of torch asks whether there are GPUs, and not where its tensors are. A function of a
-        # user's may use both.
+        # Some of torch asks whether there are GPUs, not where a tensor is; a user's may use both.
         if not isinstance(start.request.job, messages.CallFunction):
             os.environ["CUDA_VISIBLE_DEVICES"] = ""
         return torch.device("cpu")

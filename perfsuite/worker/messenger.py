@@ -84,8 +84,7 @@ def _send_on(store: Store, controller: _Controller, world_size: int) -> None:
     pause_s = _SHORTEST_PAUSE_S
     try:
         while True:
-            # Not a wait with a time-out: one that runs out just as the letter comes may never
-            # return (torch 2.15).
+            # Not a wait: one that runs out just as the letter comes may never return (torch 2.15).
             if store.check([_key(num_read)]):
                 controller.send(_take(store, _key(num_read), world_size))
                 num_read += 1

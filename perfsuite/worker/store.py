@@ -24,8 +24,7 @@ _PREPARATION_S = 600.0
 
 # The base of all that torch raises about a store.
 StoreError = dist.DistError
-# Returns the largest of each value over all ranks, which all call it; no operator of it is in the
-# loop's own process group.
+# Returns the largest of each value over all ranks, which all call it, outside of the loop's group.
 Largest = Callable[[Sequence[float]], list[float]]
 
 

@@ -27,8 +27,7 @@ from perfsuite.experiments.rank_session import Session
 from perfsuite.ranks.messages import GroupPolicy
 from perfsuite.units import counted
 
-# Torch is loaded within 4 s and two ranks have their sum 0.1 s later (measured on 2 cores): ranks
-# that need these times are stuck.
+# Two ranks load torch in 4 s and have their sum 0.1 s later (on 2 cores): later ones are stuck.
 _POLICY = GroupPolicy(timeout_s=20.0, collective_timeout_s=5.0)
 # Eight GPUs without persistence mode take up to 20 s to wake.
 _WAKING_S = 60.0

@@ -35,8 +35,7 @@ from perfsuite.system.urls import AnyPath, RemotePath, locate
 _LESSER_EXITS: Final = (ExitCode.OK, ExitCode.INCONCLUSIVE, pytest.ExitCode.NO_TESTS_COLLECTED)
 
 
-# Tells later plugins that the session wrote its run.json, and what its verdicts are drawn against:
-# the tolerance and the limit.
+# Tells later plugins where run.json was written, and the tolerance and limit of its verdicts.
 WRITTEN_RUN = pytest.StashKey[tuple[Path, float, float]]()
 # Where runs are stored; None where files cannot be stored there.
 STORAGE = pytest.StashKey[AnyPath | None]()

@@ -92,8 +92,7 @@ class RingModel:
 class HeldOut:
     """What the parameters from all other measurements say of those that share a value of an axis.
 
-    `ratios` are the predicted over the measured time of each; empty where the others give no
-    parameters, for this `reason`.
+    `ratios` are predicted over measured times; empty where the others give none, for a `reason`.
     """
 
     axis: Axis

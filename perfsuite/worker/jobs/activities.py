@@ -17,7 +17,7 @@ from perfsuite.worker.jobs.activity import (
     Activity,
     Repeatable,
     held_by,
-    hidden_in_compiled,
+    hidden_by_compile,
 )
 from perfsuite.worker.jobs.loader_workers import open_batches
 from perfsuite.worker.jobs.user_code import start_user_code
@@ -75,7 +75,7 @@ class _OnModel(Repeatable):
         self.global_batch_size = batches.step_size * num_micro_batches
         self.missing = {}
         if trainer.recipe.compile:
-            self.missing = hidden_in_compiled()
+            self.missing = hidden_by_compile()
         elif trainer.recipe.plan.properties.runs_threads:
             reason = "DataParallel's replicas run in threads of their own"
             self.missing = dict.fromkeys(_HIDDEN_IN_THREADS, reason)

@@ -92,9 +92,7 @@ def resume_loader_workers() -> None:
 
 def _signal_children(number: signal.Signals) -> None:
     workers = {child.pid for child in multiprocessing.active_children() if child.pid is not None}
-    for child in workers | _descendants():
-        with contextlib.suppress(ProcessLookupError, PermissionError):  # it has just ended
-            os.kill(child, number)
+    background.signal_all(workers | _descendants(), number)
 
 
 def _descendants() -> set[int]:

@@ -1,7 +1,6 @@
 """A user's own training step, or whole loop, as an activity of a cell. Runs in a rank.
 
-A loop calls, and is not called: where one of its steps ends, a hook of torch's optimizers has the
-measurement go on to the next one.
+A loop is not called but calls: at the end of a step torch's hook has the measurement go on.
 """
 
 from __future__ import annotations
@@ -25,12 +24,7 @@ from perfsuite.ranks.pickling import unpack
 from perfsuite.records.cell import TensorDigest
 from perfsuite.records.stages import Stage, Step, StopLoop, listening, untimed
 from perfsuite.units import counted
-from perfsuite.worker.jobs.activity import (
-    NUM_RECORDED_LOSSES,
-    Activity,
-    held_by,
-    hidden_in_compiled,
-)
+from perfsuite.worker.jobs.activity import NUM_RECORDED_LOSSES, Activity, held_by, hidden_by_compile
 from perfsuite.worker.jobs.loader_workers import let_children_be_loader_workers
 from perfsuite.worker.measure.iterations import Iterations, run_iterations
 from perfsuite.worker.measure.weights_digest import FirstWeights
@@ -134,7 +128,7 @@ class _UserCode(Activity):
         self._unchecked.clear()
         dynamo = sys.modules.get("torch._dynamo.utils")
         if dynamo is not None and dynamo.counters["frames"]:
-            self.missing |= hidden_in_compiled()
+            self.missing |= hidden_by_compile()
 
     def first_losses(self) -> tuple[float, ...] | None:
         return tuple(self._losses) or None

@@ -111,8 +111,7 @@ class _Counter(StepMode):  # type: ignore[no-untyped-call]
     def recomputed_flops(self) -> int:
         """Return the part of `flops` that a backward pass computed anew.
 
-        A backward pass records only what it recomputes, unless it is differentiated itself: then
-        it records all that it does.
+        A backward pass records only that, unless it is differentiated itself: then all it does.
         """
         recorded = self._recorded_flops.items()
         return self._scores_flops + sum(
