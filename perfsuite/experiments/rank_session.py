@@ -134,18 +134,22 @@ class Session:
         num_rounds: int | None = None,
         num_iterations: int | None = None,
         is_timed: bool = True,
-        numerics: Numerics | None = None,
+        checks_numerics: bool = False,
         by_value: Sequence[ModuleType] = (),
     ) -> Outcome:
         """Measure one activity of a workload, which may be named "module:attribute".
 
         None is the session's number of rounds, and as many iterations of a round as the ranks
         choose after warming up. What is not timed is one iteration beside whatever else runs.
-        `numerics` goes into the record; `by_value` is as in `run_function`. Raises a
-        NotExercisedError where this machine would measure something else, a RecipeError for what is
-        no `Recipe`, and a PerfsuiteError where workload, data, training or a rank is at fault.
+        Training may first be checked, as by `require_equivalence`; `by_value` is as in
+        `run_function`. Raises a NotExercisedError where this machine would measure something else,
+        a RecipeError for what is no `Recipe`, and a PerfsuiteError where workload, data, training
+        or a rank is at fault.
         """
         results.check_is_recipe(recipe)
+        numerics = None
+        if checks_numerics and activity == "train":
+            numerics = self.require_equivalence(workload, recipe, by_value=by_value).numerics
         if is_timed and activity != "load":
             self._require_timeable(recipe, numerics)
         if (turns := self._policy.turns) is not None:

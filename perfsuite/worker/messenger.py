@@ -14,7 +14,7 @@ from functools import partial
 from multiprocessing.connection import Connection
 
 from perfsuite.ranks import bootstrap
-from perfsuite.ranks.torchrun.peers import MessengerStart, SessionBroken
+from perfsuite.ranks.torchrun.peers import MessengerStart
 from perfsuite.worker.store import Store, StoreError, open_store
 
 # How often a messenger shows that it is alive, and checks whether others are.
@@ -67,7 +67,7 @@ class _Controller:
         self._pid = pid
         self._lock = threading.Lock()
 
-    def send(self, message: bytes | SessionBroken) -> None:
+    def send(self, message: bytes | str) -> None:
         with self._lock:
             self._pipe.send(message)
 
@@ -75,7 +75,7 @@ class _Controller:
         # A controller that is stopped would never hear it, and not take torchrun's SIGTERM either.
         with contextlib.suppress(ProcessLookupError):  # it is gone, and needs nothing
             os.kill(self._pid, signal.SIGCONT)
-        self.send(SessionBroken(reason))
+        self.send(reason)
 
 
 def _send_on(store: Store, controller: _Controller, world_size: int) -> None:

@@ -7,6 +7,7 @@ import importlib.util
 import sys
 from collections.abc import Callable
 from typing import Any
+from unittest.mock import Mock
 
 import made_up_torchao
 import pytest
@@ -99,8 +100,10 @@ def test_where_it_is_emulated_it_has_numerics_and_no_time(monkeypatch: pytest.Mo
     session = Session(GroupPolicy(), say=print)
     proven = Numerics(status="equivalent", check="T2", error=0.05, limit=0.1, power="6/6")
 
+    monkeypatch.setattr(session, "require_equivalence", lambda *_, **__: Mock(numerics=proven))
+
     with pytest.raises(NotExercisedError) as raised:
-        session.measure_cell(WORKLOAD, Recipe(precision="fp8-rowwise"), numerics=proven)
+        session.measure_cell(WORKLOAD, Recipe(precision="fp8-rowwise"), checks_numerics=True)
 
     assert str(raised.value) == (
         "precision 'fp8-rowwise' has no time here: 8-bit products need an NVIDIA GPU of compute "
