@@ -95,8 +95,8 @@ class RankGroup:
         self._cleanup.callback(self._end_processes)
         policy = self._policy
         cores = tuple(sorted(os.sched_getaffinity(0)))
-        # A processor for each rank, where there are enough of them.
-        pins = policy.pins_ranks and policy.device == "cpu"
+        # A processor for each rank that is timed, where there are enough of them.
+        pins = not policy.proof and policy.device == "cpu"
         near = [gpu.cores for gpu in visible_gpus()] if policy.device != "cpu" else []
         beside = cores_beside_gpus(assignments, cores, near) if near else {}
         for one in assignments:

@@ -52,7 +52,6 @@ class GroupPolicy:
         collective_timeout_s: A collective that waits for so long has lost its peer.
         import_roots: Folders that come first on the ranks' module path.
         shows_output: Print what the ranks printed when all went well.
-        pins_ranks: Give each rank a processor of its own, on a CPU where there are enough.
         entry: What a rank runs, "package.module:function": by name, as its module imports torch.
         proof: Folder of what the ranks of a proof record, on the first rank's machine.
         turns: Where rounds ask for their turn; None where no other arm runs beside them.
@@ -65,7 +64,6 @@ class GroupPolicy:
     seed: int = 0
     import_roots: tuple[str, ...] = ()
     shows_output: bool = True
-    pins_ranks: bool = True
     entry: str = "perfsuite.worker.main:serve"
     proof: str = ""
     turns: TurnChannel | None = None

@@ -15,9 +15,7 @@ def prove(recorded: Sequence[GroupRequest], check: CheckRun | CheckSteps, run: R
     """Return what a check finds in the files of groups that have recorded; raises as `run` does."""
     folder = make_group_folder()
     # The timed run of the same steps will print what they print.
-    policy = dataclasses.replace(
-        recorded[0].policy, proof=str(folder), shows_output=False, pins_ranks=False
-    )
+    policy = dataclasses.replace(recorded[0].policy, proof=str(folder), shows_output=False)
     try:
         for request in recorded:
             run(dataclasses.replace(request, policy=policy))
