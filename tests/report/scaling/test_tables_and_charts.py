@@ -232,25 +232,6 @@ def test_efficiency_is_drawn_with_what_the_model_says_and_estimates_are_called_s
     assert axis == ["1", "4", "16", "64", "256", "1024"]
 
 
-def test_the_model_is_drawn_over_bytes_with_what_was_measured() -> None:
-    chart = section_of(*on_two_cores()).charts[0]
-
-    lines = [part.split(":")[0] for part in chart.label.partition(". ")[2].split("; ")]
-    assert lines == [
-        "2 ranks, measured",
-        "4 ranks, measured, sharing cores",
-        "model of 2 ranks",
-        *(f"estimate for {num} ranks" for num in (8, 64, 1024)),
-    ]
-
-
-def test_the_last_tick_ends_within_its_chart() -> None:
-    chart = section_of(*on_two_cores()).charts[0]
-
-    (last,) = [text for text in chart.texts if text.content == "128 MiB"]
-    assert (last.anchor, last.x) == ("end", chart.width - 2)
-
-
 def test_without_a_model_and_a_series_there_is_no_section() -> None:
     assert draw_scaling(describe_scaling([cell("a"), cell("b", num_workers=2)])) == ()
 
