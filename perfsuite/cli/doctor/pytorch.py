@@ -13,10 +13,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-import pynvml
-
 from perfsuite.cli.doctor.findings import Finding, Status
 from perfsuite.errors import (
+    DeviceError,
     MissingPackageError,
     PerfsuiteError,
     SettingError,
@@ -42,9 +41,8 @@ def examine_torch(environ: Mapping[str, str] = os.environ) -> list[Finding]:
         return [Finding("torch", status, str(error), "only cells that train need it")]
     try:
         session = Session(_POLICY, say=print)
-    except pynvml.NVMLError as error:
-        text = f"cannot be started: NVML says: {error}"
-        return [Finding("ranks", "fail", text, "see nvidia-smi")]
+    except DeviceError as error:
+        return [Finding("ranks", "fail", f"cannot be started: {error}", "see nvidia-smi")]
     return [
         finding_of_ranks(
             lambda: session.run_function(1, read_torch, ()),

@@ -304,7 +304,7 @@ def test_a_hostile_name_ends_no_cell_of_the_markdown(name: str) -> None:
     _, _, table = text.partition(f"<details><summary>{MEASURED}</summary>")
     rows = table.partition("</details>")[0].split("\n")[2:-2]
     assert len(rows) == 5
-    assert {row.replace("\\|", "").count("|") for row in rows} == {14}
+    assert {row.replace("\\|", "").count("|") for row in rows} == {13}
 
 
 def test_the_folder_has_the_files_and_loses_those_of_an_earlier_report(tmp_path: Path) -> None:
