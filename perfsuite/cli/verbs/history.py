@@ -5,6 +5,7 @@ import shlex
 import statistics
 from collections.abc import Iterator, Sequence
 from datetime import date
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,17 +17,9 @@ from perfsuite.cli import options
 from perfsuite.cli.output import JsonFile, pick, write_json
 from perfsuite.errors import ExitCode, SettingError
 from perfsuite.gate.baselines.accepted import read_accepted
-from perfsuite.gate.history import (
-    CellHistory,
-    DatedChange,
-    DatedDrift,
-    Point,
-    StoredHistory,
-    read_history,
-)
+from perfsuite.gate.history import CellHistory, DatedChange, DatedDrift, StoredHistory, read_history
 from perfsuite.report.terminal.tables import text_table
 from perfsuite.stats.trend import MIN_VALUES
-from perfsuite.system.files import check_writable
 from perfsuite.system.untrusted import printable
 from perfsuite.system.urls import locate
 from perfsuite.units import (
@@ -77,7 +70,6 @@ def history(
             "baseline list' shows, or leave it out for this machine's"
         )
     least = option_ratio("--smallest", smallest)
-    check_writable(json_file)
     stored = read_history(
         Path.cwd(),
         locate(storage, "--storage"),
@@ -146,7 +138,7 @@ def _known(cell: str, stored: StoredHistory) -> str:
 def _overview(one: CellHistory) -> Iterator[str]:
     points = one.timeline.points
     runs = counted(len(points), "run")
-    yield f"{one.timeline.cell}: {runs}, {_named(points[0])} to {_named(points[-1])}"
+    yield f"{one.timeline.cell}: {runs}, {points[0]} to {points[-1]}"
     if num_elsewhere := one.timeline.num_elsewhere:
         yield f"further runs, whose ranks found another environment: {num_elsewhere}"
     if one.trend is not None:
@@ -158,10 +150,8 @@ def _overview(one: CellHistory) -> Iterator[str]:
 def _sparkline(times_s: Sequence[float]) -> str:
     """Return times as one line of blocks, the least the lowest."""
     num_columns = min(_LINE_WIDTH, len(times_s))
-    columns: list[list[float]] = [[] for _ in range(num_columns)]
-    for place, time_s in enumerate(times_s):
-        columns[place * num_columns // len(times_s)].append(time_s)
-    heights = [statistics.median(column) for column in columns]
+    bounds = [number * len(times_s) // num_columns for number in range(num_columns + 1)]
+    heights = [statistics.median(times_s[start:end]) for start, end in pairwise(bounds)]
     low, span = min(heights), max(heights) - min(heights)
     steps = [(height - low) / span if span else 0.0 for height in heights]
     return "".join(_BLOCKS[round(step * (len(_BLOCKS) - 1))] for step in steps)
@@ -188,7 +178,7 @@ def _describe_change(change: DatedChange) -> str:
 
 
 def _where(change: DatedChange) -> str:
-    text = f"between {_named(change.before)} and {_named(change.after)}"
+    text = f"between {change.before} and {change.after}"
     if change.num_commits is None:
         return text
     commits = counted(change.num_commits, "commit") if change.num_commits else "so not by a commit"
@@ -201,7 +191,7 @@ def _describe_drift(drift: DatedDrift) -> str:
     accepted = "" if drift.accepted is None else f", accepted: {drift.accepted}"
     return (
         f"drifts by {rate} a week ({low} to {high}), "
-        f"{format_change(drift.total_ratio)} since {_named(drift.since)}{accepted}"
+        f"{format_change(drift.total_ratio)} since {drift.since}{accepted}"
     )
 
 
@@ -217,11 +207,6 @@ def _advise(one: CellHistory) -> list[str]:
     return []
 
 
-def _named(point: Point) -> str:
-    day = f"{point.made_at:%Y-%m-%d}"
-    return day if point.commit is None else f"{short_commit(point.commit)} ({day})"
-
-
 def _table(found: list[CellHistory]) -> str:
     titles = ("cell", "runs", "times", "what became of it")
     rows = []
@@ -233,22 +218,9 @@ def _table(found: list[CellHistory]) -> str:
 
 
 def _cell(one: CellHistory) -> dict[str, Any]:
-    drift = one.drift
     return {
         "id": one.timeline.cell,
-        "runs": [_point(point) for point in one.timeline.points],
+        "runs": one.timeline.points,
         "is_long_enough": one.trend is not None,
-        "changes": [
-            pick(change, "ratio interval num_commits is_mended accepted", is_mended="is_recovered")
-            | {"before": _point(change.before), "after": _point(change.after)}
-            for change in one.changes
-        ],
-        "drift": None
-        if drift is None
-        else pick(drift, "ratio_per_week interval total_ratio accepted")
-        | {"since": _point(drift.since)},
+        **pick(one, "changes drift"),
     }
-
-
-def _point(point: Point) -> dict[str, Any]:
-    return {"path": str(point.path), **pick(point, "commit made_at time_s")}
