@@ -15,9 +15,11 @@ from rich.progress import track
 
 from perfsuite.cli import options
 from perfsuite.cli.output import JsonFile, pick, write_json
+from perfsuite.cli.site import write_site
 from perfsuite.errors import ExitCode, SettingError
 from perfsuite.gate.baselines.accepted import read_accepted
 from perfsuite.gate.history import CellHistory, DatedChange, DatedDrift, StoredHistory, read_history
+from perfsuite.report.formats.folder import PAGE
 from perfsuite.report.terminal.tables import text_table
 from perfsuite.stats.trend import MIN_VALUES
 from perfsuite.system.untrusted import printable
@@ -43,6 +45,7 @@ _BLOCKS = "▁▂▃▄▅▆▇█"
     fingerprint="Runs of this environment; of this machine unless given.",
     num_runs="The newest N, at most.",
     smallest="Changes below it are not shown.",
+    html="Write index.html and a page for each cell there.",
     fails_on_change="End in 10 where a cell is slower than it was and no entry accepts that.",
 )
 def history(
@@ -56,6 +59,7 @@ def history(
     num_runs: Annotated[int, typer.Option("--runs", min=1, metavar="N")] = _NUM_RUNS,
     smallest: str = "1%",
     fails_on_change: Annotated[bool, typer.Option("--fail-on-change")] = False,
+    html: Annotated[Path | None, typer.Option(metavar="SITE")] = None,
     json_file: JsonFile = None,
 ) -> None:
     """Date what became slower or faster over the stored runs, and find a drift of many weeks.
@@ -84,6 +88,9 @@ def history(
         found = _show_all(stored, least)
     else:
         found = [_show_one(_known(cell, stored), stored, least)]
+    if html is not None:
+        write_site(html, stored, [(one, [*_overview(one), *describe(one)]) for one in found])
+        typer.echo(f"written to {html / PAGE}")
     refused = [{"path": str(one.path), "reason": one.reason} for one in stored.refused]
     write_json(json_file, cells=[_cell(one) for one in found], refused=refused)
     if fails_on_change and any(one.is_slower for one in found):
