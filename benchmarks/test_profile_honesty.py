@@ -105,7 +105,7 @@ def profile(slow: str, parallel: str) -> Profile:
     """Profile one epoch; the session holds the machine already, where it times cells."""
     recipe = Recipe(parallel=parallel)
     workload = pack(planted(slow), by_value=[sys.modules[__name__]])
-    job = RunProfile(workload=workload, recipe=recipe, seed=0, num_epochs=1)
+    job = RunProfile(workload=workload, recipe=recipe, num_epochs=1)
     plan = recipe.plan
     ranks: Any = run_group(
         GroupRequest(

@@ -4,27 +4,19 @@ import contextlib
 import dataclasses
 import inspect
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from types import ModuleType
-from typing import Any, cast
+from typing import Any
 
 from perfsuite.errors import EquivalenceError, SettingError
-from perfsuite.ranks.bootstrap import make_group_folder, remove_group_folder
-from perfsuite.ranks.chains import Chain, run_chain
+from perfsuite.ranks import messages
 from perfsuite.ranks.command.group import CommandLaunch, run_command
 from perfsuite.ranks.command.metrics import Metrics, run_logged
-from perfsuite.ranks.messages import (
-    GroupPolicy,
-    GroupRequest,
-    MeasurePlan,
-    Reply,
-    RunCell,
-    RunChecked,
-)
+from perfsuite.ranks.messages import GroupPolicy, GroupRequest, MeasurePlan, UserCode
 from perfsuite.ranks.pickling import pack
-from perfsuite.ranks.user_code import CheckSteps, RecordSteps, UserCode
+from perfsuite.ranks.proof import Run, prove
 from perfsuite.records.equivalence import (
     EquivalenceReport,
     EquivalenceRow,
@@ -36,8 +28,6 @@ from perfsuite.units import counted
 
 # As `verify` takes where it is not told otherwise.
 _NUM_STEPS = 3
-# Runs a group of ranks.
-Run = Callable[[GroupRequest], list[Reply]]
 
 
 def plan_function(
@@ -108,7 +98,7 @@ def plan_command(
     metrics: Any = None,
     is_timed: bool = True,
     **code: Any,
-) -> tuple[RunCell, Run]:
+) -> tuple[messages.RunCell, Run]:
     """Return the job of a command, and what runs it; `code` has other fields of `UserCode`.
 
     `metrics` says where a command without the hook logs the times of its steps. Raises a
@@ -117,9 +107,9 @@ def plan_command(
     user_code = UserCode(name=launch.name, function=b"", kind="command", **code)
     run: Run = partial(run_command, launch=launch)
     if metrics is not None:
-        run = partial(run_logged, launch=launch, metrics=Metrics.parse(metrics))
+        run = partial(run_logged, launch=launch, metrics=Metrics(metrics))
     user_code = shortest(user_code, is_timed)
-    return RunCell(activity="command", plan=plan, user_code=user_code), run
+    return messages.RunCell(activity="command", plan=plan, user_code=user_code), run
 
 
 def shortest(code: UserCode, is_timed: bool) -> UserCode:
@@ -148,7 +138,9 @@ def compare_with_reference(
         plan = plan_function(
             "reference", reference, by_value, kind="step", precision=code.precision
         )
-        checked = run_chain(_compare(code, plan, policy), run)
+        record = messages.RecordSteps(user_code=code, num_steps=_NUM_STEPS)
+        steps = GroupRequest(job=record, world_size=code.world_size, policy=policy)
+        checked = prove([steps], messages.CheckSteps(reference=plan, tested=code), run)
         rows = checked.rows
         missing |= {f"numerics of {what}": why for what, why in checked.inapplicable.items()}
     described = {
@@ -162,19 +154,3 @@ def compare_with_reference(
     if not report:
         missing["numerics"] = report.worst.reason
     return report.numerics, missing
-
-
-def _compare(code: UserCode, reference: UserCode, policy: GroupPolicy) -> Chain[RunChecked]:
-    folder = make_group_folder()
-    # The timed run of the same steps will print what they print.
-    policy = dataclasses.replace(policy, shows_output=False, pins_ranks=False)
-    try:
-        record = RecordSteps(
-            user_code=code, seed=policy.seed, folder=str(folder), num_steps=_NUM_STEPS
-        )
-        yield GroupRequest(job=record, world_size=code.world_size, policy=policy)
-        check = CheckSteps(reference=reference, tested=code, seed=policy.seed, folder=str(folder))
-        (reply,) = yield GroupRequest(job=check, world_size=1, policy=policy, needs_group=False)
-        return cast(RunChecked, reply)
-    finally:
-        remove_group_folder(folder)

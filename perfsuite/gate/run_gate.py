@@ -57,7 +57,8 @@ HELD: AbstractContextManager[object] = contextlib.nullcontext()
 class GateResult:
     """The result of a gate session, with all cells of either side, and what differs for people.
 
-    `refusal` says why nothing was compared at all; without a pair there is no judgement.
+    `refusal` says why nothing was compared at all; without a pair there is no judgement. The names
+    of cells count from `root`.
     """
 
     cells: tuple[CellVerdict, ...] = ()
@@ -66,6 +67,7 @@ class GateResult:
     judgement: Judgement | None = None
     policies: Mapping[str, CellPolicy] = field(default_factory=dict)
     leniency: Leniency = field(default_factory=Leniency)
+    root: Path = Path()
     seed: int
 
     @property
@@ -116,6 +118,7 @@ def run_gate(
         judgement=judgement,
         policies=session.policies,
         leniency=session.leniency,
+        root=side.suite.root,
         seed=request.seed,
     )
 

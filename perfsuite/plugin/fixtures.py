@@ -249,7 +249,6 @@ def _measuring(
     from perfsuite.records.recipe import Recipe
 
     cell = _Cell(request, benchmark)
-    session, by_value = cell.session, cell.by_value
 
     def measure(
         workload: str | Workload,
@@ -260,23 +259,16 @@ def _measuring(
     ) -> Outcome:
         if isinstance(recipe, Recipe) and request.path != Path(compared_cell.__file__):
             recipe.require_own_loader()
-
-        def run(*, is_timed: bool) -> Outcome:
-            numerics = None
-            if activity == "train" and cell.runner.choices.checks_numerics:
-                numerics = session.require_equivalence(workload, recipe, by_value=by_value).numerics
-            return session.measure_cell(
-                workload,
-                recipe,
-                numerics=numerics,
-                activity=activity,
-                num_rounds=rounds,
-                num_iterations=iterations,
-                is_timed=is_timed,
-                by_value=by_value,
-            )
-
-        return cell.record(run)
+        return cell.record(
+            cell.session.measure_cell,
+            workload,
+            recipe,
+            activity=activity,
+            num_rounds=rounds,
+            num_iterations=iterations,
+            checks_numerics=cell.runner.choices.checks_numerics,
+            by_value=cell.by_value,
+        )
 
     return measure
 
@@ -296,11 +288,7 @@ class _Cell:
                 "among its arguments"
             )
         self.session = self.runner.session
-
-    @property
-    def by_value(self) -> list[ModuleType]:
-        """The modules whose functions ranks cannot import by name."""
-        return _modules_of(self._request)
+        self.by_value = _modules_of(request)
 
     def record(self, measure: Measure, *args: Any, **how: Any) -> Outcome:
         """Return what `measure(*args, **how, is_timed=...)` finds, and have it recorded."""

@@ -4,6 +4,7 @@ Numbers are as they were recorded; one that is not available is None, shown as a
 """
 
 import dataclasses
+import math
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -217,6 +218,8 @@ COLUMNS: Final[tuple[Column[Row], ...]] = (
     _text("interval", "verdict.interval", "between", _write_interval),
     Column("step_time_s", "step", _at("step_time_s"), format_seconds),
     Column("spread_ratio", "spread", _at("spread_ratio"), lambda it: f"± {format_ratio(it)}"),
+    _text("numerics", "record.numerics.status"),
+    Column("peak_bytes", "peak memory", _at("record.memory.peak_bytes"), format_bytes),
     Column("step_p95_s", "p95", _at("record.step_s.p95"), format_seconds),
     Column("step_p99_s", "p99", _at("record.step_s.p99"), format_seconds),
     Column("samples_per_s", "samples/s", _at("record.samples_per_s"), format_count),
@@ -233,9 +236,7 @@ COLUMNS: Final[tuple[Column[Row], ...]] = (
     _text("precision", "recipe.precision"),
     _text("checkpointing", "recipe.checkpointing"),
     Column("num_workers", "workers", _at("recipe.num_workers")),
-    _text("numerics", "record.numerics.status"),
     _text("numerics_change", "verdict.numerics_change", "mathematics", _write_mathematics),
-    Column("peak_bytes", "peak memory", _at("record.memory.peak_bytes"), format_bytes),
     Column(
         "saved_activation_bytes",
         "saved for backward",
@@ -253,6 +254,12 @@ RECIPE_FIELDS: Final = tuple(field.name for field in dataclasses.fields(Recipe))
 def columns_of(*keys: str) -> tuple[Column[Row], ...]:
     """Return columns by key, in the order given."""
     return tuple(_BY_KEY[key] for key in keys)
+
+
+def numbers_of(row: Row) -> dict[str, float]:
+    """Return each number that was measured of a cell and is finite, by its column's key."""
+    found = {column.key: column.value(row) for column in COLUMNS if column.key != "num_workers"}
+    return {k: v for k, v in found.items() if isinstance(v, int | float) and math.isfinite(v)}
 
 
 def filled(columns: Sequence[Column[T]], rows: Sequence[T]) -> tuple[Column[T], ...]:

@@ -16,8 +16,8 @@ import pytest
 
 from perfsuite import RankFailureError
 from perfsuite.experiments.rank_session import Session
-from perfsuite.experiments.settings import Settings
 from perfsuite.ranks import group
+from perfsuite.ranks.messages import GroupPolicy
 
 RunRanks = Callable[..., list[Any]]
 ILLEGAL = "CUDA error: an illegal memory access was encountered"
@@ -26,7 +26,7 @@ ILLEGAL = "CUDA error: an illegal memory access was encountered"
 @pytest.fixture
 def impatient_ranks() -> RunRanks:
     """Ranks with a controller timeout of 2 s."""
-    session = Session(Settings(device="cpu", timeout_s=2), say=print)
+    session = Session(GroupPolicy(timeout_s=2), say=print)
     return lambda num_ranks, function, *args: session.run_function(
         num_ranks, function, args, by_value=[sys.modules[__name__]]
     )

@@ -11,7 +11,7 @@ import typer
 import typer.core
 
 from perfsuite.cli import options
-from perfsuite.cli.output import JsonFile, say, write_json
+from perfsuite.cli.output import JsonFile, pick, say, write_json
 from perfsuite.errors import SettingError
 from perfsuite.gate.arms.build import find_interpreter
 from perfsuite.gate.arms.command import Command
@@ -25,6 +25,7 @@ from perfsuite.records.run_file import StoredRun, Unusable, read_run
 from perfsuite.report.formats.markdown import to_markdown
 from perfsuite.report.model import report_on_verdicts
 from perfsuite.report.summary import explanation_text
+from perfsuite.report.terminal.annotations import annotation_lines
 from perfsuite.report.terminal.gate import verdict_lines
 from perfsuite.stats.sequential import DEFAULT_MAX_PAIRS
 from perfsuite.system.files import check_writable, write_atomically
@@ -111,7 +112,8 @@ def gate(
     request = _request(context.params, context.obj)
     check_writable(*request.outputs)
     result = run_gate(request, say=say, machine=options.wait_for_machine())
-    for text in verdict_lines(result.cells, result.refusal, result.differs):
+    annotations = annotation_lines(result.cells, result.root, os.environ)
+    for text in (*verdict_lines(result.cells, result.refusal, result.differs), *annotations):
         typer.echo(text)
     if (judged := result.judgement) is not None:
         pairs = counted(judged.num_pairs, "pair")
@@ -196,13 +198,11 @@ def _to_markdown(result: GateResult, request: GateRequest) -> str:
 
 def _document(result: GateResult) -> dict[str, Any]:
     """The verb's JSON, with all that it takes to compute a verdict again."""
+    judged = result.judgement
     return {
-        "cells": result.cells,
-        "seed": result.seed,
-        "arms": result.differs,
-        "refusal": result.refusal,
-        "pairs": 0 if result.judgement is None else result.judgement.num_pairs,
-        "wall_s": None if result.judgement is None else result.judgement.wall_s,
+        **pick(result, "cells seed arms refusal", arms="differs"),
+        "pairs": 0 if judged is None else judged.num_pairs,
+        "wall_s": None if judged is None else judged.wall_s,
         "exit_code": result.leniency.ends(result.code),
     }
 
@@ -214,7 +214,6 @@ def explain(
     json_file: JsonFile = None,
 ) -> None:
     """Say why cells moved between two runs: the stage that moved most, the counts that changed."""
-    check_writable(json_file)
     before, after = _read(base, "BASE"), _read(head, "HEAD")
     common = [name for name in after.cells if name in before.cells]
     if cell is not None and cell not in common:

@@ -31,6 +31,7 @@ from perfsuite.records.cell import CellLine, Outcome, encode_line
 from perfsuite.records.verdict import CellVerdict
 from perfsuite.report.rows import not_exercised_lines, slow_rank_lines
 from perfsuite.report.summary import verdict_sentence
+from perfsuite.report.terminal.annotations import annotation_lines
 from perfsuite.report.terminal.gate import verdict_lines
 from perfsuite.report.terminal.tables import progress_line, terminal_table
 from perfsuite.system.files import append_line, write_atomically
@@ -55,10 +56,12 @@ class MeasuredSession:
         Where it is not ours, it runs ranks for the fixtures and changes nothing else.
         """
         self._config = config
+        self._environ = ownership.environ
         self.choices = choices
         self._saver: saving.RunSaver | None = None
         self._gate: SessionGate | None = None
         self._torchrun: TorchrunSession | None = None
+        self._writes = True
         self._sharding = sharding.UNCUT
         self._foreign_markers: str | None = None
         self._num_verdicts_that_fail = 0
@@ -75,6 +78,7 @@ class MeasuredSession:
         if choices.membership is not None:
             file, output = choices.results / CELLS_FILE, ownership.held_output
             self._torchrun = TorchrunSession(config, choices.membership, file, output)
+            self._writes = choices.membership.is_first
             register(self._torchrun, "perfsuite-torchrun")
         if self._gate is not None:
             register(self._gate, "perfsuite-gate")
@@ -84,10 +88,6 @@ class MeasuredSession:
         if self._saver is not None:
             register(self._saver, "perfsuite-saver")
             self._saver.replace_writers()
-
-    @property
-    def _writes(self) -> bool:
-        return self._torchrun is None or self._torchrun.is_first
 
     @property
     def finished(self) -> Mapping[str, CellLine]:
@@ -104,7 +104,10 @@ class MeasuredSession:
         if self._session is None:
             if self._torchrun is None:  # which ends all of its processes alike
                 self._signals.enter_context(ends_on_signals(_end_session))
-            self._session = Session(self.choices.settings, say=partial(say, self._config))
+            choices, show = self.choices, partial(say, self._config)
+            self._session = Session(
+                choices.policy, say=show, num_rounds=choices.num_rounds, wait_s=choices.wait_s
+            )
         return self._session
 
     @property
@@ -141,10 +144,10 @@ class MeasuredSession:
 
     def pytest_report_collectionfinish(self) -> list[str]:
         """Say what the session measures with, and which of the cells are its shard's."""
-        settings = self.choices.settings
+        choices, policy = self.choices, self.choices.policy
         lines = [
-            f"perfsuite: device {settings.device}, matrix {self.choices.matrix}, "
-            f"{settings.num_rounds or 'as many as the gate wants'} rounds, seed {settings.seed}"
+            f"perfsuite: device {policy.device}, matrix {choices.matrix}, "
+            f"{choices.num_rounds or 'as many as the gate wants'} rounds, seed {policy.seed}"
         ]
         if self._sharding.described is not None:
             lines.append(f"perfsuite: {self._sharding.described}")
@@ -324,7 +327,9 @@ class MeasuredSession:
         if self._gate is not None and self._gate.result is not None:
             terminalreporter.section("perfsuite gate", sep="=")
             result = self._gate.result
-            for text in verdict_lines(result.cells, result.refusal, result.differs):
+            annotations = annotation_lines(result.cells, self._config.rootpath, self._environ)
+            verdicts = verdict_lines(result.cells, result.refusal, result.differs)
+            for text in (*verdicts, *annotations):
                 terminalreporter.write_line(legible(text))
         for remark in filter(None, [self._foreign_markers, self._sharding.why_empty]):
             terminalreporter.write_line(f"perfsuite: {remark}")

@@ -18,7 +18,7 @@ from perfsuite.experiments.claims.exact import (
     weigh_tensors,
 )
 from perfsuite.experiments.rank_session import Session
-from perfsuite.experiments.settings import Settings
+from perfsuite.ranks.messages import GroupPolicy
 from perfsuite.records.equivalence import EquivalenceReport, EquivalenceRow
 
 # Blocks of the chain keep 20 bytes and cost 30 flops in three passes, 10 each.
@@ -29,7 +29,7 @@ EVERY = ChainCounts(saved_bytes={4: 45, 8: 85, 16: 165}, flops={4: 125, 8: 245, 
 
 @pytest.fixture
 def bench() -> Bench:
-    session = Session(Settings(device="cpu", shows_output=False), say=print)
+    session = Session(GroupPolicy(shows_output=False), say=print)
     return Bench(session=session, seed=3, say=print)
 
 

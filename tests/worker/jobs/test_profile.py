@@ -26,7 +26,6 @@ def profile(workload: Workload, recipe: Recipe, *, num_epochs: int = 1) -> Profi
     job = RunProfile(
         workload=pack(workload, by_value=[sys.modules[__name__]]),
         recipe=recipe,
-        seed=0,
         num_epochs=num_epochs,
     )
     plan = recipe.plan

@@ -4,8 +4,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
-import torch
-
 from perfsuite.records.recipe import Recipe
 from perfsuite.worker.equivalence.comparison import (
     Discrepancy,
@@ -16,6 +14,7 @@ from perfsuite.worker.equivalence.comparison import (
     measure_errors,
 )
 from perfsuite.worker.equivalence.limits import (
+    COARSEST_AFTER_FIRST,
     COARSEST_FLOAT32,
     WORST_PARAMETER_FACTOR,
     Limit,
@@ -25,7 +24,6 @@ from perfsuite.worker.equivalence.limits import (
     semantic_limit,
 )
 from perfsuite.worker.equivalence.planted_bugs import Bug, gradient_bugs, wrong_scale
-from perfsuite.worker.measure.device import is_accelerator
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +37,6 @@ class ExpectedStep:
     """
 
     recipe: Recipe
-    device: torch.device
     number: int
     truth: Tensors
     plain: Tensors
@@ -53,9 +50,8 @@ class ExpectedStep:
 
     @property
     def is_too_coarse(self) -> bool:
-        """Whether plain training in float32 is no measure of it on this device."""
-        is_full = is_accelerator(self.device) and not is_low_precision(self.recipe)
-        return is_full and self.errors.total > COARSEST_FLOAT32
+        """Whether plain training in float32 is no measure of it here."""
+        return not is_low_precision(self.recipe) and self.errors.total > self._coarsest
 
     @property
     def loss_limit(self) -> Limit:
@@ -103,7 +99,11 @@ class ExpectedStep:
     def _limit(self, plain_error: float) -> Limit:
         if is_low_precision(self.recipe):
             return ratio_limit(plain_error, self._slack)
-        return semantic_limit(self.recipe, plain_error if is_accelerator(self.device) else 0.0)
+        return semantic_limit(self.recipe, plain_error, self._coarsest)
+
+    @property
+    def _coarsest(self) -> float:
+        return COARSEST_FLOAT32 if self.number == 1 else COARSEST_AFTER_FIRST
 
     @property
     def _slack(self) -> float:
