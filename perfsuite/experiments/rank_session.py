@@ -5,23 +5,23 @@ import functools
 import importlib.util
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from types import ModuleType
 from typing import Any, Literal, cast
 
 import msgspec
 
-from perfsuite.errors import EquivalenceError, NotExercisedError, SettingError
+from perfsuite.errors import EquivalenceError, NotExercisedError, PerfsuiteError, SettingError
 from perfsuite.experiments import results
 from perfsuite.experiments import user_code as own_code
 from perfsuite.experiments.launcher import LocalLauncher, TorchrunLauncher
 from perfsuite.experiments.profile import combine_profiles
 from perfsuite.ranks import messages
 from perfsuite.ranks.bootstrap import sweep_stale_folders
+from perfsuite.ranks.chains import Chain, prove, run_chain, run_chains
 from perfsuite.ranks.command.group import CommandLaunch
 from perfsuite.ranks.messages import GroupPolicy, GroupRequest
 from perfsuite.ranks.pickling import pack, unpack
-from perfsuite.ranks.proof import Run, prove
 from perfsuite.ranks.torchrun.peers import Peers
 from perfsuite.records.capability import Hardware, what_ranks_need, why_not_timed
 from perfsuite.records.cell import Outcome
@@ -194,6 +194,22 @@ class Session:
         trained with the recipe, and a PerfsuiteError where workload, data or a rank is at fault.
         """
         results.check_is_recipe(recipe)
+        return run_chain(self._verify(workload, recipe, num_steps, by_value), self._launcher.run)
+
+    def verify_each(
+        self, workload: str, recipes: Sequence[Recipe], *, num_steps: int = 3
+    ) -> Iterator[EquivalenceReport | PerfsuiteError]:
+        """Yield what `verify` returns or raises of each recipe, some of them checked together."""
+        chains = (self._verify(workload, recipe, num_steps, ()) for recipe in recipes)
+        return run_chains(chains, at_once=self.hardware.num_untimed_at_once)
+
+    def _verify(
+        self,
+        workload: str | Workload,
+        recipe: Recipe,
+        num_steps: int,
+        by_value: Sequence[ModuleType],
+    ) -> Chain[EquivalenceReport]:
         if not isinstance(num_steps, int) or not 1 <= num_steps <= MAX_VERIFIED_STEPS:
             raise SettingError(
                 f"num_steps is {num_steps!r}; use a whole number from 1 to {MAX_VERIFIED_STEPS}"
@@ -201,12 +217,12 @@ class Session:
         recipe.require_own_loader()
         packed = pack(find_workload(workload), by_value=by_value)
         try:
-            checked = self._check(packed, recipe, num_steps)
+            checked = yield from self._check(packed, recipe, num_steps)
         except NotExercisedError as error:
             return results.not_exercised(results.name_of(workload), recipe, str(error))
         return results.report(results.name_of(workload), recipe, checked)
 
-    def _check(self, workload: bytes, recipe: Recipe, num_steps: int) -> messages.RunChecked:
+    def _check(self, workload: bytes, recipe: Recipe, num_steps: int) -> Chain[messages.RunChecked]:
         self._sweep_once()
         recorded = []
         for name in ("tested",) if recipe.checkpointing == "none" else ("tested", "twin"):
@@ -216,7 +232,7 @@ class Session:
             job = messages.RecordRun(workload=workload, recipe=run, name=name, num_steps=num_steps)
             recorded.append(self._request(job, run))
         check = messages.CheckRun(workload=workload, recipe=recipe, num_steps=num_steps)
-        return prove(recorded, check, self._launcher.run)
+        return (yield from prove(recorded, check))
 
     def measure_all_reduce(
         self, parallel: str, message_bytes: int, *, is_timed: bool = True
@@ -292,7 +308,7 @@ class Session:
         name: str,
         is_timed: bool,
         numerics: Numerics | None = None,
-        run: Run | None = None,
+        run: own_code.Run | None = None,
     ) -> Outcome:
         if job.user_code is None:
             assert job.recipe is not None
@@ -324,7 +340,7 @@ class Session:
         return combine_profiles(job, results.name_of(workload), self.hardware.device, ranks)
 
     def _run_timed(
-        self, request: GroupRequest, *, is_timed: bool = True, run: Run | None = None
+        self, request: GroupRequest, *, is_timed: bool = True, run: own_code.Run | None = None
     ) -> list[messages.Reply]:
         """What the ranks reply, alone on the machine where their times are kept."""
         self._sweep_once()

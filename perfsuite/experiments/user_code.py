@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 import inspect
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from types import ModuleType
@@ -12,11 +12,11 @@ from typing import Any
 
 from perfsuite.errors import EquivalenceError, SettingError
 from perfsuite.ranks import messages
+from perfsuite.ranks.chains import prove, run_chain
 from perfsuite.ranks.command.group import CommandLaunch, run_command
 from perfsuite.ranks.command.metrics import Metrics, run_logged
-from perfsuite.ranks.messages import GroupPolicy, GroupRequest, MeasurePlan, UserCode
+from perfsuite.ranks.messages import GroupPolicy, GroupRequest, MeasurePlan, Reply, UserCode
 from perfsuite.ranks.pickling import pack
-from perfsuite.ranks.proof import Run, prove
 from perfsuite.records.equivalence import (
     EquivalenceReport,
     EquivalenceRow,
@@ -28,6 +28,8 @@ from perfsuite.units import counted
 
 # As `verify` takes where it is not told otherwise.
 _NUM_STEPS = 3
+# Runs a group of ranks.
+Run = Callable[[GroupRequest], list[Reply]]
 
 
 def plan_function(
@@ -140,7 +142,7 @@ def compare_with_reference(
         )
         record = messages.RecordSteps(user_code=code, num_steps=_NUM_STEPS)
         steps = GroupRequest(job=record, world_size=code.world_size, policy=policy)
-        checked = prove([steps], messages.CheckSteps(reference=plan, tested=code), run)
+        checked = run_chain(prove([steps], messages.CheckSteps(reference=plan, tested=code)), run)
         rows = checked.rows
         missing |= {f"numerics of {what}": why for what, why in checked.inapplicable.items()}
     described = {
