@@ -97,9 +97,7 @@ def prove(recorded: Sequence[GroupRequest], check: CheckRun | CheckSteps) -> Cha
     """Return what a check finds in the files that the ranks of some groups have recorded."""
     folder = make_group_folder()
     # The timed run of the same steps will print what they print.
-    policy = dataclasses.replace(
-        recorded[0].policy, proof=str(folder), shows_output=False, pins_ranks=False
-    )
+    policy = dataclasses.replace(recorded[0].policy, proof=str(folder), shows_output=False)
     try:
         for request in recorded:
             yield dataclasses.replace(request, policy=policy)

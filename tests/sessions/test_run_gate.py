@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 import tempfile
 import textwrap
@@ -648,9 +649,10 @@ def test_a_budget_that_is_known_to_be_too_small_is_refused_before_the_first_pair
 
     assert (result.judgement, words(result)) == (None, {"test_slow": "INCONCLUSIVE"})
     assert exit_code(words(result).values()) == 11
-    assert cell(result, "test_slow").reason == (
-        "2 pairs are the fewest that decide, one takes about 120 min, and the budget is 5 min; "
-        "allow more with --perf-max-minutes"
+    assert re.fullmatch(
+        r"2 pairs are the fewest that decide, one takes about 72(\.\d)? min, and the budget is "
+        r"5 min; allow more with --perf-max-minutes",
+        cell(result, "test_slow").reason or "",
     )
 
 
