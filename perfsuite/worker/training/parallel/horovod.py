@@ -16,11 +16,8 @@ from torch.optim import Optimizer
 
 from perfsuite.errors import NotExercisedError, RecipeError
 from perfsuite.records.recipe import Recipe
-from perfsuite.records.stages import Stage
 from perfsuite.records.workload import Workload
 from perfsuite.worker.training.parallel.strategy import Strategy, refuse_sparse_gradients
-from perfsuite.worker.training.step import forward_backward
-from perfsuite.worker.training.trainer import Trainer
 
 
 class HorovodLike(Strategy):
@@ -48,12 +45,9 @@ class HorovodLike(Strategy):
         optimizer.register_step_pre_hook(lambda *_: self.finish_gradients())
         return optimizer
 
-    def run_micro_batch(
-        self, trainer: Trainer, inputs: Any, target: Any, *, is_last: bool, stage: Stage
-    ) -> Tensor | None:
-        """The loss of this rank's micro-batch; gradients are averaged in the last one alone."""
+    def set_reduction(self, is_last: bool) -> None:
+        """Average the gradients in the last micro-batch alone."""
         self._is_last = is_last
-        return forward_backward(trainer, inputs, target, stage)
 
     def finish_gradients(self) -> None:
         """Wait for the averages, which unscaling and clipping need before the step."""

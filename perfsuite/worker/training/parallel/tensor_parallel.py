@@ -9,15 +9,14 @@ from collections import Counter
 from collections.abc import Iterator
 
 from torch import nn
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.tensor import DTensor, Replicate
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Replicate
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     ParallelStyle,
     RowwiseParallel,
     parallelize_module,
 )
-from torch.optim import Optimizer
 
 from perfsuite.errors import RecipeError
 from perfsuite.records.recipe import Recipe
@@ -52,23 +51,6 @@ class TensorParallel(Strategy):
             parallelize_module(layer, mesh, style)
         self.speaks_for_shard = mesh.get_local_rank() == 0
         return model
-
-    def build_optimizer(self, parameters: list[nn.Parameter]) -> Optimizer:
-        """The workload's optimizer, with whole and split parameters in groups of their own."""
-        return separate_meshes(super().build_optimizer(parameters))
-
-
-def separate_meshes(optimizer: Optimizer) -> Optimizer:
-    """Put DTensors of each mesh, and plain parameters, into groups: foreach kernels take no two."""
-    for group in list(optimizer.param_groups):
-        by_mesh: dict[DeviceMesh | None, list[nn.Parameter]] = {}
-        for parameter in group["params"]:
-            mesh = parameter.device_mesh if isinstance(parameter, DTensor) else None
-            by_mesh.setdefault(mesh, []).append(parameter)
-        group["params"], *others = by_mesh.values() or [[]]
-        for parameters in others:
-            optimizer.add_param_group({**group, "params": parameters})
-    return optimizer
 
 
 def plan_layers(model: nn.Module, size: int) -> dict[nn.Module, ParallelStyle]:
