@@ -14,8 +14,9 @@ from perfsuite.worker.equivalence.comparison import (
     in_double,
     measure_errors,
     relative_error,
+    scaled,
 )
-from perfsuite.worker.equivalence.planted_bugs import Bug, scaled
+from perfsuite.worker.equivalence.planted_bugs import Bug
 from perfsuite.worker.equivalence.references.averaging import average
 
 _BATCHNORM_LAYERS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)

@@ -16,7 +16,7 @@ from perfsuite.records.recipe import EPSILONS, Recipe
 # over five kinds of models on a CPU: 0.55 u with 3 ranks, 0.40 u with 4. 2 allows other kernels.
 _REDUCTION_FACTOR = 2
 # A sum over a batch has more terms; measured at most 9.2 u with 2 to 4 ranks.
-_SEMANTIC_FACTOR = 16
+SEMANTIC_FACTOR = 16
 # The error of one parameter over that of all together; measured up to 7 (a convolution's bias).
 WORST_PARAMETER_FACTOR = 16
 # The ratio of two low-precision errors against the same reference; measured 0.96 to 1.14.
@@ -90,7 +90,7 @@ def semantic_limit(recipe: Recipe, plain_error: float = 0.0) -> Limit:
 
     On a device the error of plain training, whose kernels sum in other ways than a CPU's, twice.
     """
-    limit = _limit(_SEMANTIC_FACTOR, path_epsilon(recipe), recipe)
+    limit = _limit(SEMANTIC_FACTOR, path_epsilon(recipe), recipe)
     value = min(ERROR_RATIO * plain_error + path_epsilon(recipe), COARSEST_FLOAT32)
     if value <= limit.value:
         return limit
@@ -118,16 +118,16 @@ def _limit(factor: int, epsilon: float, recipe: Recipe) -> Limit:
     return Limit(value, formula, WORST_PARAMETER_FACTOR * value)
 
 
-def update_limit(epsilon: float, size: float) -> Limit:
-    """The limit of the weights after a step from equal gradients, in units of the step.
+def update_limit(share: float, formula: str, epsilon: float, size: float) -> Limit:
+    """The limit of the weights p after a step D that is off by a share e of itself, in steps |D|.
 
-    `size` is the weights' norm in those units. The step is off by a share e of itself, and the
-    weights by what `checks.optimizer_steps` derives from that: sqrt(e u |p|).
+    e |D| / (u |p|) of the elements of p are rounded to the other side, by u |p| each. The norm of
+    that is at most sqrt(e u |p| |D|), by Cauchy and Schwarz. `size` is |p| / |D|, and `formula`
+    that of e.
     """
-    share = _SEMANTIC_FACTOR * epsilon
     value = share + math.sqrt(share * epsilon * size)
-    formula = f"e + sqrt(e u |p| / |D|), e {_SEMANTIC_FACTOR} u, u {epsilon:.1e}, in steps |D|"
-    return Limit(value, formula, value)
+    terms = f"{formula}, u {epsilon:.1e}, in units of the step |D|"
+    return Limit(value, f"e + sqrt(e u |p| / |D|), {terms}", value)
 
 
 def ratio_limit(plain_error: float, epsilon: float) -> Limit:

@@ -11,7 +11,7 @@ from functools import partial
 
 import torch
 
-from perfsuite.worker.equivalence.comparison import Tensors, in_double, norm
+from perfsuite.worker.equivalence.comparison import Tensors, distance, norm, scaled
 from perfsuite.worker.equivalence.limits import ERROR_RATIO, SMALLEST_SHARE
 from perfsuite.worker.equivalence.references.averaging import average
 
@@ -113,7 +113,7 @@ def lost_micro_batch(gradients: Tensors, which: str) -> Bug:
 
 def drawn_anew(gradients: Tensors, expected: Tensors) -> Iterator[Bug]:
     """The mistake of drawing other random numbers; none where those draw the same, as a few may."""
-    if any(not torch.equal(gradients[name], its) for name, its in expected.items()):
+    if any(distance(gradients[name], its) for name, its in expected.items()):
         yield Bug("other random numbers", "random numbers are drawn anew", gradients)
 
 
@@ -127,11 +127,6 @@ lost_samples = partial(Bug, "half of the batch is left out", "samples of the bat
 summed_loss = partial(
     Bug, "a loss that is a sum", "the loss is a sum over the batch; return the mean"
 )
-
-
-def scaled(gradients: Tensors, factor: float) -> Tensors:
-    """All gradients times a factor, in float64."""
-    return {name: in_double(gradient) * factor for name, gradient in gradients.items()}
 
 
 def _large_norms(gradients: Tensors) -> dict[str, float]:

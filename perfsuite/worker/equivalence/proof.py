@@ -1,6 +1,6 @@
 """What a check is given, what it gathers, and the one row of the report that follows."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -14,7 +14,6 @@ from perfsuite.worker.equivalence.comparison import (
     Discrepancy,
     Tensors,
     judge,
-    measure_buffer_errors,
     measure_errors,
 )
 from perfsuite.worker.equivalence.diagnosis import explain_ranks, explain_weights
@@ -90,6 +89,15 @@ class Proof:
             bug.name: any(not one.is_within for one in judge(bug.gradients)) for bug in bugs
         }
 
+    def plant_at_step(self, name: str, found: Sequence[Discrepancy]) -> None:
+        """Take in what is found at one step of a bug that is in all of them.
+
+        One of the steps must show it; a step in which it changes no bit cannot.
+        """
+        if any(one.error > 0 for one in found):
+            is_flagged = any(not one.is_within for one in found)
+            self.planted[name] = self.planted.get(name, False) or is_flagged
+
     def plant_buffers(self, steps: Iterable[tuple[Tensors, Tensors, Limit]]) -> None:
         """Give the check each step's buffers before the pass in place of those that it leaves.
 
@@ -98,7 +106,7 @@ class Proof:
         found = [
             one
             for before, expected, limit in steps
-            for one in judge(measure_buffer_errors(before, expected), "buffer", 1, limit)
+            for one in judge("buffer", before, expected, 1, limit)
         ]
         if any(not one.is_within for one in found):
             self.planted["the buffers stay as they are"] = True

@@ -8,7 +8,7 @@ import torch
 
 from perfsuite import Recipe
 from perfsuite.records.equivalence import EquivalenceRow
-from perfsuite.worker.equivalence.comparison import Discrepancy, Tensors, judge, measure_errors
+from perfsuite.worker.equivalence.comparison import Discrepancy, Tensors, judge
 from perfsuite.worker.equivalence.limits import BITWISE
 from perfsuite.worker.equivalence.planted_bugs import Bug, missed
 from perfsuite.worker.equivalence.proof import Proof
@@ -215,7 +215,7 @@ def test_planted_bugs_are_flagged_by_the_comparison_of_the_check() -> None:
     expected = {"a": torch.ones(2)}
 
     def compare(tested: Tensors) -> list[Discrepancy]:
-        return judge(measure_errors(tested, expected), "gradient", 1, BITWISE)
+        return judge("gradient", tested, expected, 1, BITWISE)
 
     proof = Proof(check="T0", planted=dict(FOUND))
     proof.plant(

@@ -25,6 +25,8 @@ from perfsuite.worker.equivalence.limits import (
     semantic_limit,
 )
 from perfsuite.worker.equivalence.planted_bugs import Bug, gradient_bugs, wrong_scale
+from perfsuite.worker.equivalence.references.single_process import Pass
+from perfsuite.worker.equivalence.trace.trace import RankStep
 from perfsuite.worker.measure.device import is_accelerator
 
 
@@ -32,24 +34,20 @@ from perfsuite.worker.measure.device import is_accelerator
 class ExpectedStep:
     """One step in one process: in float64 (truth), and in the precision of the path (plain).
 
-    Attributes:
-        recipe: The precision, world size and accumulation from which limits are derived.
-        truth: The gradients; those of `plain` are unscaled.
-        truth_loss: None where the step tells none.
+    Both sides' gradients are unscaled. `recipe` has the precision, world size and accumulation from
+    which limits are derived.
     """
 
     recipe: Recipe
     device: torch.device
     number: int
-    truth: Tensors
-    plain: Tensors
-    truth_loss: float | None
-    plain_loss: float | None
+    truth: Pass | RankStep
+    plain: Pass | RankStep
 
     @cached_property
     def errors(self) -> Errors:
         """Of the plain path."""
-        return measure_errors(self.plain, self.truth)
+        return measure_errors(self.plain.gradients, self.truth.gradients)
 
     @property
     def is_too_coarse(self) -> bool:
@@ -60,7 +58,7 @@ class ExpectedStep:
     @property
     def loss_limit(self) -> Limit:
         """For the mean loss, from the error of the plain one."""
-        truth, plain = self.truth_loss or 0.0, self.plain_loss or 0.0
+        truth, plain = self.truth.loss or 0.0, self.plain.loss or 0.0
         return self.limit_beside(abs(plain - truth) / (abs(truth) or 1.0))
 
     def limit_beside(self, plain_error: float) -> Limit:
@@ -73,15 +71,16 @@ class ExpectedStep:
 
     def judge_loss(self, tested: float | None) -> list[Discrepancy]:
         """Return how far a mean loss is off; nothing where one side tells none."""
-        if tested is None or self.truth_loss is None or self.plain_loss is None:
+        if tested is None or self.truth.loss is None or self.plain.loss is None:
             return []
-        return judge_losses([tested], [self.truth_loss], self.number, self.loss_limit)
+        return judge_losses([tested], [self.truth.loss], self.number, self.loss_limit)
 
     def judge_gradients(self, tested: Tensors) -> list[Discrepancy]:
         """Return how far unscaled gradients are off."""
         return judge(
-            measure_errors(tested, self.truth),
             "gradient",
+            tested,
+            self.truth.gradients,
             self.number,
             self._limit(self.errors.total),
             parameter_limit=self._parameter_limit if is_low_precision(self.recipe) else None,
@@ -89,16 +88,16 @@ class ExpectedStep:
 
     def bugs(self) -> Iterator[Bug]:
         """The mistakes that any path can make and the check must find."""
-        world_size, total = self.recipe.plan.world_size, self.errors.total
+        plain, world_size = self.plain.gradients, self.recipe.plan.world_size
         if not is_low_precision(self.recipe):
-            yield from gradient_bugs(self.plain)
-            yield wrong_scale(self.plain, world_size)
+            yield from gradient_bugs(plain)
+            yield wrong_scale(plain, world_size)
             return
         # A lost gradient has an error of 1, which no limit of 1 or more can find.
         limited = [name for name in self.errors.by_name if self._parameter_limit(name) < 1]
-        yield from gradient_bugs(self.plain, limited)
+        yield from gradient_bugs(plain, limited)
         if self.recipe.has_float8:
-            yield wrong_scale(self.plain, world_size, total)
+            yield wrong_scale(plain, world_size, self.errors.total)
 
     def _limit(self, plain_error: float) -> Limit:
         if is_low_precision(self.recipe):

@@ -8,7 +8,7 @@ gradients that are right at every step this proves the whole run by induction.
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 from torch import nn
@@ -17,26 +17,30 @@ from torch.optim import Optimizer
 from perfsuite.worker.equivalence.comparison import (
     Discrepancy,
     Tensors,
+    coarsest_epsilon,
     judge,
     judge_update,
-    measure_buffer_errors,
-    measure_errors,
     step_length,
     total_norm,
 )
 from perfsuite.worker.equivalence.diagnosis import explain_non_finite, explain_start
-from perfsuite.worker.equivalence.limits import BITWISE, Limit
+from perfsuite.worker.equivalence.limits import BITWISE, Limit, update_limit
 from perfsuite.worker.equivalence.proof import Case, Proof
 from perfsuite.worker.equivalence.trace.trace import Step, Weights, read_weights
 from perfsuite.worker.measure.device import is_accelerator
 from perfsuite.worker.training.mixed_precision import precision_policy
+
+_KEPT = "the weights stay as they are"
 
 
 def check_optimizer_steps(case: Case, proof: Proof) -> None:
     """Add the discrepancies of the weights before the first step and after each one to a proof."""
     replay = _Replay(case, _clip)
     proof.evidence += _judge_start(case, replay.weights())
-    mistakes = [_Mistake(name, _Replay(case, step_by)) for name, step_by in _mistakes(case)]
+    mistakes = {name: _Replay(case, finish) for name, finish in _mistakes(case)}
+    # Weights that do not move are wrong in any case; what else changes no bit cannot be: Adam's
+    # step hardly depends on the length of a gradient.
+    proof.planted |= dict.fromkeys({_KEPT} & mistakes.keys(), False)
     for number, step in enumerate(case.trace.steps, start=1):
         case.on_step()
         expected, before = replay.take_step(step), step.before.parameters
@@ -46,28 +50,19 @@ def check_optimizer_steps(case: Case, proof: Proof) -> None:
         proof.evidence.append(judge_update("parameter", after, expected, before, number, limit))
         if step.buffers:
             _check_buffers(step, replay.buffers(step), number, limit, proof)
-        for mistake in mistakes:
-            wrong = mistake.replay.take_step(step)
+        for name, mistake in mistakes.items():
+            wrong = mistake.take_step(step)
             found = judge_update("parameter", wrong, expected, before, number, limit)
-            mistake.differs |= found.error > 0
-            mistake.is_flagged |= not found.is_within
-    # Adam's step hardly depends on the length of a gradient, and clipping that changes no bit
-    # cannot be wrong. Weights that do not move are wrong in any case.
-    proof.planted |= {
-        mistake.name: mistake.is_flagged
-        for mistake in mistakes
-        if mistake.differs or mistake.replay.finish is _keep_weights
-    }
+            proof.plant_at_step(name, [found])
 
 
 def _judge_start(case: Case, start: Weights) -> Iterator[Discrepancy]:
     tested = case.trace.start
     weights = _rounded_like(tested.parameters, start.parameters)
     buffers = _rounded_like(tested.buffers, start.buffers)
-    found_all = judge(measure_errors(tested.parameters, weights), "parameter", 0, BITWISE)
+    found_all = judge("parameter", tested.parameters, weights, 0, BITWISE)
     if buffers:
-        errors = measure_buffer_errors(tested.buffers, buffers)
-        found_all += judge(errors, "buffer", 0, BITWISE)
+        found_all += judge("buffer", tested.buffers, buffers, 0, BITWISE)
     for found in found_all:
         if found.name in tested.parameters.keys() & weights.keys() and not found.is_within:
             cause = explain_start(
@@ -79,17 +74,12 @@ def _judge_start(case: Case, start: Weights) -> Iterator[Discrepancy]:
 
 def _check_buffers(step: Step, expected: Tensors, number: int, limit: Limit, proof: Proof) -> None:
     """Judge what the optimizer's step makes of the buffers, such as an average of the weights."""
-    for found in judge(
-        measure_buffer_errors(step.after.buffers, expected), "buffer", number, limit
-    ):
+    for found in judge("buffer", step.after.buffers, expected, number, limit):
         cause = "the optimizer's step leaves other buffers than in one process: does every rank "
         cause += "average its weights, and after each step?"
         proof.evidence.append(replace(found, cause=cause))
-    moved = judge(measure_buffer_errors(step.buffers, expected), "buffer", number, limit)
-    if any(one.error > 0 for one in moved):
-        name = "the optimizer leaves the buffers as they are"
-        is_flagged = any(not one.is_within for one in moved)
-        proof.planted[name] = proof.planted.get(name, False) or is_flagged
+    unmoved = judge("buffer", step.buffers, expected, number, limit)
+    proof.plant_at_step("the optimizer leaves the buffers as they are", unmoved)
 
 
 # (parameters, scale of the loss, max norm) -> whether to step; unscales and clips the gradients.
@@ -100,7 +90,7 @@ class _Replay:
     """The optimizer of one process, stepped with given gradients; it keeps its state."""
 
     def __init__(self, case: Case, finish: Finish) -> None:
-        self.finish = finish
+        self._finish = finish
         recipe = case.recipe
         self._has_master_weights = precision_policy(recipe.precision).master_weights
         self._max_norm = recipe.clip_grad_norm
@@ -139,7 +129,7 @@ class _Replay:
                 gradient = gradient.to(parameter.device, parameter.dtype, copy=True)
                 parameter.grad = gradient.to_sparse(1) if name in self._sparse else gradient
                 stepped.append(parameter)
-        if self.finish(stepped, step.scale, self._max_norm):
+        if self._finish(stepped, step.scale, self._max_norm):
             trainer.optimizer.step()
         return _rounded_like(step.after.parameters, self.weights().parameters)
 
@@ -150,16 +140,6 @@ def _rounded_like(tested: Tensors, expected: Tensors) -> Tensors:
         name: tensor.to(tested[name].dtype) if name in tested else tensor
         for name, tensor in expected.items()
     }
-
-
-@dataclass
-class _Mistake:
-    """A wrong way to step, and whether it has changed any bit, and been found, at any step yet."""
-
-    name: str
-    replay: _Replay
-    differs: bool = False
-    is_flagged: bool = False
 
 
 def _clip(stepped: list[nn.Parameter], scale: float, max_norm: float | None) -> bool:
@@ -189,22 +169,19 @@ def _find_non_finite(step: Step, number: int, optimizer: Optimizer) -> list[Disc
 def _limit(case: Case, step: Step, number: int, expected: Tensors) -> Limit:
     """Equal bits, except where the ranks round differently from one process.
 
-    If a step D is off by a share e of itself, e |D| / (u |p|) of the elements of p are rounded to
-    the other side, by u |p| each. The norm of that is at most sqrt(e u |p| |D|), by Cauchy and
-    Schwarz. A sparse gradient may hold a row several times, and adding it piece by piece rounds
-    every element of p once more.
+    A sparse gradient may hold a row several times, and adding it piece by piece rounds every
+    element once more.
     """
-    epsilon = max(torch.finfo(parameter.dtype).eps for parameter in expected.values())
+    epsilon = coarsest_epsilon(expected)
     share, formula = _share_of_rounding(case, number, epsilon)
     if share == 0:
         return BITWISE
     size = total_norm(expected) / step_length(expected, step.before.parameters)
+    if not case.trace.sparse:
+        return update_limit(share, formula, epsilon, size)
+    value = share + 2 * epsilon * size
     terms = f"{formula}, u {epsilon:.1e}, in units of the step |D|"
-    if case.trace.sparse:
-        value = share + 2 * epsilon * size
-        return Limit(value, f"e + 2 u |p| / |D|, {terms}", value)
-    value = share + math.sqrt(share * epsilon * size)
-    return Limit(value, f"e + sqrt(e u |p| / |D|), {terms}", value)
+    return Limit(value, f"e + 2 u |p| / |D|, {terms}", value)
 
 
 def _share_of_rounding(case: Case, number: int, epsilon: float) -> tuple[float, str]:
@@ -233,17 +210,13 @@ def _share_of_rounding(case: Case, number: int, epsilon: float) -> tuple[float, 
 def _mistakes(case: Case) -> Iterator[tuple[str, Finish]]:
     if not case.trace.steps:
         return
-    yield "the weights stay as they are", _keep_weights
+    yield _KEPT, lambda *_: False
     step, max_norm = case.trace.steps[0], case.recipe.clip_grad_norm
     if max_norm is None or total_norm(step.gradients) <= max_norm * step.scale:
         return
     yield "the gradients are not clipped", lambda stepped, scale, _: _clip(stepped, scale, None)
     if step.scale != 1.0:
         yield "the gradients are clipped before they are unscaled", _clip_while_scaled
-
-
-def _keep_weights(stepped: list[nn.Parameter], scale: float, max_norm: float | None) -> bool:
-    return False
 
 
 def _clip_while_scaled(stepped: list[nn.Parameter], scale: float, max_norm: float | None) -> bool:

@@ -24,14 +24,16 @@ from perfsuite.worker.equivalence.checks.expected_step import ExpectedStep
 from perfsuite.worker.equivalence.comparison import (
     Discrepancy,
     Tensors,
+    coarsest_epsilon,
     judge_update,
     measure_errors,
+    scaled,
     step_length,
     total_norm,
 )
 from perfsuite.worker.equivalence.diagnosis import explain_batchnorm, explain_gradients
 from perfsuite.worker.equivalence.limits import is_low_precision
-from perfsuite.worker.equivalence.planted_bugs import Bug, gradient_bugs, scaled, wrong_scale
+from perfsuite.worker.equivalence.planted_bugs import Bug, gradient_bugs, wrong_scale
 from perfsuite.worker.equivalence.proof import Proof
 from perfsuite.worker.equivalence.trace.draws import read_random_state
 from perfsuite.worker.equivalence.trace.own_steps import BeforeUpdate, OwnSteps
@@ -86,9 +88,8 @@ def check_own_steps(case: OwnCase) -> tuple[EquivalenceRow, dict[str, str]]:
         return EquivalenceRow.of(recipe, proof.check, "not exercised", reason), {}
     if (first := next((one for one in steps if one.has_gradients), None)) is not None:
         proof.plant(first.bugs(), first.judge_gradients)
-        for idle in first.judge_weights(first.step.before.parameters):
-            if idle.error > 0:
-                proof.planted["the weights stay as they are"] = not idle.is_within
+        idle = first.judge_weights(first.step.before.parameters)
+        proof.plant_at_step("the weights stay as they are", idle)
     else:
         proof.planted |= _plant_in_losses(case, steps)
     proof.vacuous += _why_vacuous(trace, steps)
@@ -116,9 +117,9 @@ class _OwnStep(ExpectedStep):
         if not expected:
             return []
         tested = {name: (tested or after)[name] for name in expected}
-        epsilon = max(torch.finfo(weight.dtype).eps for weight in expected.values())
+        epsilon, factor = coarsest_epsilon(expected), limits.SEMANTIC_FACTOR
         size = total_norm(expected) / step_length(expected, before)
-        limit = limits.update_limit(epsilon, size)
+        limit = limits.update_limit(factor * epsilon, f"e {factor} u", epsilon, size)
         return [judge_update("update", tested, expected, before, self.number, limit)]
 
 
@@ -159,10 +160,8 @@ def _take_steps(case: OwnCase, truth: _Reference, plain: _Reference) -> Iterator
             recipe=case.recipe,
             device=case.device,
             number=number,
-            truth=true.gradients,
-            plain=other.gradients,
-            truth_loss=true.loss,
-            plain_loss=other.loss,
+            truth=true,
+            plain=other,
             step=step,
             has_gradients=truth.follows and all((step.gradients, true.gradients, other.gradients)),
             updated={
@@ -282,7 +281,7 @@ def _why_vacuous(trace: Trace, steps: Sequence[_OwnStep]) -> Iterator[str]:
             yield f"all gradients of step {one.number} are zero"
     first = steps[0]
     if is_low_precision(first.recipe) and first.has_gradients:
-        error = measure_errors(first.step.gradients, first.truth).total
+        error = measure_errors(first.step.gradients, first.truth.gradients).total
         fp32 = Recipe(parallel=first.recipe.parallel)
         if error <= limits.LOW_PRECISION_RATIO * limits.semantic_limit(fp32).value:
             yield f"low precision left no trace: the error is {error:.1e}, as in float32"
@@ -320,10 +319,10 @@ def _find_cause(
         summed = Bug(
             "summed",
             f"gradients are summed over the {num_ranks} ranks and not divided by their number",
-            scaled(one.plain, num_ranks),
+            scaled(one.plain.gradients, num_ranks),
         )
-        bugs = [summed, *gradient_bugs(one.plain)]
-        cause = explain_gradients(one.step.gradients, one.plain, bugs)
+        bugs = [summed, *gradient_bugs(one.plain.gradients)]
+        cause = explain_gradients(one.step.gradients, one.plain.gradients, bugs)
     elif found.step > 1 and not truth.follows:
         cause = "the loss before it agrees, so that the update in between does not"
     if cause is None and truth.has_drawn:

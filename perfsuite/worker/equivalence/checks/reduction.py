@@ -141,7 +141,6 @@ def _compare(
     step: Step, number: int, passes: Sequence[Pass], expected: Tensors, limit: Limit
 ) -> list[comparison.Discrepancy]:
     # Rank 0 saw the first shard. A buffer that a rank does not have is not compared.
-    buffers = comparison.measure_buffer_errors(step.buffers, passes[0].buffers)
     wrong = [
         f"shard {index}: {one.wrong_draw}" if len(passes) > 1 else one.wrong_draw
         for index, one in enumerate(passes)
@@ -151,7 +150,7 @@ def _compare(
         *comparison.judge_draws(next(iter(wrong), None), number),
         *comparison.judge_losses(step.losses, [one.loss for one in passes], number, limit),
         *_judge(step.gradients, expected, number, limit),
-        *comparison.judge(buffers, "buffer", number, limit),
+        *comparison.judge("buffer", step.buffers, passes[0].buffers, number, limit),
     ]
 
 
@@ -159,7 +158,7 @@ def _judge(
     tested: Tensors, expected: Tensors, number: int, limit: Limit
 ) -> list[comparison.Discrepancy]:
     return [
-        *comparison.judge(comparison.measure_errors(tested, expected), "gradient", number, limit),
+        *comparison.judge("gradient", tested, expected, number, limit),
         *comparison.judge_alignment(tested, expected, number, limit),
     ]
 

@@ -17,7 +17,7 @@ import torch
 from perfsuite.records.equivalence import EquivalenceRow, semantic_check
 from perfsuite.worker.equivalence import comparison, limits, planted_bugs
 from perfsuite.worker.equivalence.checks.expected_step import ExpectedStep
-from perfsuite.worker.equivalence.comparison import Tensors
+from perfsuite.worker.equivalence.comparison import Tensors, scaled
 from perfsuite.worker.equivalence.diagnosis import (
     axis_bugs,
     explain_batchnorm,
@@ -25,7 +25,7 @@ from perfsuite.worker.equivalence.diagnosis import (
     explain_parts,
 )
 from perfsuite.worker.equivalence.limits import Limit, is_low_precision
-from perfsuite.worker.equivalence.planted_bugs import Bug, scaled
+from perfsuite.worker.equivalence.planted_bugs import Bug
 from perfsuite.worker.equivalence.proof import Case, Proof
 from perfsuite.worker.equivalence.references.averaging import average
 from perfsuite.worker.equivalence.references.single_process import (
@@ -70,7 +70,7 @@ def check_semantics(case: Case) -> Proof | EquivalenceRow | str:
             proof.vacuous.append(f"{off}: TensorFloat-32, or a coarser kernel")
             break
         proof.evidence += _judge_step(step, expected)
-        buffers.append((step.before.buffers, expected.truth_pass.buffers, expected.buffer_limit))
+        buffers.append((step.before.buffers, expected.truth.buffers, expected.buffer_limit))
         if number == 1:
             bugs = list(_bugs(references, step, expected))
             proof.plant(bugs, expected.judge_gradients)
@@ -91,17 +91,17 @@ def check_semantics(case: Case) -> Proof | EquivalenceRow | str:
 
 @dataclass(frozen=True, kw_only=True)
 class _Expected(ExpectedStep):
-    """With both passes, and the batch of the samples of all ranks and micro-batches."""
+    """Both passes over the batch of the samples of all ranks and micro-batches."""
 
     batch: MicroBatch
-    truth_pass: Pass
-    plain_pass: Pass
+    truth: Pass
+    plain: Pass
 
     @property
     def buffer_limit(self) -> Limit:
         """From the error of the plain pass."""
-        plain, truth = self.plain_pass.buffers, self.truth_pass.buffers
-        return self.limit_beside(comparison.measure_buffer_errors(plain, truth).total)
+        errors = comparison.measure_buffer_errors(self.plain.buffers, self.truth.buffers)
+        return self.limit_beside(errors.total)
 
 
 class _References:
@@ -129,6 +129,8 @@ class _References:
         if number == 1 or is_low_precision(recipe) or is_accelerator(device):
             self.plain.load(step.before)
             plain = self.plain.run([batch], scale=step.scale)
+            unscaled = scaled(plain.gradients, 1 / step.scale)
+            plain = dataclasses.replace(plain, gradients=unscaled)
             if batch.draws is not None and plain.wrong_draw is None:
                 batch = dataclasses.replace(batch, draws=[plain.draws])
             if (reason := self._why_parts_draw(plain)) is not None:
@@ -142,13 +144,9 @@ class _References:
             recipe=recipe,
             device=device,
             number=number,
-            truth=truth.gradients,
-            plain=scaled(plain.gradients, 1 / step.scale),
-            truth_loss=truth.loss,
-            plain_loss=plain.loss,
+            truth=truth,
+            plain=plain,
             batch=batch,
-            truth_pass=truth,
-            plain_pass=plain,
         )
 
     def _why_parts_draw(self, plain: Pass) -> str | None:
@@ -182,14 +180,13 @@ class _References:
 
 
 def _judge_step(step: Step, expected: _Expected) -> list[comparison.Discrepancy]:
-    truth, plain, number = expected.truth_pass, expected.plain_pass, expected.number
-    buffers = comparison.measure_buffer_errors(step.buffers, truth.buffers)
+    truth, plain, number = expected.truth, expected.plain, expected.number
     return [
         *comparison.judge_draws(plain.wrong_draw or truth.wrong_draw, number),
         *expected.judge_loss(step.mean_loss),
         *_judge_equal_losses(step, expected),
         *expected.judge_gradients(scaled(step.gradients, 1 / step.scale)),
-        *comparison.judge(buffers, "buffer", number, expected.buffer_limit),
+        *comparison.judge("buffer", step.buffers, truth.buffers, number, expected.buffer_limit),
     ]
 
 
@@ -207,13 +204,11 @@ def _bugs(references: _References, step: Step, expected: _Expected) -> Iterator[
     if expected.recipe.plan.axes:
         shards = _parts(references.plain, step)
         shares = [scaled(average(shard, "none"), 1 / step.scale) for shard in shards]
-        yield from axis_bugs(expected.recipe.plan, shares, expected.plain)
+        yield from axis_bugs(expected.recipe.plan, shares, expected.plain.gradients)
     size, is_low = num_samples(expected.batch.batch), is_low_precision(expected.recipe)
     # A mistake in float64 is the smaller one, and on a CPU several times faster than in float16.
     reference, right = (
-        (references.truth, expected.truth_pass)
-        if is_low
-        else (references.plain, expected.plain_pass)
+        (references.truth, expected.truth) if is_low else (references.plain, expected.plain)
     )
     if size > 1:
         yield planted_bugs.lost_samples(_mean_of_parts(reference, expected, [size // 2]))
@@ -229,7 +224,8 @@ def _bugs(references: _References, step: Step, expected: _Expected) -> Iterator[
 
 def _hypotheses(plain: Reference, step: Step, expected: _Expected) -> Iterator[Bug]:
     """Mistakes with the micro-batches of this step; no mistakes where all of them are equal."""
-    yield planted_bugs.summed_loss(scaled(expected.plain, 1 / sum(map(len, step.shards))))
+    share = 1 / sum(map(len, step.shards))
+    yield planted_bugs.summed_loss(scaled(expected.plain.gradients, share))
     parts = [[scaled(part, 1 / step.scale) for part in shard] for shard in _parts(plain, step)]
     yield planted_bugs.mean_of_means(average([part for shard in parts for part in shard], "none"))
     num_steps = len(step.shards[0])
@@ -270,13 +266,13 @@ def _why_vacuous(references: _References, step: Step, expected: _Expected) -> It
         yield "all gradients are zero"
     if recipe.plan.axes and step.has_equal_shards:
         yield "two shards hold the same data, so that a missing reduction would change nothing"
-    if not is_low_precision(recipe) or math.isnan(expected.truth_pass.loss):
+    if not is_low_precision(recipe) or math.isnan(expected.truth.loss):
         return
     finer = "amp-bf16" if recipe.has_float8 else "fp32"
     reference = references.build(finer)
     reference.load(step.before)
     finer_error, error = (
-        comparison.measure_errors(gradients, expected.truth).total
+        comparison.measure_errors(gradients, expected.truth.gradients).total
         for gradients in (
             reference.run([expected.batch]).gradients,
             scaled(step.gradients, 1 / step.scale),
@@ -311,6 +307,7 @@ def _find_cause(
     hypotheses = [*_hypotheses(references.plain, step, expected), *(bugs if is_first else ())]
     tested = scaled(step.gradients, 1 / step.scale)
     plan = case.recipe.plan
-    if plan.axes and (cause := explain_parts(tested, expected.plain, plan)):
+    right = expected.plain.gradients
+    if plan.axes and (cause := explain_parts(tested, right, plan)):
         return cause
-    return explain_gradients(tested, expected.plain, hypotheses)
+    return explain_gradients(tested, right, hypotheses)
