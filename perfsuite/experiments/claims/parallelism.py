@@ -57,11 +57,6 @@ def try_modes(bench: Bench) -> ClaimFinding:
     }
     series = bench.measure(cells, num_repetitions=_NUM_REPETITIONS).items()
     times_s = {name: [1 / _samples_per_s(each) for each in cell] for name, cell in series}
-    return weigh_modes(times_s).on(workload)
-
-
-def weigh_modes(times_s: Mapping[str, Sequence[float]]) -> ClaimFinding:
-    """Return what seconds per sample of "single", "dp" and "ddp" say of C4."""
     dp, ddp = (paired_ratio(times_s[mode], times_s["single"]) for mode in ("dp", "ddp"))
     return weigh(
         dp.low > 1 and ddp.high < 1,
@@ -71,7 +66,7 @@ def weigh_modes(times_s: Mapping[str, Sequence[float]]) -> ClaimFinding:
         },
         dp_per_single=as_figure(dp),
         ddp_per_single=as_figure(ddp),
-    )
+    ).on(workload)
 
 
 @claim(
@@ -90,16 +85,7 @@ def try_attribution(bench: Bench) -> ClaimFinding:
         for num_workers in (0, _NUM_WORKERS)
     }
     times_s = bench.measure_times_s(cells, num_repetitions=_NUM_REPETITIONS)
-    return weigh_attribution(times_s).on(workload)
-
-
-def weigh_attribution(times_s: Mapping[Setting, Sequence[float]]) -> ClaimFinding:
-    """Return what the four combinations of two factors say of C5.
-
-    total = workers x DDP at equal workers, in each repetition and so on average. The claim holds
-    where the workers gain time beyond noise, more than DDP can, and DDP by itself is not proven to
-    gain any. It does not where DDP gains by itself, or where the workers cost time.
-    """
+    # total = workers x DDP at equal workers, in each repetition and so on average.
     factors = {
         name: paired_ratio(times_s[setting], times_s[base])
         for name, (setting, base) in _FACTORS.items()
@@ -115,11 +101,11 @@ def weigh_attribution(times_s: Mapping[Setting, Sequence[float]]) -> ClaimFindin
             for (parallel, num_workers), times in times_s.items()
         },
         factors={name: as_figure(factor) for name, factor in factors.items()},
-    )
+    ).on(workload)
 
 
 def _attribute(workers: Interval, ddp: Sequence[Interval]) -> tuple[Status, str]:
-    """Whether the gain is the workers', as C5 says, or DDP's at equal numbers of workers."""
+    """Whether the workers gain, beyond noise and more than DDP can at equal numbers of workers."""
     if any(factor.high < 1 for factor in ddp):
         return "does not hold", "DDP by itself, at equal num_workers, is faster here"
     if workers.low > 1:
