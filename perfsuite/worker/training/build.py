@@ -13,12 +13,12 @@ from perfsuite.records.recipe import Recipe
 from perfsuite.records.workload import Workload
 from perfsuite.worker.training.checkpointing import checkpoint_blocks
 from perfsuite.worker.training.mixed_precision import (
+    PRECISION_POLICIES,
     LossScaler,
     MasterWeights,
     PrecisionPolicy,
     autocast_forward,
     cast_parameters,
-    precision_policy,
     set_tf32,
     use_float8,
 )
@@ -40,7 +40,7 @@ def build_trainer(
     where the workload cannot be trained with this recipe, and a WorkloadError where it breaks its
     contract.
     """
-    precision = precision_policy(recipe.precision)
+    precision = PRECISION_POLICIES[recipe.precision]
     strategy = choose_strategy(workload, recipe, device=device)
     set_tf32(precision, device)
     seed_random_numbers(seed)

@@ -36,7 +36,7 @@ _NO_MEMORY = (
 )
 
 
-class EpochBatches(Iterator[Any]):
+class EpochBatches(Iterator[Any], contextlib.AbstractContextManager["EpochBatches"]):
     """An iterator of batches (inputs, target) without end; as a context manager it closes itself.
 
     The order of the samples depends on seed and epoch alone, never on the number of workers; a
@@ -136,9 +136,6 @@ class EpochBatches(Iterator[Any]):
         # keeps it alive, and one collected inside the fork of a later loader stalls that for 10 s.
         getattr(self._iterator, "_shutdown_workers", lambda: None)()
         self._iterator = None
-
-    def __enter__(self) -> EpochBatches:
-        return self
 
     def __exit__(self, *error: object) -> None:
         self.close()

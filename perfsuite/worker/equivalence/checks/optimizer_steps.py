@@ -28,7 +28,7 @@ from perfsuite.worker.equivalence.limits import BITWISE, Limit, update_limit
 from perfsuite.worker.equivalence.proof import Case, Proof
 from perfsuite.worker.equivalence.trace.trace import Step, Weights, read_weights
 from perfsuite.worker.measure.device import is_accelerator
-from perfsuite.worker.training.mixed_precision import precision_policy
+from perfsuite.worker.training.mixed_precision import PRECISION_POLICIES
 
 _KEPT = "the weights stay as they are"
 
@@ -92,7 +92,7 @@ class _Replay:
     def __init__(self, case: Case, finish: Finish) -> None:
         self._finish = finish
         recipe = case.recipe
-        self._has_master_weights = precision_policy(recipe.precision).master_weights
+        self._has_master_weights = PRECISION_POLICIES[recipe.precision].master_weights
         self._max_norm = recipe.clip_grad_norm
         self._sparse = case.trace.sparse
         self._num_steps = 0
@@ -193,7 +193,7 @@ def _share_of_rounding(case: Case, number: int, epsilon: float) -> tuple[float, 
     optimizer's momentum carries that from step to step.
     """
     recipe = case.recipe
-    policy = precision_policy(recipe.precision)
+    policy = PRECISION_POLICIES[recipe.precision]
     mode = recipe.plan.properties
     steps_parts = mode.splits_tensors and case.device.type == "cpu"
     is_narrow = epsilon > torch.finfo(torch.float32).eps and not policy.master_weights

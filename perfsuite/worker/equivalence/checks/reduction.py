@@ -22,7 +22,7 @@ from perfsuite.worker.equivalence.proof import Case, Proof
 from perfsuite.worker.equivalence.references.averaging import NUM_PLAIN_STEPS, PowerSGD, average
 from perfsuite.worker.equivalence.references.single_process import Pass, Reference
 from perfsuite.worker.equivalence.trace.trace import Step
-from perfsuite.worker.training.mixed_precision import precision_policy
+from perfsuite.worker.training.mixed_precision import PRECISION_POLICIES
 
 # PowerSGD feeds back the errors of its compression. They grow with every step, and rounding with
 # them, so only the first steps are compared.
@@ -189,7 +189,7 @@ def _limit(gradients: Tensors, case: Case) -> Limit:
     if case.recipe.comm_hook in _HOOK_DTYPES:
         dtypes.add(_HOOK_DTYPES[case.recipe.comm_hook])
     is_ordered = not case.trace.sparse
-    low = precision_policy(case.recipe.precision).autocast_dtype
+    low = PRECISION_POLICIES[case.recipe.precision].autocast_dtype
     if case.recipe.plan.properties.cuts_model and low is not None:
         # Autocast casts a leaf once, and other tensors for each use. What a stage is handed is a
         # leaf, so the gradients of its uses are added before they are cast back, not after.
