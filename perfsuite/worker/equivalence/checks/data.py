@@ -19,7 +19,11 @@ from perfsuite.units import format_ratio
 from perfsuite.worker.equivalence.planted_bugs import missed
 from perfsuite.worker.equivalence.proof import Case
 from perfsuite.worker.equivalence.trace.batch_difference import find_differences, is_among
-from perfsuite.worker.equivalence.trace.draws import read_random_state, restore_random_state
+from perfsuite.worker.equivalence.trace.draws import (
+    modules_that_drew,
+    read_random_state,
+    restore_random_state,
+)
 from perfsuite.worker.training.batches import map_tensors
 from perfsuite.worker.training.build import seed_random_numbers
 
@@ -134,7 +138,7 @@ def _load_expected(dataset: Any, case: Case) -> list[list[Any]] | None:
             default_collate(_fetch(dataset, batch))
             for batch in itertools.islice(indices, max(num_batches, _NUM_LOADED_AGAIN))
         ]
-        return loaded, read_random_state(case.device).has_moved_from(before)
+        return loaded, bool(modules_that_drew(before, read_random_state(case.device)))
 
     expected = []
     for shard, batches in enumerate(case.trace.batches):

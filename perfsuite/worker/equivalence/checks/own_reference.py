@@ -35,7 +35,7 @@ from perfsuite.worker.equivalence.diagnosis import explain_batchnorm, explain_gr
 from perfsuite.worker.equivalence.limits import is_low_precision
 from perfsuite.worker.equivalence.planted_bugs import Bug, gradient_bugs, wrong_scale
 from perfsuite.worker.equivalence.proof import Proof
-from perfsuite.worker.equivalence.trace.draws import read_random_state
+from perfsuite.worker.equivalence.trace.draws import modules_that_drew, read_random_state
 from perfsuite.worker.equivalence.trace.own_steps import BeforeUpdate, OwnSteps
 from perfsuite.worker.equivalence.trace.trace import RankStep, Step, Trace
 
@@ -148,7 +148,8 @@ class _Reference:
         state = read_random_state(self._case.device)
         with self._arithmetic():
             taken = self.own.take(spoil)
-        self.has_drawn |= read_random_state(self._case.device).has_moved_from(state)
+        drew = modules_that_drew(state, read_random_state(self._case.device))
+        self.has_drawn = self.has_drawn or bool(drew)
         return taken
 
 
