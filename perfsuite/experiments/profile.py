@@ -1,16 +1,13 @@
 """Combines what each rank saw of a training into one profile. Runs in the controller."""
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Literal
 
 import msgspec
 
 from perfsuite.ranks.messages import ProfileTaken, RankEpoch, RunProfile
 from perfsuite.records.profile import Epoch, NonFinite, Profile, ProfiledRun, ProfileStages
-
-# The host's clock is not finer, and so every report shows the same digits.
-_DECIMALS = 6
 
 
 def combine_profiles(
@@ -34,7 +31,7 @@ def combine_profiles(
         recipe=job.recipe.as_dict(),
         device=device,
         world_size=len(ranks),
-        wall_s=_total(epoch.duration_s for epoch in epochs),
+        wall_s=sum(epoch.duration_s for epoch in epochs),
         stages_s=_sum_stages([epoch.stages_s for epoch in epochs]),
         evaluated_split=slowest.evaluated_split,
         accuracy=epochs[-1].accuracy,
@@ -56,7 +53,7 @@ def combine_profiles(
 def _epoch(taken: RankEpoch, losses: Sequence[float], ranks: Sequence[RankEpoch]) -> Epoch:
     return Epoch(
         loss=_finite(sum(losses) / len(losses)) if losses else None,
-        duration_s=round(taken.duration_s, _DECIMALS),
+        duration_s=taken.duration_s,
         accuracy=_accuracy(ranks),
         stages_s=_stages(taken),
         metrics=_metrics(ranks),
@@ -64,17 +61,17 @@ def _epoch(taken: RankEpoch, losses: Sequence[float], ranks: Sequence[RankEpoch]
 
 
 def _stages(taken: RankEpoch) -> ProfileStages:
-    """Return the five stages of one epoch, rounded so that they add up to its duration."""
-    spent = {name: round(seconds, _DECIMALS) for name, seconds in taken.stages_s.items()}
+    """Return the five stages of one epoch, which add up to its duration."""
+    spent = taken.stages_s
     load, forward, backward = (spent.get(name, 0.0) for name in ("load", "forward", "backward"))
     evaluation = spent.get("evaluation")
-    rest_s = round(taken.duration_s, _DECIMALS) - load - forward - backward - (evaluation or 0.0)
+    rest_s = taken.duration_s - load - forward - backward - (evaluation or 0.0)
     return ProfileStages(
         load=load,
         forward=forward,
         loss_backward=backward,
         evaluation=evaluation,
-        other=max(0.0, round(rest_s, _DECIMALS)),
+        other=max(0.0, rest_s),
     )
 
 
@@ -82,12 +79,8 @@ def _sum_stages(stages: Sequence[ProfileStages]) -> ProfileStages:
     sums = {}
     for name in ProfileStages.__struct_fields__:
         spent = [seconds for one in stages if (seconds := getattr(one, name)) is not None]
-        sums[name] = _total(spent) if spent else None
+        sums[name] = sum(spent) if spent else None
     return msgspec.convert(sums, ProfileStages)
-
-
-def _total(seconds: Iterable[float]) -> float:
-    return round(sum(seconds), _DECIMALS)
 
 
 def _mean_losses(ranks: Sequence[RankEpoch]) -> list[float]:

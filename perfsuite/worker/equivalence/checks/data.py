@@ -5,7 +5,7 @@ an epoch on a shard, B samples each.
 """
 
 import itertools
-from collections.abc import Iterator, Sequence, Sized
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,7 +14,6 @@ from torch import Tensor
 from torch.utils.data import default_collate
 
 from perfsuite.records.equivalence import EquivalenceRow, NumericsStatus
-from perfsuite.records.workload import Split
 from perfsuite.units import format_ratio
 from perfsuite.worker.equivalence.planted_bugs import missed
 from perfsuite.worker.equivalence.proof import Case
@@ -34,9 +33,8 @@ _NUM_LOADED_AGAIN = 3
 def check_data(case: Case) -> EquivalenceRow:
     """Return whether the ranks of a run saw the training data that they should have seen.
 
-    The error is a number of wrong samples. Biases that such a run has by design (samples left out
-    or repeated, a smaller last batch) are reported with their size, and are no mismatch. The
-    generators of random numbers are left as they were.
+    The error is a number of wrong samples. That an epoch leaves samples out, so that all shards are
+    equal, is reported and no mismatch. The generators of random numbers are left as they were.
     """
     if case.workload.build_loader is not None:
         return _check_own_loader(case)
@@ -50,7 +48,7 @@ def check_data(case: Case) -> EquivalenceRow:
                 recipe, "data", "mismatch", reason, error=float(num_wrong), limit=0.0
             )
         planted = {name: any(_find_mismatches(bug)) for name, bug in plant_bugs(evidence)}
-        reason = "; ".join([*_describe(evidence), *_describe_biases(evidence, case)])
+        reason = "; ".join(_describe(evidence))
     finally:
         restore_random_state(state, case.device)
     if missed(planted):
@@ -301,37 +299,12 @@ def _describe(evidence: DataEvidence) -> Iterator[str]:
         yield f"{size}, none twice, {order}"
     if evidence.expected is None:
         yield "the dataset draws random numbers, so its samples cannot be compared"
-        return
-    yield f"the ranks saw bit for bit what one process loads (batches: {len(evidence.seen[0])})"
-
-
-def _describe_biases(evidence: DataEvidence, case: Case) -> Iterator[str]:
-    """What the mean over an epoch, or over a split, leaves out or gives too much weight."""
-    shards, size = evidence.epochs[0], evidence.num_samples
-    num_left_out = size - sum(map(torch.numel, shards))
-    if num_left_out:
-        yield f"bias: each training epoch leaves out {_share(num_left_out, size)}"
-    last_batches = []
-    splits: tuple[Split, ...] = ("validation", "test")
-    for split in splits:
-        seed_random_numbers(case.seed)
-        dataset = case.workload.build_dataset(split)
-        if dataset is not None and not isinstance(dataset, Sized):
-            yield f"bias: that of {split} is not known, for it has no length"
-        size = len(dataset) if isinstance(dataset, Sized) else 0
-        # As a DistributedSampler does, which keeps all samples.
-        padding = -size % len(shards)
-        if padding:
-            yield f"bias: padding of {split} repeats {_share(padding, size)}"
-        num_batches, last = divmod((size + padding) // len(shards), evidence.batch_size)
-        if num_batches and last:
-            last_batches.append(f"{last} ({split})")
-    if last_batches:
-        yield (
-            f"bias: a mean of batch means weighs the last batch of {' and '.join(last_batches)} "
-            f"samples like one of {evidence.batch_size}"
+    else:
+        num_batches = len(evidence.seen[0])
+        yield f"the ranks saw bit for bit what one process loads (batches: {num_batches})"
+    num_samples = evidence.num_samples
+    if num_left_out := num_samples - sum(map(torch.numel, shards)):
+        share = (
+            f"{num_left_out} of {num_samples} samples ({format_ratio(num_left_out / num_samples)})"
         )
-
-
-def _share(part: int, whole: int) -> str:
-    return f"{part} of {whole} samples ({format_ratio(part / whole)})"
+        yield f"bias: each training epoch leaves out {share}"
