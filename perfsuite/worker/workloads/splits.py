@@ -15,6 +15,5 @@ def take_split(split: Split, sizes: Mapping[Split, int], *tensors: Tensor) -> Te
     >>> list(take_split("test", {"train": 3, "test": 2}, torch.arange(5)))
     [(tensor(3),), (tensor(4),)]
     """
-    splits = list(sizes)
-    start = sum(sizes[earlier] for earlier in splits[: splits.index(split)])
-    return TensorDataset(*(tensor[start : start + sizes[split]] for tensor in tensors))
+    index = list(sizes).index(split)
+    return TensorDataset(*(tensor.split(list(sizes.values()))[index] for tensor in tensors))
