@@ -56,14 +56,9 @@ class Limit:
 BITWISE = Limit(0.0, "bit for bit", 0.0)
 
 
-def path_epsilon(recipe: Recipe) -> float:
-    """The epsilon of the coarsest arithmetic in the recipe's precision."""
-    return EPSILONS[recipe.precision]
-
-
 def is_low_precision(recipe: Recipe) -> bool:
     """Whether the arithmetic is coarser than float32, so that T2 applies instead of T1."""
-    return path_epsilon(recipe) > torch.finfo(torch.float32).eps
+    return EPSILONS[recipe.precision] > EPSILONS["fp32"]
 
 
 def reduction_limit(
@@ -90,8 +85,9 @@ def semantic_limit(recipe: Recipe, plain_error: float = 0.0) -> Limit:
 
     On a device the error of plain training, whose kernels sum in other ways than a CPU's, twice.
     """
-    limit = _limit(SEMANTIC_FACTOR, path_epsilon(recipe), recipe)
-    value = min(ERROR_RATIO * plain_error + path_epsilon(recipe), COARSEST_FLOAT32)
+    epsilon = EPSILONS[recipe.precision]
+    limit = _limit(SEMANTIC_FACTOR, epsilon, recipe)
+    value = min(ERROR_RATIO * plain_error + epsilon, COARSEST_FLOAT32)
     if value <= limit.value:
         return limit
     formula = f"{ERROR_RATIO} times the error {plain_error:.1e} of plain training here"

@@ -6,7 +6,7 @@ from functools import cached_property
 
 import torch
 
-from perfsuite.records.recipe import Recipe
+from perfsuite.records.recipe import EPSILONS, Recipe
 from perfsuite.worker.equivalence.comparison import (
     Discrepancy,
     Errors,
@@ -20,7 +20,6 @@ from perfsuite.worker.equivalence.limits import (
     WORST_PARAMETER_FACTOR,
     Limit,
     is_low_precision,
-    path_epsilon,
     ratio_limit,
     semantic_limit,
 )
@@ -107,7 +106,7 @@ class ExpectedStep:
     @property
     def _slack(self) -> float:
         """What T2 allows beside the error of plain training."""
-        return 0.0 if self.recipe.has_float8 else path_epsilon(self.recipe)
+        return 0.0 if self.recipe.has_float8 else EPSILONS[self.recipe.precision]
 
     def _parameter_limit(self, name: str) -> float:
         own, total = self.errors.by_name.get(name, 0.0), self.errors.total

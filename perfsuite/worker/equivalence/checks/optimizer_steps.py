@@ -49,7 +49,8 @@ def check_optimizer_steps(case: Case, proof: Proof) -> None:
         after = step.after.parameters
         proof.evidence.append(judge_update("parameter", after, expected, before, number, limit))
         if step.buffers:
-            _check_buffers(step, replay.buffers(step), number, limit, proof)
+            buffers = _rounded_like(step.after.buffers, replay.weights().buffers)
+            _check_buffers(step, buffers, number, limit, proof)
         for name, mistake in mistakes.items():
             wrong = mistake.take_step(step)
             found = judge_update("parameter", wrong, expected, before, number, limit)
@@ -98,19 +99,11 @@ class _Replay:
         self._num_steps = 0
         precision = "fp32" if self._has_master_weights else recipe.precision
         self._reference = case.reference(precision=precision)
+        self.optimizer = self._reference.trainer.optimizer
 
     def weights(self) -> Weights:
         """The present parameters and buffers, master weights in float32."""
         return read_weights(self._reference.trainer.module)
-
-    def buffers(self, step: Step) -> Tensors:
-        """The buffers after the last step, in the recorded dtypes."""
-        return _rounded_like(step.after.buffers, self.weights().buffers)
-
-    @property
-    def optimizer(self) -> Optimizer:
-        """The workload's, of one process."""
-        return self._reference.trainer.optimizer
 
     def take_step(self, step: Step) -> Tensors:
         """The parameters after a step from the recorded weights, in the recorded dtypes."""
@@ -130,7 +123,7 @@ class _Replay:
                 parameter.grad = gradient.to_sparse(1) if name in self._sparse else gradient
                 stepped.append(parameter)
         if self._finish(stepped, step.scale, self._max_norm):
-            trainer.optimizer.step()
+            self.optimizer.step()
         return _rounded_like(step.after.parameters, self.weights().parameters)
 
 

@@ -198,21 +198,19 @@ def _references(case: OwnCase) -> tuple[_Reference, _Reference]:
 
 
 def _describe_dropout(model: nn.Module | None) -> str | None:
-    modules = () if model is None else model.named_modules()
-    active = [name for name, one in modules if _drops(one)]
+    active = []
+    for name, one in () if model is None else model.named_modules():
+        is_layer = isinstance(one, nn.modules.dropout._DropoutNd)
+        # An nn.MultiheadAttention or nn.LSTM has the number itself.
+        share = one.p if is_layer else getattr(one, "dropout", 0.0)
+        if one.training and isinstance(share, float) and share > 0:
+            active.append(name)
     if not active:
         return None
     return (
         f"the model has dropout ({listed(active)}), and ranks and reference draw different masks; "
         "build both with p=0"
     )
-
-
-def _drops(module: nn.Module) -> bool:
-    is_layer = isinstance(module, nn.modules.dropout._DropoutNd)
-    # An nn.MultiheadAttention or nn.LSTM has the number itself.
-    share = module.p if is_layer else getattr(module, "dropout", 0.0)
-    return module.training and isinstance(share, float) and share > 0
 
 
 def _why_losses_alone(trace: Trace, parameters: Mapping[str, nn.Parameter]) -> str | None:

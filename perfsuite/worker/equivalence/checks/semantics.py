@@ -15,6 +15,7 @@ from functools import partial
 import torch
 
 from perfsuite.records.equivalence import EquivalenceRow, semantic_check
+from perfsuite.units import listed
 from perfsuite.worker.equivalence import comparison, limits, planted_bugs
 from perfsuite.worker.equivalence.checks.expected_step import ExpectedStep
 from perfsuite.worker.equivalence.comparison import Tensors, scaled
@@ -42,8 +43,6 @@ from perfsuite.worker.training.batches import num_samples
 
 # A mean of means is wrong for parts of unequal size: three quarters of the batch and the rest.
 _FIRST_PART, _NUM_PARTS = 3, 4
-
-_NUM_SHOWN = 3
 
 
 def check_semantics(case: Case) -> Proof | EquivalenceRow | str:
@@ -76,7 +75,11 @@ def check_semantics(case: Case) -> Proof | EquivalenceRow | str:
             proof.plant(bugs, expected.judge_gradients)
             proof.find_cause = partial(_find_cause, references, case, expected, bugs)
             proof.vacuous += _why_vacuous(references, step, expected)
-            proof.notes += _describe_small(expected)
+            if names := expected.errors.too_small:
+                proof.notes.append(
+                    "not compared by themselves, because they are below "
+                    f"{limits.SMALLEST_SHARE:.0e} of all gradients: {listed([*map(repr, names)])}"
+                )
     proof.plant_buffers(buffers)
     if case.workload.parallelize is not None and not recipe.plan.axes:
         proof.notes.append("parallelize is not called: it is for parallel='mesh:AXIS=N' alone")
@@ -250,14 +253,6 @@ def _mean_of_parts(plain: Reference, expected: _Expected, sizes: list[int]) -> T
         parts.append(plain.run([slice_batch(expected.batch, begin, begin + size)]).gradients)
         begin += size
     return average(parts, "none")
-
-
-def _describe_small(expected: _Expected) -> Iterator[str]:
-    names = expected.errors.too_small
-    if names:
-        shown = ", ".join(map(repr, names[:_NUM_SHOWN])) + ", ..." * (len(names) > _NUM_SHOWN)
-        share = f"{limits.SMALLEST_SHARE:.0e} of all gradients"
-        yield f"not compared by themselves, because they are below {share}: {shown}"
 
 
 def _why_vacuous(references: _References, step: Step, expected: _Expected) -> Iterator[str]:
