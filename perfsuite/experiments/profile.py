@@ -25,7 +25,16 @@ def combine_profiles(
     assert output is not None, "rank 0 always has it"
     by_epoch = list(zip(*(rank.epochs for rank in ranks), strict=True))
     losses = [_mean_losses(epochs) for epochs in by_epoch]
-    epochs = tuple(map(_epoch, slowest.epochs, losses, by_epoch))
+    epochs = tuple(
+        Epoch(
+            loss=_finite(sum(of_epoch) / len(of_epoch)) if of_epoch else None,
+            duration_s=taken.duration_s,
+            accuracy=_accuracy(epoch),
+            stages_s=_stages(taken),
+            metrics=_metrics(epoch),
+        )
+        for taken, of_epoch, epoch in zip(slowest.epochs, losses, by_epoch, strict=True)
+    )
     profile = Profile(
         workload=name,
         recipe=job.recipe.as_dict(),
@@ -48,16 +57,6 @@ def combine_profiles(
         metrics=epochs[-1].metrics,
     )
     return ProfiledRun(profile=profile, profiler=output)
-
-
-def _epoch(taken: RankEpoch, losses: Sequence[float], ranks: Sequence[RankEpoch]) -> Epoch:
-    return Epoch(
-        loss=_finite(sum(losses) / len(losses)) if losses else None,
-        duration_s=taken.duration_s,
-        accuracy=_accuracy(ranks),
-        stages_s=_stages(taken),
-        metrics=_metrics(ranks),
-    )
 
 
 def _stages(taken: RankEpoch) -> ProfileStages:
@@ -94,15 +93,13 @@ def _first_non_finite(by_epoch: Sequence[Sequence[RankEpoch]]) -> Iterator[NonFi
     kinds: tuple[Literal["loss", "gradient"], ...] = ("loss", "gradient")
     for what in kinds:
         for epoch, ranks in enumerate(by_epoch, start=1):
-            if steps := [step for rank in ranks for step in _bad_steps(rank, what)]:
-                yield NonFinite(what=what, epoch=epoch, step=min(steps))
+            steps = [rank.first_bad_gradient for rank in ranks]
+            if what == "loss":
+                losses = (pair for rank in ranks for pair in enumerate(rank.losses, 1))
+                steps = [step for step, loss in losses if not math.isfinite(loss)]
+            if found := [step for step in steps if step is not None]:
+                yield NonFinite(what=what, epoch=epoch, step=min(found))
                 break
-
-
-def _bad_steps(rank: RankEpoch, what: str) -> list[int]:
-    if what == "gradient":
-        return [] if rank.first_bad_gradient is None else [rank.first_bad_gradient]
-    return [step for step, loss in enumerate(rank.losses, 1) if not math.isfinite(loss)]
 
 
 def _counts(ranks: Sequence[RankEpoch]) -> list[tuple[int, int]]:

@@ -126,7 +126,11 @@ def _initialise(horovod: ModuleType, recipe: Recipe) -> None:
     rank, num_ranks = dist.get_rank(), dist.get_world_size()
     port: list[Any] = [None]
     if rank == 0:
-        port[0] = _start_rendezvous(num_ranks)
+        hosts = importlib.import_module("horovod.runner.common.util.hosts")
+        server = importlib.import_module("horovod.runner.http.http_server").RendezvousServer()
+        port[0] = server.start()
+        slots = hosts.parse_hosts(f"localhost:{num_ranks}")
+        server.init(hosts.get_host_assignments(slots, num_ranks))
     dist.broadcast_object_list(port, src=0)
     os.environ.update(
         HOROVOD_HOSTNAME="localhost",
@@ -148,12 +152,3 @@ def _initialise(horovod: ModuleType, recipe: Recipe) -> None:
             f"parallel {recipe.parallel!r}: horovod sees {horovod.size()} ranks instead of "
             f"{num_ranks}; is it built with gloo (`horovodrun --check-build`)?"
         )
-
-
-def _start_rendezvous(num_ranks: int) -> int:
-    hosts = importlib.import_module("horovod.runner.common.util.hosts")
-    server_module = importlib.import_module("horovod.runner.http.http_server")
-    server = server_module.RendezvousServer()
-    port: int = server.start()
-    server.init(hosts.get_host_assignments(hosts.parse_hosts(f"localhost:{num_ranks}"), num_ranks))
-    return port
