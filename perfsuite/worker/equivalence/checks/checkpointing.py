@@ -9,13 +9,8 @@ from functools import partial
 import torch
 
 from perfsuite.records.recipe import Recipe
-from perfsuite.worker.equivalence.comparison import (
-    Discrepancy,
-    Tensors,
-    coarsest_epsilon,
-    judge,
-    judge_losses,
-)
+from perfsuite.worker.equivalence import comparison
+from perfsuite.worker.equivalence.comparison import Discrepancy, Tensors
 from perfsuite.worker.equivalence.limits import BITWISE, Limit, above_noise, reduction_limit
 from perfsuite.worker.equivalence.planted_bugs import Bug, gradient_bugs, wrong_scale
 from perfsuite.worker.equivalence.proof import Case, Proof
@@ -33,13 +28,15 @@ def check_checkpointing(case: Case) -> Proof | str:
         if number > 1 and limit.value > 0:
             break  # the runs may drift apart by more than the rounding of one step
         proof.evidence += [
-            *judge_losses(step.losses, twin.losses, number, limit),
-            *judge("gradient", step.gradients, twin.gradients, number, limit),
-            *judge("buffer", step.buffers, twin.buffers, number, limit),
+            *comparison.judge_losses(step.losses, twin.losses, number, limit),
+            *comparison.judge("gradient", step.gradients, twin.gradients, number, limit),
+            *comparison.judge("buffer", step.buffers, twin.buffers, number, limit),
         ]
         if number == 1:
             bugs = _bugs(twin.gradients, case.recipe, limit)
-            judge_bug = partial(judge, "gradient", expected=twin.gradients, step=1, limit=limit)
+            judge_bug = partial(
+                comparison.judge, "gradient", expected=twin.gradients, step=1, limit=limit
+            )
             proof.plant(bugs, judge_bug)
     proof.find_cause = _explain
     ours, its = case.trace.num_operators, case.twin.num_operators
@@ -60,7 +57,7 @@ def _limit(case: Case) -> Limit:
     recipe = case.recipe
     if not recipe.plan.properties.resizes_storages or recipe.num_segments is None:
         return above_noise(BITWISE, case.noise)
-    epsilon = coarsest_epsilon(case.trace.steps[0].gradients)
+    epsilon = comparison.coarsest_epsilon(case.trace.steps[0].gradients)
     return above_noise(reduction_limit(epsilon, recipe, case.device), case.noise)
 
 

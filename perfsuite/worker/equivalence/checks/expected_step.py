@@ -7,22 +7,9 @@ from functools import cached_property
 import torch
 
 from perfsuite.records.recipe import EPSILONS, Recipe
-from perfsuite.worker.equivalence.comparison import (
-    Discrepancy,
-    Errors,
-    Tensors,
-    judge,
-    judge_losses,
-    measure_errors,
-)
-from perfsuite.worker.equivalence.limits import (
-    COARSEST_FLOAT32,
-    WORST_PARAMETER_FACTOR,
-    Limit,
-    is_low_precision,
-    ratio_limit,
-    semantic_limit,
-)
+from perfsuite.worker.equivalence import comparison, limits
+from perfsuite.worker.equivalence.comparison import Discrepancy, Errors, Tensors
+from perfsuite.worker.equivalence.limits import Limit, is_low_precision
 from perfsuite.worker.equivalence.planted_bugs import Bug, gradient_bugs, wrong_scale
 from perfsuite.worker.equivalence.references.single_process import Pass
 from perfsuite.worker.equivalence.trace.trace import RankStep
@@ -46,13 +33,13 @@ class ExpectedStep:
     @cached_property
     def errors(self) -> Errors:
         """Of the plain path."""
-        return measure_errors(self.plain.gradients, self.truth.gradients)
+        return comparison.measure_errors(self.plain.gradients, self.truth.gradients)
 
     @property
     def is_too_coarse(self) -> bool:
         """Whether plain training in float32 is no measure of it on this device."""
         is_full = is_accelerator(self.device) and not is_low_precision(self.recipe)
-        return is_full and self.errors.total > COARSEST_FLOAT32
+        return is_full and self.errors.total > limits.COARSEST_FLOAT32
 
     @property
     def loss_limit(self) -> Limit:
@@ -72,11 +59,11 @@ class ExpectedStep:
         """Return how far a mean loss is off; nothing where one side tells none."""
         if tested is None or self.truth.loss is None or self.plain.loss is None:
             return []
-        return judge_losses([tested], [self.truth.loss], self.number, self.loss_limit)
+        return comparison.judge_losses([tested], [self.truth.loss], self.number, self.loss_limit)
 
     def judge_gradients(self, tested: Tensors) -> list[Discrepancy]:
         """Return how far unscaled gradients are off."""
-        return judge(
+        return comparison.judge(
             "gradient",
             tested,
             self.truth.gradients,
@@ -100,8 +87,10 @@ class ExpectedStep:
 
     def _limit(self, plain_error: float) -> Limit:
         if is_low_precision(self.recipe):
-            return ratio_limit(plain_error, self._slack)
-        return semantic_limit(self.recipe, plain_error if is_accelerator(self.device) else 0.0)
+            return limits.ratio_limit(plain_error, self._slack)
+        return limits.semantic_limit(
+            self.recipe, plain_error if is_accelerator(self.device) else 0.0
+        )
 
     @property
     def _slack(self) -> float:
@@ -113,4 +102,4 @@ class ExpectedStep:
         # Without a slack, a parameter of few elements needs some: of 120 trainings of a small
         # transformer, its error was at most 1.9 times the larger of both, and 1.2 times their sum.
         error = own + total if self.recipe.has_float8 else max(own, total)
-        return ratio_limit(error, WORST_PARAMETER_FACTOR * self._slack).value
+        return limits.ratio_limit(error, limits.WORST_PARAMETER_FACTOR * self._slack).value

@@ -14,15 +14,8 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from perfsuite.worker.equivalence.comparison import (
-    Discrepancy,
-    Tensors,
-    coarsest_epsilon,
-    judge,
-    judge_update,
-    step_length,
-    total_norm,
-)
+from perfsuite.worker.equivalence import comparison
+from perfsuite.worker.equivalence.comparison import Discrepancy, Tensors
 from perfsuite.worker.equivalence.diagnosis import explain_non_finite, explain_start
 from perfsuite.worker.equivalence.limits import BITWISE, Limit, update_limit
 from perfsuite.worker.equivalence.proof import Case, Proof
@@ -47,13 +40,15 @@ def check_optimizer_steps(case: Case, proof: Proof) -> None:
         limit = _limit(case, step, number, expected)
         proof.evidence += _find_non_finite(step, number, replay.optimizer)
         after = step.after.parameters
-        proof.evidence.append(judge_update("parameter", after, expected, before, number, limit))
+        proof.evidence.append(
+            comparison.judge_update("parameter", after, expected, before, number, limit)
+        )
         if step.buffers:
             buffers = _rounded_like(step.after.buffers, replay.weights().buffers)
             _check_buffers(step, buffers, number, limit, proof)
         for name, mistake in mistakes.items():
             wrong = mistake.take_step(step)
-            found = judge_update("parameter", wrong, expected, before, number, limit)
+            found = comparison.judge_update("parameter", wrong, expected, before, number, limit)
             proof.plant_at_step(name, [found])
 
 
@@ -61,9 +56,9 @@ def _judge_start(case: Case, start: Weights) -> Iterator[Discrepancy]:
     tested = case.trace.start
     weights = _rounded_like(tested.parameters, start.parameters)
     buffers = _rounded_like(tested.buffers, start.buffers)
-    found_all = judge("parameter", tested.parameters, weights, 0, BITWISE)
+    found_all = comparison.judge("parameter", tested.parameters, weights, 0, BITWISE)
     if buffers:
-        found_all += judge("buffer", tested.buffers, buffers, 0, BITWISE)
+        found_all += comparison.judge("buffer", tested.buffers, buffers, 0, BITWISE)
     for found in found_all:
         if found.name in tested.parameters.keys() & weights.keys() and not found.is_within:
             cause = explain_start(
@@ -75,11 +70,11 @@ def _judge_start(case: Case, start: Weights) -> Iterator[Discrepancy]:
 
 def _check_buffers(step: Step, expected: Tensors, number: int, limit: Limit, proof: Proof) -> None:
     """Judge what the optimizer's step makes of the buffers, such as an average of the weights."""
-    for found in judge("buffer", step.after.buffers, expected, number, limit):
+    for found in comparison.judge("buffer", step.after.buffers, expected, number, limit):
         cause = "the optimizer's step leaves other buffers than in one process: does every rank "
         cause += "average its weights, and after each step?"
         proof.evidence.append(replace(found, cause=cause))
-    unmoved = judge("buffer", step.buffers, expected, number, limit)
+    unmoved = comparison.judge("buffer", step.buffers, expected, number, limit)
     proof.plant_at_step("the optimizer leaves the buffers as they are", unmoved)
 
 
@@ -165,11 +160,13 @@ def _limit(case: Case, step: Step, number: int, expected: Tensors) -> Limit:
     A sparse gradient may hold a row several times, and adding it piece by piece rounds every
     element once more.
     """
-    epsilon = coarsest_epsilon(expected)
+    epsilon = comparison.coarsest_epsilon(expected)
     share, formula = _share_of_rounding(case, number, epsilon)
     if share == 0:
         return BITWISE
-    size = total_norm(expected) / step_length(expected, step.before.parameters)
+    size = comparison.total_norm(expected) / comparison.step_length(
+        expected, step.before.parameters
+    )
     if not case.trace.sparse:
         return update_limit(share, formula, epsilon, size)
     value = share + 2 * epsilon * size
@@ -205,7 +202,7 @@ def _mistakes(case: Case) -> Iterator[tuple[str, Finish]]:
         return
     yield _KEPT, lambda *_: False
     step, max_norm = case.trace.steps[0], case.recipe.clip_grad_norm
-    if max_norm is None or total_norm(step.gradients) <= max_norm * step.scale:
+    if max_norm is None or comparison.total_norm(step.gradients) <= max_norm * step.scale:
         return
     yield "the gradients are not clipped", lambda stepped, scale, _: _clip(stepped, scale, None)
     if step.scale != 1.0:

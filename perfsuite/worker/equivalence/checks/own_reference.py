@@ -19,18 +19,9 @@ from perfsuite.errors import WorkloadError
 from perfsuite.records.equivalence import EquivalenceRow, semantic_check
 from perfsuite.records.recipe import Recipe
 from perfsuite.units import listed
-from perfsuite.worker.equivalence import limits
+from perfsuite.worker.equivalence import comparison, limits
 from perfsuite.worker.equivalence.checks.expected_step import ExpectedStep
-from perfsuite.worker.equivalence.comparison import (
-    Discrepancy,
-    Tensors,
-    coarsest_epsilon,
-    judge_update,
-    measure_errors,
-    scaled,
-    step_length,
-    total_norm,
-)
+from perfsuite.worker.equivalence.comparison import Discrepancy, Tensors
 from perfsuite.worker.equivalence.diagnosis import explain_batchnorm, explain_gradients
 from perfsuite.worker.equivalence.limits import is_low_precision
 from perfsuite.worker.equivalence.planted_bugs import Bug, gradient_bugs, wrong_scale
@@ -117,10 +108,10 @@ class _OwnStep(ExpectedStep):
         if not expected:
             return []
         tested = {name: (tested or after)[name] for name in expected}
-        epsilon, factor = coarsest_epsilon(expected), limits.SEMANTIC_FACTOR
-        size = total_norm(expected) / step_length(expected, before)
+        epsilon, factor = comparison.coarsest_epsilon(expected), limits.SEMANTIC_FACTOR
+        size = comparison.total_norm(expected) / comparison.step_length(expected, before)
         limit = limits.update_limit(factor * epsilon, f"e {factor} u", epsilon, size)
-        return [judge_update("update", tested, expected, before, self.number, limit)]
+        return [comparison.judge_update("update", tested, expected, before, self.number, limit)]
 
 
 class _Reference:
@@ -280,7 +271,7 @@ def _why_vacuous(trace: Trace, steps: Sequence[_OwnStep]) -> Iterator[str]:
             yield f"all gradients of step {one.number} are zero"
     first = steps[0]
     if is_low_precision(first.recipe) and first.has_gradients:
-        error = measure_errors(first.step.gradients, first.truth.gradients).total
+        error = comparison.measure_errors(first.step.gradients, first.truth.gradients).total
         fp32 = Recipe(parallel=first.recipe.parallel)
         if error <= limits.LOW_PRECISION_RATIO * limits.semantic_limit(fp32).value:
             yield f"low precision left no trace: the error is {error:.1e}, as in float32"
@@ -318,7 +309,7 @@ def _find_cause(
         summed = Bug(
             "summed",
             f"gradients are summed over the {num_ranks} ranks and not divided by their number",
-            scaled(one.plain.gradients, num_ranks),
+            comparison.scaled(one.plain.gradients, num_ranks),
         )
         bugs = [summed, *gradient_bugs(one.plain.gradients)]
         cause = explain_gradients(one.step.gradients, one.plain.gradients, bugs)

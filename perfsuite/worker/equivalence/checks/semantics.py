@@ -16,15 +16,9 @@ import torch
 
 from perfsuite.records.equivalence import EquivalenceRow, semantic_check
 from perfsuite.units import listed
-from perfsuite.worker.equivalence import comparison, limits, planted_bugs
+from perfsuite.worker.equivalence import comparison, diagnosis, limits, planted_bugs
 from perfsuite.worker.equivalence.checks.expected_step import ExpectedStep
 from perfsuite.worker.equivalence.comparison import Tensors, scaled
-from perfsuite.worker.equivalence.diagnosis import (
-    axis_bugs,
-    explain_batchnorm,
-    explain_gradients,
-    explain_parts,
-)
 from perfsuite.worker.equivalence.limits import Limit, is_low_precision
 from perfsuite.worker.equivalence.planted_bugs import Bug
 from perfsuite.worker.equivalence.proof import Case, Proof
@@ -207,7 +201,7 @@ def _bugs(references: _References, step: Step, expected: _Expected) -> Iterator[
     if expected.recipe.plan.axes:
         shards = _parts(references.plain, step)
         shares = [scaled(average(shard, "none"), 1 / step.scale) for shard in shards]
-        yield from axis_bugs(expected.recipe.plan, shares, expected.plain.gradients)
+        yield from diagnosis.axis_bugs(expected.recipe.plan, shares, expected.plain.gradients)
     size, is_low = num_samples(expected.batch.batch), is_low_precision(expected.recipe)
     # A mistake in float64 is the smaller one, and on a CPU several times faster than in float16.
     reference, right = (
@@ -287,7 +281,7 @@ def _find_cause(
     bugs: Sequence[Bug],
     discrepancy: comparison.Discrepancy,
 ) -> str | None:
-    if (batchnorm := explain_batchnorm(references.truth.trainer.module)) is not None:
+    if (batchnorm := diagnosis.explain_batchnorm(references.truth.trainer.module)) is not None:
         return batchnorm
     if discrepancy.what == "buffer":
         if case.recipe.grad_accumulation_steps > 1:
@@ -303,6 +297,6 @@ def _find_cause(
     tested = scaled(step.gradients, 1 / step.scale)
     plan = case.recipe.plan
     right = expected.plain.gradients
-    if plan.axes and (cause := explain_parts(tested, right, plan)):
+    if plan.axes and (cause := diagnosis.explain_parts(tested, right, plan)):
         return cause
-    return explain_gradients(tested, right, hypotheses)
+    return diagnosis.explain_gradients(tested, right, hypotheses)
