@@ -7,7 +7,6 @@ import itertools
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from types import ModuleType
 from typing import Any, cast
 
 from perfsuite.errors import EquivalenceError, SettingError
@@ -40,9 +39,7 @@ _NUM_STEPS = 3
 Run = Callable[[GroupRequest], list[Reply]]
 
 
-def plan_function(
-    argument: str, function: Any, by_value: Sequence[ModuleType] = (), **code: Any
-) -> UserCode:
+def plan_function(argument: str, function: Any, **code: Any) -> UserCode:
     """Return the code of a function that an argument of a test gives.
 
     Raises a SettingError for what cannot be called without arguments and for another field that is
@@ -59,7 +56,7 @@ def plan_function(
             "arguments"
         ) from error
     name = getattr(function, "__name__", type(function).__name__)
-    return UserCode(name=name, function=pack(function, by_value=by_value), **code)
+    return UserCode(name=name, function=pack(function), **code)
 
 
 def plan_launch(
@@ -129,11 +126,7 @@ def shortest(code: UserCode, is_timed: bool) -> UserCode:
 
 
 def compare_with_reference(
-    code: UserCode,
-    reference: object,
-    by_value: Sequence[ModuleType],
-    policy: GroupPolicy,
-    run: Run,
+    code: UserCode, reference: object, policy: GroupPolicy, run: Run
 ) -> tuple[Numerics, dict[str, str]]:
     """Return what the first steps of both show, and by name why something was not compared.
 
@@ -145,9 +138,7 @@ def compare_with_reference(
         none_given = EquivalenceRow.of(recipe, check, "not exercised", "no reference= is given")
         rows: tuple[EquivalenceRow, ...] = (none_given,)
     else:
-        plan = plan_function(
-            "reference", reference, by_value, kind="step", precision=code.precision
-        )
+        plan = plan_function("reference", reference, kind="step", precision=code.precision)
         checked = run_chain(_compare(code, plan, policy), run)
         rows = checked.rows
         missing |= {f"numerics of {what}": why for what, why in checked.inapplicable.items()}
