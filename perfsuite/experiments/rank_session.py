@@ -23,6 +23,7 @@ from perfsuite.ranks.command.group import CommandLaunch
 from perfsuite.ranks.messages import GroupPolicy, GroupRequest
 from perfsuite.ranks.pickling import pack, unpack
 from perfsuite.ranks.torchrun.peers import Peers
+from perfsuite.ranks.user_code import UserCode
 from perfsuite.records.capability import Hardware, what_ranks_need, why_not_timed
 from perfsuite.records.cell import Outcome
 from perfsuite.records.equivalence import EquivalenceReport, Numerics
@@ -256,27 +257,35 @@ class Session:
         user_code = own_code.plan_function(argument, function, kind=kind, **code)
         if (needs := what_ranks_need(user_code.world_size, self.hardware)) is not None:
             raise NotExercisedError(f"ranks={user_code.world_size} needs {needs}")
-        job = messages.RunCell(
-            activity=kind,
-            plan=self._plan(is_timed, num_rounds, num_iterations),
-            user_code=own_code.shortest(user_code, is_timed),
-        )
         numerics, missing = None, dict[str, str]()
         if checks_numerics and kind == "step":
             self._sweep_once()
             numerics, missing = own_code.compare_with_reference(
                 user_code, reference, self._policy, self._launcher.run
             )
-        outcome = self._measure(job, user_code.name, is_timed, numerics)
+        plan = self._plan(is_timed, num_rounds, num_iterations)
+        outcome = self._measure_code(user_code, plan, is_timed, numerics)
         return msgspec.structs.replace(outcome, missing=outcome.missing | missing)
 
     def measure_command(self, launch: CommandLaunch, *, is_timed: bool, **code: Any) -> Outcome:
         """Measure a user's command; `code` is what `own_code.plan_command` takes."""
-        plan = self._plan(is_timed)
-        job, run = own_code.plan_command(launch, plan, is_timed=is_timed, **code)
+        user_code, run = own_code.plan_command(launch, **code)
         if isinstance(self._launcher, TorchrunLauncher):
             raise NotExercisedError("a command starts its own ranks; measure it without torchrun")
-        return self._measure(job, launch.name, is_timed, run=run)
+        return self._measure_code(user_code, self._plan(is_timed), is_timed, run=run)
+
+    def _measure_code(
+        self,
+        code: UserCode,
+        plan: messages.MeasurePlan,
+        is_timed: bool,
+        numerics: Numerics | None = None,
+        run: own_code.Run | None = None,
+    ) -> Outcome:
+        if not is_timed and code.num_steps is not None:
+            code = dataclasses.replace(code, num_steps=2, num_warmup=2)
+        job = messages.RunCell(activity=code.kind, plan=plan, user_code=code)
+        return self._measure(job, code.name, is_timed, numerics, run)
 
     def _plan(
         self, is_timed: bool, num_rounds: int | None = None, num_iterations: int | None = None

@@ -14,14 +14,7 @@ from perfsuite.ranks.bootstrap import make_group_folder, remove_group_folder
 from perfsuite.ranks.chains import Chain, run_chain
 from perfsuite.ranks.command.group import CommandLaunch, run_command
 from perfsuite.ranks.command.metrics import Metrics, run_logged
-from perfsuite.ranks.messages import (
-    GroupPolicy,
-    GroupRequest,
-    MeasurePlan,
-    Reply,
-    RunCell,
-    RunChecked,
-)
+from perfsuite.ranks.messages import GroupPolicy, GroupRequest, Reply, RunChecked
 from perfsuite.ranks.pickling import pack
 from perfsuite.ranks.user_code import CheckSteps, RecordSteps, UserCode
 from perfsuite.records.equivalence import (
@@ -99,30 +92,17 @@ def name_of(words: Sequence[str], folder: Path) -> str:
 
 
 def plan_command(
-    launch: CommandLaunch,
-    plan: MeasurePlan,
-    *,
-    metrics: Any = None,
-    is_timed: bool = True,
-    **code: Any,
-) -> tuple[RunCell, Run]:
-    """Return the job of a command, and what runs it; `code` has other fields of `UserCode`.
+    launch: CommandLaunch, *, metrics: Any = None, **code: Any
+) -> tuple[UserCode, Run]:
+    """Return the code of a command, and what runs it; `code` has other fields of `UserCode`.
 
     `metrics` says where a command without the hook logs the times of its steps. Raises a
     SettingError for a value that is not allowed.
     """
     user_code = UserCode(name=launch.name, function=b"", kind="command", **code)
-    run: Run = partial(run_command, launch=launch)
-    if metrics is not None:
-        run = partial(run_logged, launch=launch, metrics=Metrics.parse(metrics))
-    user_code = shortest(user_code, is_timed)
-    return RunCell(activity="command", plan=plan, user_code=user_code), run
-
-
-def shortest(code: UserCode, is_timed: bool) -> UserCode:
-    """Return what is run of a loop or a command that is not timed."""
-    is_whole = is_timed or code.num_steps is None
-    return code if is_whole else dataclasses.replace(code, num_steps=2, num_warmup=2)
+    if metrics is None:
+        return user_code, partial(run_command, launch=launch)
+    return user_code, partial(run_logged, launch=launch, metrics=Metrics.parse(metrics))
 
 
 def compare_with_reference(
