@@ -8,7 +8,6 @@ from perfsuite.experiments.claims.claim import Bench, ClaimFinding, Status, as_f
 from perfsuite.experiments.claims.loading import find_images
 from perfsuite.experiments.interleave import Cell, paired_ratio
 from perfsuite.records.capability import Hardware
-from perfsuite.records.cell import Outcome
 from perfsuite.records.recipe import Recipe
 from perfsuite.stats.intervals import Interval, geometric_interval
 from perfsuite.system.gpus import visible_gpus
@@ -55,8 +54,10 @@ def try_modes(bench: Bench) -> ClaimFinding:
             workload=workload, recipe=Recipe(parallel=f"ddp:{size}", num_workers=_NUM_WORKERS)
         ),
     }
-    series = bench.measure(cells, num_repetitions=_NUM_REPETITIONS).items()
-    times_s = {name: [1 / _samples_per_s(each) for each in cell] for name, cell in series}
+    times_s: dict[str, list[float]] = {}
+    for name, outcomes in bench.measure(cells, num_repetitions=_NUM_REPETITIONS).items():
+        rates = [outcome.record.samples_per_s for outcome in outcomes]
+        times_s[name] = [1 / rate for rate in rates if rate is not None]  # training has samples
     dp, ddp = (paired_ratio(times_s[mode], times_s["single"]) for mode in ("dp", "ddp"))
     return weigh(
         dp.low > 1 and ddp.high < 1,
@@ -156,11 +157,6 @@ def weigh_usage(usage: Mapping[str, Sequence[float]]) -> ClaimFinding:
         f"the GPUs are busy {spelled['dp']} of the time under DP, {spelled['ddp']} under DDP",
         **{f"{mode}_utilization": list(shares) for mode, shares in usage.items()},
     )
-
-
-def _samples_per_s(outcome: Outcome) -> float:
-    assert outcome.record.samples_per_s is not None, "training has samples"
-    return outcome.record.samples_per_s
 
 
 def _times(interval: Interval) -> str:

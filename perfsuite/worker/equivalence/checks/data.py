@@ -163,52 +163,33 @@ _Mismatch = tuple[int, str]
 
 def _find_mismatches(evidence: DataEvidence) -> Iterator[_Mismatch]:
     """Yield all mismatches; the first one is the one to report."""
+    size, num_samples = evidence.batch_size, evidence.num_samples
     for epoch, shards in enumerate(evidence.epochs, start=1):
-        num_beyond = sum(int((shard >= evidence.num_samples).sum()) for shard in shards)
-        if num_beyond:
+        indices = torch.cat([shard.flatten() for shard in shards])
+        if num_beyond := int((indices >= num_samples).sum()):
             yield (
                 num_beyond,
-                f"epoch {epoch} draws {num_beyond} indices beyond the dataset's "
-                f"{evidence.num_samples} samples; likeliest cause: the ranks have another number "
-                "of samples",
+                f"epoch {epoch} draws {num_beyond} indices beyond the dataset's {num_samples} "
+                "samples; likeliest cause: the ranks have another number of samples",
             )
-        yield from _find_repeated(epoch, shards)
-        yield from _find_wrong_lengths(epoch, shards, evidence)
-    yield from _find_same_order(evidence)
-    if evidence.expected is not None:
-        yield from _find_wrong_batches(evidence, evidence.expected)
-
-
-def _find_repeated(epoch: int, shards: list[Tensor]) -> Iterator[_Mismatch]:
-    indices = torch.cat([shard.flatten() for shard in shards])
-    times = torch.bincount(indices)
-    num_repeated = indices.numel() - int(times.count_nonzero())
-    if num_repeated:
-        yield (
-            num_repeated,
-            f"epoch {epoch} repeats {num_repeated} of its {indices.numel()} samples, such as index "
-            f"{int((times > 1).nonzero()[0])}; likeliest cause: the sampler does not know its "
-            "rank, pads its shards, or draws with replacement",
-        )
-
-
-def _find_wrong_lengths(
-    epoch: int, shards: list[Tensor], evidence: DataEvidence
-) -> Iterator[_Mismatch]:
-    size = evidence.batch_size
-    num_batches = evidence.num_samples // len(shards) // size
-    for index, shard in enumerate(shards):
-        if len(shard) != num_batches:
-            does = "leaves samples out" if len(shard) < num_batches else "adds samples"
+        times = torch.bincount(indices)
+        if num_repeated := indices.numel() - int(times.count_nonzero()):
             yield (
-                abs(len(shard) - num_batches) * size,
-                f"epoch {epoch} loads {len(shard)} x {size} samples on shard {index}, and "
-                f"{evidence.num_samples} samples fill {num_batches} x {size} on each; "
-                f"likeliest cause: the sampler {does}",
+                num_repeated,
+                f"epoch {epoch} repeats {num_repeated} of its {indices.numel()} samples, such as "
+                f"index {int((times > 1).nonzero()[0])}; likeliest cause: the sampler does not "
+                "know its rank, pads its shards, or draws with replacement",
             )
-
-
-def _find_same_order(evidence: DataEvidence) -> Iterator[_Mismatch]:
+        num_batches = num_samples // len(shards) // size
+        for index, shard in enumerate(shards):
+            if len(shard) != num_batches:
+                does = "leaves samples out" if len(shard) < num_batches else "adds samples"
+                yield (
+                    abs(len(shard) - num_batches) * size,
+                    f"epoch {epoch} loads {len(shard)} x {size} samples on shard {index}, and "
+                    f"{num_samples} samples fill {num_batches} x {size} on each; "
+                    f"likeliest cause: the sampler {does}",
+                )
     first, *others = evidence.epochs
     if others and all(all(map(torch.equal, first, shards)) for shards in others):
         yield (
@@ -216,6 +197,8 @@ def _find_same_order(evidence: DataEvidence) -> Iterator[_Mismatch]:
             "epoch 2 has the order of epoch 1, from batch 1 of shard 0 on; "
             "likeliest cause: no set_epoch, so that the sampler never shuffles anew",
         )
+    if evidence.expected is not None:
+        yield from _find_wrong_batches(evidence, evidence.expected)
 
 
 def _find_wrong_batches(evidence: DataEvidence, expected: list[list[Any]]) -> Iterator[_Mismatch]:

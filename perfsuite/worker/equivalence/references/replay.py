@@ -4,6 +4,7 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -99,9 +100,7 @@ class Replay(DrawMode):  # type: ignore[no-untyped-call]
         for draw in recorded:
             if draw.operator != wanted.operator:
                 self._differ(f"a rank calls {draw.operator}, and one process {wanted.operator}")
-            elif len(draw.arguments) != len(wanted.arguments) or not all(
-                map(_is_close, draw.arguments, wanted.arguments)
-            ):
+            elif not _are_close(draw.arguments, wanted.arguments):
                 self._differ(
                     f"a rank calls {draw.operator} with {_listed(draw.arguments)}, and one process "
                     f"with {_listed(wanted.arguments)}; has a rank another probability?"
@@ -186,8 +185,9 @@ class Replay(DrawMode):  # type: ignore[no-untyped-call]
         self.unknown = self.unknown or why
 
 
-def _is_close(one: float, other: float) -> bool:
-    return math.isclose(one, other, rel_tol=_SAME_ARGUMENT)
+def _are_close(ones: Sequence[float], others: Sequence[float]) -> bool:
+    close = partial(math.isclose, rel_tol=_SAME_ARGUMENT)
+    return len(ones) == len(others) and all(map(close, ones, others))
 
 
 def _listed(arguments: Sequence[float]) -> str:

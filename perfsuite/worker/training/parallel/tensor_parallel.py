@@ -6,7 +6,6 @@ inside an nn.Sequential with only an elementwise activation between the two laye
 """
 
 from collections import Counter
-from collections.abc import Iterator
 
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
@@ -70,23 +69,17 @@ def plan_layers(model: nn.Module, size: int) -> dict[nn.Module, ParallelStyle]:
         and module.out_features % size == 0
     ]
     plan: dict[nn.Module, ParallelStyle] = {}
-    for up, down in _pairs(model):
-        if up in divisible and up not in plan and all(uses[id(p)] == 1 for p in down.parameters()):
-            plan[up], plan[down] = ColwiseParallel(), RowwiseParallel()
+    for sequential in (module for module in model.modules() if type(module) is nn.Sequential):
+        layers = list(sequential)
+        for up, between, down in zip(layers, layers[1:], layers[2:], strict=False):
+            is_pair = type(up) is type(down) is nn.Linear and type(between) in _ELEMENTWISE
+            is_free = up in divisible and up not in plan
+            if is_pair and is_free and all(uses[id(p)] == 1 for p in down.parameters()):
+                plan[up], plan[down] = ColwiseParallel(), RowwiseParallel()
     for linear in divisible:
         if linear not in plan:
             plan[linear] = ColwiseParallel(output_layouts=Replicate())
     return plan
-
-
-def _pairs(model: nn.Module) -> Iterator[tuple[nn.Module, nn.Module]]:
-    """Pairs of linear layers in an nn.Sequential with an activation between them."""
-    for sequential in model.modules():
-        if type(sequential) is nn.Sequential:
-            layers = list(sequential)
-            for up, between, down in zip(layers, layers[1:], layers[2:], strict=False):
-                if type(up) is type(down) is nn.Linear and type(between) in _ELEMENTWISE:
-                    yield up, down
 
 
 def _nothing_to_split(workload: Workload, recipe: Recipe, model: nn.Module) -> RecipeError:
