@@ -30,22 +30,17 @@ _NUM_POWERSGD_STEPS = 3
 _HOOK_DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 
 
-def why_no_reduction(recipe: Recipe) -> str | None:
-    """Return why T0 says nothing about the recipe, None where it applies."""
+def check_reduction(case: Case) -> Proof | str:
+    """Return what T0 shows, or why it does not apply."""
+    recipe = case.recipe
     if (reason := recipe.plan.properties.why_no_reduction) is not None:
         return reason
     if recipe.compile:
         return "torch.compile fuses operators, which rounds otherwise"
-    return None
-
-
-def check_reduction(case: Case) -> Proof | str:
-    """Return what T0 shows, or why it does not apply."""
-    if (reason := why_no_reduction(case.recipe)) is not None:
-        return reason
-    recipe = case.recipe
     reference = case.reference()
-    if _normalises_over_ranks(reference.trainer.module) and recipe.plan.data_parallel_size > 1:
+    layers = [one for one in reference.trainer.module.modules() if one.training]
+    is_synchronised = any(isinstance(layer, nn.SyncBatchNorm) for layer in layers)
+    if is_synchronised and recipe.plan.data_parallel_size > 1:
         return "SyncBatchNorm: a rank's gradient is no function of its shard alone"
     proof = Proof(check="T0")
     reduce = _reduction(case, reference)
@@ -76,10 +71,6 @@ def check_reduction(case: Case) -> Proof | str:
             "two ranks saw the same data, so that a missing reduction would change nothing"
         )
     return proof
-
-
-def _normalises_over_ranks(model: nn.Module) -> bool:
-    return any(isinstance(layer, nn.SyncBatchNorm) and layer.training for layer in model.modules())
 
 
 def _reduction(case: Case, reference: Reference) -> Callable[[Sequence[Tensors]], Tensors]:

@@ -96,7 +96,10 @@ class Call:
 
     def describe(self, values: Tensor | None, stage: int = 0) -> Draw:
         """The call with the values that it drew."""
-        given = self._arguments()
+        declared = self.func._schema.arguments  # some are left out, at their defaults
+        given = {one.name: one.default_value for one in declared if one.has_default_value()}
+        given |= {one.name: value for one, value in zip(declared, self.args, strict=False)}
+        given |= self.kwargs
         bounds = (value for name, value in given.items() if name in _BOUNDS)
         if self.func.overloadpacket.__name__ == "multinomial":
             bounds = iter(self.args[0].shape[-1:])
@@ -135,13 +138,6 @@ class Call:
             inputs, probability = self.args[:2]
             scale = values.to(inputs.dtype) * (1 / (1 - probability))
             self.result[0].copy_(inputs * scale)
-
-    def _arguments(self) -> dict[str, Any]:
-        """By name, with those that were left out because they are at their defaults."""
-        arguments = self.func._schema.arguments
-        given = {one.name: one.default_value for one in arguments if one.has_default_value()}
-        given |= {one.name: value for one, value in zip(arguments, self.args, strict=False)}
-        return given | self.kwargs
 
 
 class DrawRecorder(DrawMode):  # type: ignore[no-untyped-call]
