@@ -16,6 +16,7 @@ from perfsuite.records.recipe import Recipe
 from perfsuite.stats import intervals
 
 Status = Literal["holds", "does not hold", "cannot be tested here"]
+_NUM_REPETITIONS = 5
 # What a reason ends in where the noise may leave both possible.
 NOISE: dict[Status, str] = {"cannot be tested here": "; the noise is too large to say"}
 Key = TypeVar("Key")
@@ -57,20 +58,15 @@ class Bench:
         """Return one untimed iteration of a cell: its counts and its memory."""
         return self.session.measure_cell(workload, recipe, is_timed=False)
 
-    def measure(
-        self, cells: Mapping[Key, Cell], *, num_repetitions: int
-    ) -> dict[Key, list[Outcome]]:
+    def measure(self, cells: Mapping[Key, Cell]) -> dict[Key, list[Outcome]]:
         """Return outcomes of cells under equal conditions: in turn, over and over."""
         return measure_interleaved(
-            self.session, cells, num_repetitions=num_repetitions, seed=self.seed, say=self.say
+            self.session, cells, num_repetitions=_NUM_REPETITIONS, seed=self.seed, say=self.say
         )
 
-    def measure_times_s(
-        self, cells: Mapping[Key, Cell], *, num_repetitions: int
-    ) -> dict[Key, tuple[float, ...]]:
+    def measure_times_s(self, cells: Mapping[Key, Cell]) -> dict[Key, tuple[float, ...]]:
         """Return seconds of an iteration of each cell in each repetition, as `measure` does."""
-        measured = self.measure(cells, num_repetitions=num_repetitions)
-        return {key: times_of(outcomes) for key, outcomes in measured.items()}
+        return {key: times_of(outcomes) for key, outcomes in self.measure(cells).items()}
 
     def on_ranks(self, num_ranks: int, name: str, *args: Any) -> list[Any]:
         """Return what "package.module:name", which may need torch, returns on each rank."""

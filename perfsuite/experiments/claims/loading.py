@@ -29,7 +29,6 @@ DIGITS = f"lenet-digits{_AUGMENTED}"
 _SWEPT = (0, 1, 2, 4, 7, 10)
 _QUOTED_BEST = 2
 _QUOTED_WORKERS = (0, 2, 4)
-_NUM_REPETITIONS = 4
 # "About half" is nearer to a half than to a quarter or to three quarters.
 _ABOUT_HALF = (0.375, 0.625)
 
@@ -52,7 +51,7 @@ def try_workers(bench: Bench) -> ClaimFinding:
         count: Cell(workload=workload, recipe=Recipe(num_workers=count), activity="load")
         for count in _SWEPT
     }
-    times_s = bench.measure_times_s(cells, num_repetitions=_NUM_REPETITIONS)
+    times_s = bench.measure_times_s(cells)
     fewer = [count for count in times_s if count < _QUOTED_BEST]
     falls = all(is_slower(times_s[count], times_s[_QUOTED_BEST]) for count in fewer)
     optimum, hurts_from = find_optimum(times_s), find_hurts_from(times_s)
@@ -82,7 +81,7 @@ def try_bound(bench: Bench) -> ClaimFinding:
         for count in _QUOTED_WORKERS
     }
     figures, here, ratios = {}, [], {}
-    for count, outcomes in bench.measure(cells, num_repetitions=_NUM_REPETITIONS).items():
+    for count, outcomes in bench.measure(cells).items():
         times_s = [_load_and_update_s(each.record.stages_s) for each in outcomes]
         loads_s, updates_s = zip(*times_s, strict=True)
         load_s, update_s = (geometric_interval(one).centre for one in (loads_s, updates_s))
@@ -111,7 +110,7 @@ def try_augmentation(bench: Bench) -> ClaimFinding:
         workload: Cell(workload=workload, recipe=Recipe(), activity="load")
         for workload in (augmented, augmented.removesuffix(_AUGMENTED))
     }
-    times_s = bench.measure_times_s(cells, num_repetitions=_NUM_REPETITIONS)
+    times_s = bench.measure_times_s(cells)
     augmented_s, plain_s = times_s.values()
     rest = paired_ratio(plain_s, augmented_s)
     share = Interval(centre=1 - rest.centre, low=1 - rest.high, high=1 - rest.low)

@@ -17,7 +17,6 @@ from perfsuite.units import format_ratio
 # Processes of the quoted runs.
 _NUM_QUOTED_GPUS = 8
 _NUM_WORKERS = 4
-_NUM_REPETITIONS = 5
 # They take seconds at least, enough for several samples of NVML.
 _NUM_WATCHED_EPOCHS = 2
 
@@ -55,7 +54,7 @@ def try_modes(bench: Bench) -> ClaimFinding:
         ),
     }
     times_s: dict[str, list[float]] = {}
-    for name, outcomes in bench.measure(cells, num_repetitions=_NUM_REPETITIONS).items():
+    for name, outcomes in bench.measure(cells).items():
         rates = [outcome.record.samples_per_s for outcome in outcomes]
         times_s[name] = [1 / rate for rate in rates if rate is not None]  # training has samples
     dp, ddp = (paired_ratio(times_s[mode], times_s["single"]) for mode in ("dp", "ddp"))
@@ -85,7 +84,7 @@ def try_attribution(bench: Bench) -> ClaimFinding:
         for parallel in ("single", "ddp:1")
         for num_workers in (0, _NUM_WORKERS)
     }
-    times_s = bench.measure_times_s(cells, num_repetitions=_NUM_REPETITIONS)
+    times_s = bench.measure_times_s(cells)
     # total = workers x DDP at equal workers, in each repetition and so on average.
     factors = {
         name: paired_ratio(times_s[setting], times_s[base])
