@@ -4,7 +4,8 @@ from collections.abc import Iterator, Sequence
 
 from perfsuite.errors import NotExercisedError, PerfsuiteError, SettingError
 from perfsuite.experiments.claims import exact, loading, parallelism, trainings
-from perfsuite.experiments.claims.claim import Bench, Claim, ClaimFinding
+from perfsuite.experiments.claims.claim import Claim, ClaimFinding
+from perfsuite.experiments.interleave import Bench
 
 _MODULES = (exact, loading, parallelism, trainings)
 CLAIMS = sorted(

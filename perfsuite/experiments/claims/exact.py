@@ -3,7 +3,8 @@
 import itertools
 from collections.abc import Mapping, Sequence
 
-from perfsuite.experiments.claims.claim import Bench, ClaimFinding, Status, claim, weigh
+from perfsuite.experiments.claims.claim import ClaimFinding, Status, claim, weigh
+from perfsuite.experiments.interleave import Bench
 from perfsuite.records.equivalence import EquivalenceReport, NumericsStatus
 from perfsuite.records.recipe import Recipe
 from perfsuite.units import format_bytes

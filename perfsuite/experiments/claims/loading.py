@@ -7,14 +7,13 @@ MNIST's where they lie on the disk, else scikit-learn's digits at the same size.
 from perfsuite.errors import WorkloadError
 from perfsuite.experiments.claims.claim import (
     NOISE,
-    Bench,
     ClaimFinding,
     as_figure,
     claim,
     weigh,
     weigh_interval,
 )
-from perfsuite.experiments.interleave import Cell, paired_ratio
+from perfsuite.experiments.interleave import Bench, Cell, paired_ratio
 from perfsuite.experiments.sweep import find_hurts_from, find_optimum, intervals_of, is_slower
 from perfsuite.records.cell import StageTimes
 from perfsuite.records.recipe import Recipe

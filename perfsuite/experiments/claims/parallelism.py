@@ -4,9 +4,9 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 
 from perfsuite.errors import NotExercisedError
-from perfsuite.experiments.claims.claim import Bench, ClaimFinding, Status, as_figure, claim, weigh
+from perfsuite.experiments.claims.claim import ClaimFinding, Status, as_figure, claim, weigh
 from perfsuite.experiments.claims.loading import find_images
-from perfsuite.experiments.interleave import Cell, paired_ratio
+from perfsuite.experiments.interleave import Bench, Cell, paired_ratio
 from perfsuite.records.capability import Hardware
 from perfsuite.records.recipe import Recipe
 from perfsuite.stats.intervals import Interval, geometric_interval

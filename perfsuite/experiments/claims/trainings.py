@@ -4,7 +4,6 @@ from dataclasses import dataclass
 
 from perfsuite.experiments.claims.claim import (
     NOISE,
-    Bench,
     ClaimFinding,
     as_figure,
     claim,
@@ -12,7 +11,7 @@ from perfsuite.experiments.claims.claim import (
     weigh_interval,
 )
 from perfsuite.experiments.compare import Comparison, ComparisonRequest, Word, compare
-from perfsuite.experiments.interleave import Cell, paired_ratio
+from perfsuite.experiments.interleave import Bench, Cell, paired_ratio
 from perfsuite.gate.judge.trial import Budget
 from perfsuite.records.recipe import Recipe
 from perfsuite.stats.intervals import geometric_interval

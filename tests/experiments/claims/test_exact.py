@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from perfsuite.experiments.claims.claim import Bench
 from perfsuite.experiments.claims.exact import (
     try_accumulation,
     try_averaging,
@@ -16,6 +15,7 @@ from perfsuite.experiments.claims.exact import (
     try_sharding,
     weigh_check,
 )
+from perfsuite.experiments.interleave import Bench
 from perfsuite.experiments.rank_session import Session
 from perfsuite.experiments.settings import Settings
 from perfsuite.records.equivalence import EquivalenceReport, EquivalenceRow

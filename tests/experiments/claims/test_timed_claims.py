@@ -10,7 +10,7 @@ from made_up_cells import MadeUpSession, make_outcome
 
 from perfsuite.errors import NotExercisedError, WorkloadError
 from perfsuite.experiments.claims import trainings
-from perfsuite.experiments.claims.claim import Bench, ClaimFinding
+from perfsuite.experiments.claims.claim import ClaimFinding
 from perfsuite.experiments.claims.loading import (
     find_images,
     try_augmentation,
@@ -30,6 +30,7 @@ from perfsuite.experiments.claims.trainings import (
     try_stages,
     weigh_precisions,
 )
+from perfsuite.experiments.interleave import Bench
 from perfsuite.records.capability import Hardware
 from perfsuite.records.cell import StageTimes
 from perfsuite.records.profile import ProfileStages
