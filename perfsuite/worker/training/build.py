@@ -1,7 +1,6 @@
 """Puts a trainer together: model, precision, checkpointing, parallel mode, optimizer, in order."""
 
 import random
-from collections.abc import Iterable
 
 import numpy
 import torch
@@ -56,7 +55,7 @@ def build_trainer(
     if recipe.compile:
         _compile(model, recipe)
     module, model = model, strategy.wrap(model)
-    optimizer = _build_optimizer(workload, strategy, precision, module.parameters())
+    optimizer = _build_optimizer(strategy, precision, module)
 
     seed_random_numbers(seed + strategy.shard_index)
     return Trainer(
@@ -110,16 +109,13 @@ def _left_alone(optimizer: Optimizer, module: nn.Module) -> list[nn.Parameter]:
 
 
 def _build_optimizer(
-    workload: Workload,
-    strategy: Strategy,
-    precision: PrecisionPolicy,
-    parameters: Iterable[nn.Parameter],
+    strategy: Strategy, precision: PrecisionPolicy, module: nn.Module
 ) -> Optimizer:
-    trainable = [one for one in parameters if one.requires_grad]
+    trainable = [one for one in module.parameters() if one.requires_grad]
     if not trainable:
         part = "one rank's part of its model" if strategy.splits_parameters else "its model"
         raise WorkloadError(
-            f"workload {workload.name!r}: no parameter of {part} requires a gradient; "
+            f"workload {strategy.workload.name!r}: no parameter of {part} requires a gradient; "
             "leave requires_grad on for the parameters to train"
         )
     if precision.master_weights:

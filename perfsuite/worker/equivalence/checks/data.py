@@ -7,6 +7,7 @@ an epoch on a shard, B samples each.
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -38,15 +39,14 @@ def check_data(case: Case) -> EquivalenceRow:
     """
     if case.workload.build_loader is not None:
         return _check_own_loader(case)
-    recipe, state = case.recipe, read_random_state(case.device)
+    row = partial(EquivalenceRow.of, case.recipe, "data")
+    state = read_random_state(case.device)
     try:
         evidence = gather_evidence(case)
         mismatch = next(_find_mismatches(evidence), None)
         if mismatch is not None:
             num_wrong, reason = mismatch
-            return EquivalenceRow.of(
-                recipe, "data", "mismatch", reason, error=float(num_wrong), limit=0.0
-            )
+            return row("mismatch", reason, error=float(num_wrong), limit=0.0)
         planted = {name: any(_find_mismatches(bug)) for name, bug in plant_bugs(evidence)}
         reason = "; ".join(_describe(evidence))
     finally:
@@ -54,12 +54,12 @@ def check_data(case: Case) -> EquivalenceRow:
     if missed(planted):
         reason = f"it does not find a planted bug: {missed(planted)}; {reason}"
     status: NumericsStatus = "no power" if missed(planted) else "equivalent"
-    return EquivalenceRow.of(recipe, "data", status, reason, error=0.0, limit=0.0, planted=planted)
+    return row(status, reason, error=0.0, limit=0.0, planted=planted)
 
 
 def _check_own_loader(case: Case) -> EquivalenceRow:
     """Whether each shard saw batches of its own: which samples it should see, its loader knows."""
-    seen = case.trace.batches
+    seen, row = case.trace.batches, partial(EquivalenceRow.of, case.recipe, "data")
     unknown = (
         "build_loader gives batches without indices, so it cannot be proven that an epoch has each "
         "sample once, in a new order"
@@ -68,7 +68,7 @@ def _check_own_loader(case: Case) -> EquivalenceRow:
     if len(seen) == 1 or is_among(first, others):  # made-up data
         if len(seen) > 1:
             unknown += "; batches of one shard are alike, so two shards may share some"
-        return EquivalenceRow.of(case.recipe, "data", "not exercised", unknown)
+        return row("not exercised", unknown)
     for (shard, batches), (other, theirs) in itertools.combinations(enumerate(seen), 2):
         for number, batch in enumerate(theirs, start=1):
             if is_among(batch, batches):
@@ -78,12 +78,10 @@ def _check_own_loader(case: Case) -> EquivalenceRow:
                     "num_replicas=num_shards, rank=shard_index"
                 )
                 error = float(case.workload.micro_batch_size)
-                return EquivalenceRow.of(
-                    case.recipe, "data", "mismatch", reason, error=error, limit=0.0
-                )
+                return row("mismatch", reason, error=error, limit=0.0)
     planted = {"a rank that sees another shard": is_among(first, seen[0])}
     reason = f"the first {len(seen[0])} batches of {len(seen)} shards are all different; {unknown}"
-    return EquivalenceRow.of(case.recipe, "data", "not exercised", reason, planted=planted)
+    return row("not exercised", reason, planted=planted)
 
 
 @dataclass(frozen=True, kw_only=True)
