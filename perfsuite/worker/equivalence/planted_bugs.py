@@ -28,9 +28,10 @@ class Bug:
     gradients: Tensors
 
 
-def missed(planted: Mapping[str, bool]) -> str:
-    """The names of the planted bugs that a check did not find; empty if it found all."""
-    return "; ".join(name for name, is_flagged in planted.items() if not is_flagged)
+def describe_missed(planted: Mapping[str, bool]) -> list[str]:
+    """The planted bugs that a check did not find, in one sentence; none if it found all."""
+    missed = "; ".join(name for name, is_flagged in planted.items() if not is_flagged)
+    return [f"it does not find a planted bug: {missed}"] if missed else []
 
 
 def gradient_bugs(gradients: Tensors, names: Collection[str] | None = None) -> Iterator[Bug]:

@@ -18,7 +18,7 @@ from perfsuite.worker.equivalence.comparison import (
 )
 from perfsuite.worker.equivalence.diagnosis import explain_ranks, explain_weights
 from perfsuite.worker.equivalence.limits import Limit
-from perfsuite.worker.equivalence.planted_bugs import Bug, missed
+from perfsuite.worker.equivalence.planted_bugs import Bug, describe_missed
 from perfsuite.worker.equivalence.references.single_process import Reference, plain_recipe
 from perfsuite.worker.equivalence.trace.trace import Trace
 from perfsuite.worker.measure.device import is_accelerator
@@ -116,9 +116,7 @@ class Proof:
     def conclude(self, recipe: Recipe) -> EquivalenceRow:
         """Return what the proof shows: a mismatch before no power before equivalent."""
         failures = [one for one in self.evidence if not one.is_within]
-        no_power = [*self.vacuous]
-        if missed(self.planted):
-            no_power.append(f"it does not find a planted bug: {missed(self.planted)}")
+        no_power = [*self.vacuous, *describe_missed(self.planted)]
         if not self.evidence:
             no_power.append("there was nothing to compare")
         status: NumericsStatus = "equivalent"

@@ -10,7 +10,7 @@ from perfsuite import Recipe
 from perfsuite.records.equivalence import EquivalenceRow
 from perfsuite.worker.equivalence.comparison import Discrepancy, Tensors, judge
 from perfsuite.worker.equivalence.limits import BITWISE
-from perfsuite.worker.equivalence.planted_bugs import Bug, missed
+from perfsuite.worker.equivalence.planted_bugs import Bug, describe_missed
 from perfsuite.worker.equivalence.proof import Proof
 
 RECIPE = Recipe(parallel="ddp:2")
@@ -233,6 +233,7 @@ def test_power_counts_what_was_flagged_of_what_was_planted() -> None:
     row = EquivalenceRow.of(RECIPE, "T0", "no power", "", planted=FOUND | MISSED)
 
     assert row.power == "1/3"
-    assert missed(FOUND | MISSED) == "a lost gradient; a shifted gradient"
-    assert missed(FOUND) == ""
+    (told,) = describe_missed(FOUND | MISSED)
+    assert told == "it does not find a planted bug: a lost gradient; a shifted gradient"
+    assert describe_missed(FOUND) == []
     assert EquivalenceRow.of(RECIPE, "T0", "equivalent", "").power is None

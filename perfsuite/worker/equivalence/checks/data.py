@@ -16,7 +16,7 @@ from torch.utils.data import default_collate
 
 from perfsuite.records.equivalence import EquivalenceRow, NumericsStatus
 from perfsuite.units import format_ratio
-from perfsuite.worker.equivalence.planted_bugs import missed
+from perfsuite.worker.equivalence.planted_bugs import describe_missed
 from perfsuite.worker.equivalence.proof import Case
 from perfsuite.worker.equivalence.trace.batch_difference import find_differences, is_among
 from perfsuite.worker.equivalence.trace.draws import (
@@ -48,13 +48,12 @@ def check_data(case: Case) -> EquivalenceRow:
             num_wrong, reason = mismatch
             return row("mismatch", reason, error=float(num_wrong), limit=0.0)
         planted = {name: any(_find_mismatches(bug)) for name, bug in plant_bugs(evidence)}
-        reason = "; ".join(_describe(evidence))
+        reasons = list(_describe(evidence))
     finally:
         restore_random_state(state, case.device)
-    if missed(planted):
-        reason = f"it does not find a planted bug: {missed(planted)}; {reason}"
-    status: NumericsStatus = "no power" if missed(planted) else "equivalent"
-    return row(status, reason, error=0.0, limit=0.0, planted=planted)
+    missed = describe_missed(planted)
+    status: NumericsStatus = "no power" if missed else "equivalent"
+    return row(status, "; ".join([*missed, *reasons]), error=0.0, limit=0.0, planted=planted)
 
 
 def _check_own_loader(case: Case) -> EquivalenceRow:

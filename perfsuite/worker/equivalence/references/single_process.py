@@ -131,8 +131,8 @@ class Reference:
             gradients=read_gradients(trainer.module),
             buffers=read_buffers(trainer.module),
             draws=replays[-1].given,
-            wrong_draw=next((one.wrong for one in replays if one.wrong), None),
-            unknown_draw=next((one.unknown for one in replays if one.unknown), None),
+            wrong_draw=next((how for one in replays for how in one.wrong), None),
+            unknown_draw=next((why for one in replays for why in one.unknown), None),
             drew_outside=outside,
         )
 
