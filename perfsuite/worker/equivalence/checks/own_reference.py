@@ -303,20 +303,20 @@ def _find_cause(
     if _have_same_losses(trace):
         return "all ranks tell the same losses: does the sampler give them the same data?"
     one = steps[found.step - 1]
-    num_ranks = one.recipe.plan.world_size
-    cause = None
     if found.what == "gradient":
+        num_ranks, right = one.recipe.plan.world_size, one.plain.gradients
         summed = Bug(
             "summed",
             f"gradients are summed over the {num_ranks} ranks and not divided by their number",
-            comparison.scaled(one.plain.gradients, num_ranks),
+            comparison.scaled(right, num_ranks),
         )
-        bugs = [summed, *gradient_bugs(one.plain.gradients)]
-        cause = explain_gradients(one.step.gradients, one.plain.gradients, bugs)
+        bugs = [summed, *gradient_bugs(right)]
+        if (cause := explain_gradients(one.step.gradients, right, bugs)) is not None:
+            return cause
     elif found.step > 1 and not truth.follows:
-        cause = "the loss before it agrees, so that the update in between does not"
-    if cause is None and truth.has_drawn:
-        cause = "the step draws random numbers, and ranks and reference draw different ones"
-    if cause is None and found.what == "loss":
-        cause = "a loss is not the mean over the samples, or weights or samples are others"
-    return cause
+        return "the loss before it agrees, so that the update in between does not"
+    if truth.has_drawn:
+        return "the step draws random numbers, and ranks and reference draw different ones"
+    if found.what == "loss":
+        return "a loss is not the mean over the samples, or weights or samples are others"
+    return None
