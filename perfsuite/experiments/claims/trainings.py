@@ -72,9 +72,8 @@ def try_mixed_precision(bench: Bench) -> ClaimFinding:
         a=Cell(workload=_IMAGES, recipe=recipes["fp32"]),
         b=Cell(workload=_IMAGES, recipe=recipes[low]),
         budget=_BUDGET,
-        seed=bench.seed,
     )
-    compared = compare(bench.session, request, say=bench.say)
+    compared = compare(bench, request)
     return weigh_precisions(curves["fp32"], curves[low], compared, precision=low).on(_IMAGES)
 
 
