@@ -20,7 +20,7 @@ from perfsuite.worker.training.parallel.strategy import Strategy, refuse_sparse_
 _POWERSGD_START_ITER = 2
 
 
-def require_replicas(parallel: DataParallel, recipe: Recipe) -> None:
+def require_replicas(parallel: DataParallel[nn.Module], recipe: Recipe) -> None:
     """Let the first forward pass raise a NotExercisedError where it runs too few replicas.
 
     nn.DataParallel may silently run only one. They share the hooks of the original module.
