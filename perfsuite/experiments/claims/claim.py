@@ -6,7 +6,7 @@ import dataclasses
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 from perfsuite.experiments.interleave import Bench
 from perfsuite.stats import intervals
@@ -14,7 +14,6 @@ from perfsuite.stats import intervals
 Status = Literal["holds", "does not hold", "cannot be tested here"]
 # What a reason ends in where the noise may leave both possible.
 NOISE: dict[Status, str] = {"cannot be tested here": "; the noise is too large to say"}
-Key = TypeVar("Key")
 
 
 @dataclass(frozen=True, kw_only=True)
