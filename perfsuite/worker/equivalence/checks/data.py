@@ -19,11 +19,7 @@ from perfsuite.units import format_ratio
 from perfsuite.worker.equivalence.planted_bugs import describe_missed
 from perfsuite.worker.equivalence.proof import Case
 from perfsuite.worker.equivalence.trace.batch_difference import find_differences, is_among
-from perfsuite.worker.equivalence.trace.draws import (
-    modules_that_drew,
-    read_random_state,
-    restore_random_state,
-)
+from perfsuite.worker.equivalence.trace.draws import modules_that_drew, read_random_state
 from perfsuite.worker.training.batches import map_tensors
 from perfsuite.worker.training.build import seed_random_numbers
 
@@ -35,25 +31,20 @@ def check_data(case: Case) -> EquivalenceRow:
     """Return whether the ranks of a run saw the training data that they should have seen.
 
     The error is a number of wrong samples. That an epoch leaves samples out, so that all shards are
-    equal, is reported and no mismatch. The generators of random numbers are left as they were.
+    equal, is reported and no mismatch. Seeds the generators of random numbers anew.
     """
     if case.workload.build_loader is not None:
         return _check_own_loader(case)
     row = partial(EquivalenceRow.of, case.recipe, "data")
-    state = read_random_state(case.device)
-    try:
-        evidence = gather_evidence(case)
-        mismatch = next(_find_mismatches(evidence), None)
-        if mismatch is not None:
-            num_wrong, reason = mismatch
-            return row("mismatch", reason, error=float(num_wrong), limit=0.0)
-        planted = {name: any(_find_mismatches(bug)) for name, bug in plant_bugs(evidence)}
-        reasons = list(_describe(evidence))
-    finally:
-        restore_random_state(state, case.device)
+    evidence = gather_evidence(case)
+    if (mismatch := next(_find_mismatches(evidence), None)) is not None:
+        num_wrong, reason = mismatch
+        return row("mismatch", reason, error=float(num_wrong), limit=0.0)
+    planted = {name: any(_find_mismatches(bug)) for name, bug in plant_bugs(evidence)}
     missed = describe_missed(planted)
     status: NumericsStatus = "no power" if missed else "equivalent"
-    return row(status, "; ".join([*missed, *reasons]), error=0.0, limit=0.0, planted=planted)
+    reason = "; ".join([*missed, *_describe(evidence)])
+    return row(status, reason, error=0.0, limit=0.0, planted=planted)
 
 
 def _check_own_loader(case: Case) -> EquivalenceRow:
