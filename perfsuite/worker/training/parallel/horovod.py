@@ -1,4 +1,4 @@
-"""Horovod's way: a hook starts averaging each gradient in backward, the optimizer waits for it.
+"""Horovod's way: a hook starts averaging each gradient in backward, the step waits for it.
 
 Sergeev and Del Balso 2018. Over torch.distributed ("horovod-like"), and the package ("horovod").
 """
@@ -38,12 +38,6 @@ class HorovodLike(Strategy):
             if parameter.requires_grad:
                 parameter.register_post_accumulate_grad_hook(self._start_averaging)  # type: ignore[no-untyped-call]
         return model
-
-    def build_optimizer(self, parameters: list[nn.Parameter]) -> Optimizer:
-        """The workload's optimizer, with a step that first waits for the averages."""
-        optimizer = super().build_optimizer(parameters)
-        optimizer.register_step_pre_hook(lambda *_: self.finish_gradients())
-        return optimizer
 
     def set_reduction(self, is_last: bool) -> None:
         """Average the gradients in the last micro-batch alone."""
