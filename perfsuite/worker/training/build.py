@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from perfsuite.errors import RecipeError, WorkloadError
+from perfsuite.errors import WorkloadError
 from perfsuite.records.recipe import Recipe
 from perfsuite.records.workload import Workload
 from perfsuite.worker.training.checkpointing import checkpoint_blocks
@@ -53,7 +53,7 @@ def build_trainer(
     for entry in strategy.entry_modules(model):
         autocast_forward(entry, precision, device)
     if recipe.compile:
-        _compile(model, recipe)
+        model.compile()  # in place, because torch.compile's module renames every parameter
     module, model = model, strategy.wrap(model)
     optimizer = _build_optimizer(strategy, precision, module)
 
@@ -87,18 +87,6 @@ def _build_model(workload: Workload) -> nn.Module:
         f"workload {workload.name!r}: build_model returned a {type(model).__name__}; "
         "return a torch.nn.Module"
     )
-
-
-def _compile(model: nn.Module, recipe: Recipe) -> None:
-    # Module.compile binds the compiled call to this instance, so every replica that DataParallel
-    # makes would compute with the parameters of the first.
-    if recipe.plan.properties.runs_threads:
-        raise RecipeError(
-            f"compile=True cannot be combined with parallel {recipe.parallel!r}: the replicas of "
-            "nn.DataParallel would all call the compiled first one; use compile=False or ddp:N"
-        )
-    # In place, because the module that torch.compile returns renames every parameter.
-    model.compile()
 
 
 def _left_alone(optimizer: Optimizer, module: nn.Module) -> list[nn.Parameter]:
