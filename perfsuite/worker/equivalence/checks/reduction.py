@@ -44,7 +44,6 @@ def check_reduction(case: Case) -> Proof | str:
         return "SyncBatchNorm: a rank's gradient is no function of its shard alone"
     proof = Proof(check="T0")
     reduce = _reduction(case, reference)
-    buffers: list[tuple[Tensors, Tensors, Limit]] = []
     steps = case.trace.steps
     if recipe.comm_hook == "powersgd":
         steps = steps[:_NUM_POWERSGD_STEPS]
@@ -60,12 +59,11 @@ def check_reduction(case: Case) -> Proof | str:
         expected = reduce(shares)
         limit = _limit(step.gradients, case)
         proof.evidence += _compare(step, number, passes, expected, limit)
-        buffers.append((step.before.buffers, passes[0].buffers, limit))
+        proof.plant_buffers(step.before.buffers, passes[0].buffers, limit)
         if number == 1:
             bugs = list(_bugs(reference, step, passes, expected, recipe))
             proof.plant(bugs, lambda tested: _judge(tested, expected, 1, limit))  # noqa: B023
             proof.find_cause = partial(_find_cause, case, reference, passes, expected, bugs)
-    proof.plant_buffers(buffers)
     if any(step.has_equal_shards for step in case.trace.steps):
         proof.vacuous.append(
             "two ranks saw the same data, so that a missing reduction would change nothing"

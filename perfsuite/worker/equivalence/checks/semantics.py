@@ -44,7 +44,6 @@ def check_semantics(case: Case) -> Proof | EquivalenceRow | str:
     recipe = case.recipe
     proof = Proof(check=semantic_check(recipe.precision))
     losses: list[float] = []
-    buffers: list[tuple[Tensors, Tensors, Limit]] = []
     references = _References(case)
     for number, step in enumerate(case.trace.steps, start=1):
         case.on_step()
@@ -63,7 +62,7 @@ def check_semantics(case: Case) -> Proof | EquivalenceRow | str:
             proof.vacuous.append(f"{off}: TensorFloat-32, or a coarser kernel")
             break
         proof.evidence += _judge_step(step, expected)
-        buffers.append((step.before.buffers, expected.truth.buffers, expected.buffer_limit))
+        proof.plant_buffers(step.before.buffers, expected.truth.buffers, expected.buffer_limit)
         if number == 1:
             bugs = list(_bugs(references, step, expected))
             proof.plant(bugs, expected.judge_gradients)
@@ -74,7 +73,6 @@ def check_semantics(case: Case) -> Proof | EquivalenceRow | str:
                     "not compared by themselves, because they are below "
                     f"{limits.SMALLEST_SHARE:.0e} of all gradients: {listed([*map(repr, names)])}"
                 )
-    proof.plant_buffers(buffers)
     if case.workload.parallelize is not None and not recipe.plan.axes:
         proof.notes.append("parallelize is not called: it is for parallel='mesh:AXIS=N' alone")
     proof.notes += references.notes
