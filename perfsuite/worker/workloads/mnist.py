@@ -52,19 +52,15 @@ def _find_root() -> Path:
     root = Path(os.environ.get("MNIST_ROOT", "data")).absolute()
     folder = root / "MNIST" / "raw"
     missing = [name for name in _FILES if not (folder / name).is_file()]
-    if missing and os.environ.get("PERFSUITE_DOWNLOAD") == "1":
-        _download(root)
-    elif missing:
+    if not missing:
+        return root
+    if os.environ.get("PERFSUITE_DOWNLOAD") != "1":
         origin = "MNIST_ROOT" if "MNIST_ROOT" in os.environ else "the default, data/"
         raise WorkloadError(
             f"MNIST is not on disk: {folder} ({origin}) has no {', '.join(missing)}; "
             "set MNIST_ROOT to the folder that holds MNIST/raw, or set PERFSUITE_DOWNLOAD=1 "
             "to download it there, or use lenet-digits, which needs no download"
         )
-    return root
-
-
-def _download(root: Path) -> None:
     datasets = import_extra("torchvision.datasets", "workloads")
     try:
         root.mkdir(parents=True, exist_ok=True)
@@ -74,8 +70,9 @@ def _download(root: Path) -> None:
     except (RuntimeError, OSError) as error:
         raise WorkloadError(
             f"MNIST could not be downloaded to {root} (PERFSUITE_DOWNLOAD=1): {error}; "
-            f"copy its four files to {root / 'MNIST' / 'raw'}, or use lenet-digits"
+            f"copy its four files to {folder}, or use lenet-digits"
         ) from error
+    return root
 
 
 def _unreadable(root: Path, reason: str) -> WorkloadError:
