@@ -18,8 +18,6 @@ from torch.distributed.tensor.parallel import (
 )
 
 from perfsuite.errors import RecipeError
-from perfsuite.records.recipe import Recipe
-from perfsuite.records.workload import Workload
 from perfsuite.worker.training.parallel.strategy import Strategy
 
 # Activations that compute each element from itself alone, without parameters or random numbers, so
@@ -38,7 +36,15 @@ class TensorParallel(Strategy):
         size = self.recipe.plan.size
         plan = plan_layers(model, size)
         if not plan:
-            raise _nothing_to_split(self.workload, self.recipe, model)
+            widths = sorted({m.out_features for m in model.modules() if type(m) is nn.Linear})
+            found = f"widths {', '.join(map(str, widths))}" if widths else "no such layer"
+            divisors = [n for n in range(2, size) if any(width % n == 0 for width in widths)]
+            advice = f"use tp:{divisors[-1]}" if divisors else f"use ddp:{size}"
+            raise RecipeError(
+                f"parallel {self.recipe.parallel!r} needs an nn.Linear whose out_features are "
+                f"divisible by {size} and whose weight no other module shares; workload "
+                f"{self.workload.name!r} has {found}; {advice}"
+            )
         if self.recipe.num_segments and any(block in plan for block in self.local_blocks(model)):
             raise RecipeError(
                 f"checkpointing {self.recipe.checkpointing!r} cannot be combined with parallel "
@@ -80,16 +86,3 @@ def plan_layers(model: nn.Module, size: int) -> dict[nn.Module, ParallelStyle]:
         if linear not in plan:
             plan[linear] = ColwiseParallel(output_layouts=Replicate())
     return plan
-
-
-def _nothing_to_split(workload: Workload, recipe: Recipe, model: nn.Module) -> RecipeError:
-    size = recipe.plan.size
-    widths = sorted({m.out_features for m in model.modules() if type(m) is nn.Linear})
-    found = f"has widths {', '.join(map(str, widths))}" if widths else "has no such layer"
-    divisors = [n for n in range(2, size) if any(width % n == 0 for width in widths)]
-    advice = f"use tp:{divisors[-1]}" if divisors else f"use ddp:{size}"
-    return RecipeError(
-        f"parallel {recipe.parallel!r} needs an nn.Linear whose out_features are divisible by "
-        f"{size} and whose weight no other module shares; workload {workload.name!r} {found}; "
-        f"{advice}"
-    )
