@@ -36,7 +36,10 @@ def describe_missed(planted: Mapping[str, bool]) -> list[str]:
 
 def gradient_bugs(gradients: Tensors, names: Collection[str] | None = None) -> Iterator[Bug]:
     """The mistakes that any path can make; only the gradients in `names` are ever lost."""
-    norms = _large_norms(gradients)
+    norms = {name: norm(gradient) for name, gradient in gradients.items()}
+    # The others have no limit of their own.
+    least = SMALLEST_SHARE * math.hypot(*norms.values())
+    norms = {name: size for name, size in norms.items() if size >= least}
     losable = norms if names is None else {name: norms[name] for name in norms if name in names}
     # A gradient of one element does not change when it is shifted.
     shiftable = {name: size for name, size in norms.items() if gradients[name].numel() > 1}
@@ -128,10 +131,3 @@ lost_samples = partial(Bug, "half of the batch is left out", "samples of the bat
 summed_loss = partial(
     Bug, "a loss that is a sum", "the loss is a sum over the batch; return the mean"
 )
-
-
-def _large_norms(gradients: Tensors) -> dict[str, float]:
-    """The norms of the gradients that are large enough to have a limit of their own."""
-    norms = {name: norm(gradient) for name, gradient in gradients.items()}
-    least = SMALLEST_SHARE * math.hypot(*norms.values())
-    return {name: size for name, size in norms.items() if size >= least}

@@ -23,7 +23,7 @@ class Strategy:
 
     Attributes:
         shard_index: The shard of the training data that this rank loads, from 0.
-        num_shards: Shards of the training data.
+        num_shards: Shards of the training data; `shard` is both.
         speaks_for_shard: True on one rank of those that share a shard, which has the outputs.
         why_not_evaluated: Why the model cannot be evaluated; None where it can.
     """
@@ -37,11 +37,7 @@ class Strategy:
         self.device = device
         self.num_shards = recipe.plan.data_parallel_size
         self.shard_index = recipe.plan.shard_of(dist.get_rank()) if self.num_shards > 1 else 0
-
-    @property
-    def shard(self) -> tuple[int, int]:
-        """The index and the number of the shards of the training data."""
-        return self.shard_index, self.num_shards
+        self.shard = self.shard_index, self.num_shards
 
     @property
     def splits_parameters(self) -> bool:
