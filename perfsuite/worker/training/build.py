@@ -56,6 +56,8 @@ def build_trainer(
         model.compile()  # in place, because torch.compile's module renames every parameter
     module, model = model, strategy.wrap(model)
     optimizer = _build_optimizer(strategy, precision, module)
+    stepped = {id(one) for group in optimizer.param_groups for one in group["params"]}
+    left = [one for one in module.parameters() if one.requires_grad and id(one) not in stepped]
 
     seed_random_numbers(seed + strategy.shard_index)
     return Trainer(
@@ -65,7 +67,7 @@ def build_trainer(
         model=model,
         module=module,
         optimizer=optimizer,
-        unstepped=_left_alone(optimizer, module),
+        unstepped=[] if precision.master_weights else left,  # which clear all gradients
         scaler=LossScaler(precision, device, agrees_over_ranks=strategy.splits_parameters),
         precision=precision,
         strategy=strategy,
@@ -87,13 +89,6 @@ def _build_model(workload: Workload) -> nn.Module:
         f"workload {workload.name!r}: build_model returned a {type(model).__name__}; "
         "return a torch.nn.Module"
     )
-
-
-def _left_alone(optimizer: Optimizer, module: nn.Module) -> list[nn.Parameter]:
-    if isinstance(optimizer, MasterWeights):  # it clears the gradients of all parameters
-        return []
-    stepped = {id(one) for group in optimizer.param_groups for one in group["params"]}
-    return [one for one in module.parameters() if one.requires_grad and id(one) not in stepped]
 
 
 def _build_optimizer(

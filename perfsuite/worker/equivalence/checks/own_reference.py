@@ -37,12 +37,9 @@ _MOST_BUGS = 4
 
 @dataclass(frozen=True, kw_only=True)
 class OwnCase:
-    """Recorded steps of a user's own, to be checked.
+    """Recorded steps of a user's own, to be checked within limits that follow from the recipe.
 
-    Attributes:
-        recipe: The precision, world size and accumulation from which limits are derived.
-        build: Builds the reference, each time under the same seed.
-        on_step: Called before each step of a reference, to show progress.
+    `build` builds the reference, each time under the same seed; `on_step` shows progress.
     """
 
     recipe: Recipe
@@ -115,11 +112,9 @@ class _OwnStep(ExpectedStep):
 
 
 class _Reference:
-    """One process that takes the ranks' steps.
+    """One process that takes the ranks' steps, and `follows` their weights and gradients or not.
 
-    Attributes:
-        follows: Whether it takes over the ranks' weights and gradients.
-        has_drawn: Whether its steps have drawn random numbers.
+    `has_drawn` says whether its steps have drawn random numbers.
     """
 
     def __init__(

@@ -66,7 +66,7 @@ def check_semantics(case: Case) -> Proof | EquivalenceRow | str:
         if number == 1:
             bugs = list(_bugs(references, step, expected))
             proof.plant(bugs, expected.judge_gradients)
-            proof.find_cause = partial(_find_cause, references, case, expected, bugs)
+            proof.find_cause = partial(_find_cause, references, expected, bugs)
             proof.vacuous += _why_vacuous(references, step, expected)
             if names := expected.errors.too_small:
                 proof.notes.append(
@@ -104,20 +104,20 @@ class _References:
 
     def __init__(self, case: Case) -> None:
         self.notes: list[str] = []
-        self._case = case
+        self.case = case
         self.truth = self.build("fp64")
         self.plain = self.build(case.recipe.precision)
 
     def build(self, precision: str) -> Reference:
         """Return one process without accumulation."""
-        return self._case.reference(precision=precision, grad_accumulation_steps=1)
+        return self.case.reference(precision=precision, grad_accumulation_steps=1)
 
     def compute(self, step: Step, number: int) -> _Expected:
         """Return what both compute, or raise `UnjoinableError` or `UnrepeatableError`.
 
         After the first step T1 needs no more than the truth on a CPU, which then stands for both.
         """
-        recipe, device = self._case.recipe, self._case.device
+        recipe, device = self.case.recipe, self.case.device
         batch = one_batch([micro_batch for shard in step.shards for micro_batch in shard])
         by_several = recipe.plan.properties.cuts_model or len(batch.draws or ()) > 1
         plain = None
@@ -146,9 +146,9 @@ class _References:
 
     def _why_parts_draw(self, plain: Pass) -> str | None:
         """Why draws cannot be put together that the ranks of a user's axis made for parts."""
-        if not self._case.recipe.plan.model_axes:
+        if not self.case.recipe.plan.model_axes:
             return None
-        differing = (one for one in self._case.trace.differences if one.what == "random draw")
+        differing = (one for one in self.case.trace.differences if one.what == "random draw")
         if (one := next(differing, None)) is not None:
             return f"{one.name} draws other numbers on rank {one.rank}, which shares its batch"
         return plain.wrong_draw
@@ -274,13 +274,13 @@ def _why_vacuous(references: _References, step: Step, expected: _Expected) -> It
 
 def _find_cause(
     references: _References,
-    case: Case,
     expected_of_first: _Expected,
     bugs: Sequence[Bug],
     discrepancy: comparison.Discrepancy,
 ) -> str | None:
     if (batchnorm := diagnosis.explain_batchnorm(references.truth.trainer.module)) is not None:
         return batchnorm
+    case = references.case
     if discrepancy.what == "buffer":
         if case.recipe.grad_accumulation_steps > 1:
             return "the forward pass changes a buffer, once for each micro-batch"

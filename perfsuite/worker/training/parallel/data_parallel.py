@@ -56,9 +56,8 @@ class DP(Strategy):
 class DDP(Strategy):
     """The `Strategy` of "ddp": DistributedDataParallel with the options of the recipe.
 
-    Attributes:
-        bucket_layout: The names of the parameters in each bucket, in the order of DDP's reduction;
-            known under PowerSGD alone, whose result depends on it, and final once it compresses.
+    `bucket_layout` names the parameters in each bucket, in the order of DDP's reduction: under
+    PowerSGD alone, whose result depends on it, and final once it compresses.
     """
 
     bucket_layout: list[list[str]]
