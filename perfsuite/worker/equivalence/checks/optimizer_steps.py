@@ -7,7 +7,7 @@ gradients that are right at every step this proves the whole run by induction.
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 
 import torch
@@ -28,9 +28,8 @@ _KEPT = "the weights stay as they are"
 
 def check_optimizer_steps(case: Case, proof: Proof) -> None:
     """Add the discrepancies of the weights before the first step and after each one to a proof."""
-    replay = _Replay(case, _clip)
+    replay, mistakes = _Replay(case, case.recipe.clip_grad_norm), _mistakes(case)
     proof.evidence += _judge_start(case, replay.weights())
-    mistakes = {name: _Replay(case, finish) for name, finish in _mistakes(case)}
     # Weights that do not move are wrong in any case; what else changes no bit cannot be: Adam's
     # step hardly depends on the length of a gradient.
     proof.planted[_KEPT] = False
@@ -46,9 +45,9 @@ def check_optimizer_steps(case: Case, proof: Proof) -> None:
         if step.buffers:
             buffers = _rounded_like(step.after.buffers, replay.weights().buffers)
             _check_buffers(step, buffers, number, limit, proof)
-        for name, mistake in mistakes.items():
-            wrong = mistake.take_step(step)
-            found = comparison.judge_update("parameter", wrong, expected, before, number, limit)
+        wrong = {name: mistake.take_step(step) for name, mistake in mistakes.items()}
+        for name, tested in {_KEPT: before, **wrong}.items():
+            found = comparison.judge_update("parameter", tested, expected, before, number, limit)
             proof.plant_at_step(name, [found])
 
 
@@ -78,18 +77,16 @@ def _check_buffers(step: Step, expected: Tensors, number: int, limit: Limit, pro
     proof.plant_at_step("the optimizer leaves the buffers as they are", unmoved)
 
 
-# (parameters, scale of the loss, max norm) -> whether to step; unscales and clips the gradients.
-Finish = Callable[[list[nn.Parameter], float, float | None], bool]
-
-
 class _Replay:
-    """The optimizer of one process, stepped with given gradients; it keeps its state."""
+    """The optimizer of one process, stepped with given gradients; it keeps its state.
 
-    def __init__(self, case: Case, finish: Finish) -> None:
-        self._finish = finish
+    It clips them to `max_norm` where there is one, before they are unscaled if `clips_scaled`.
+    """
+
+    def __init__(self, case: Case, max_norm: float | None, *, clips_scaled: bool = False) -> None:
         recipe = case.recipe
         self._has_master_weights = PRECISION_POLICIES[recipe.precision].master_weights
-        self._max_norm = recipe.clip_grad_norm
+        self._max_norm, self._clips_scaled = max_norm, clips_scaled
         self._sparse = case.trace.sparse
         self._num_steps = 0
         precision = "fp32" if self._has_master_weights else recipe.precision
@@ -117,8 +114,14 @@ class _Replay:
                 gradient = gradient.to(parameter.device, parameter.dtype, copy=True)
                 parameter.grad = gradient.to_sparse(1) if name in self._sparse else gradient
                 stepped.append(parameter)
-        if self._finish(stepped, step.scale, self._max_norm):
-            self.optimizer.step()
+        if self._max_norm is not None and self._clips_scaled:
+            nn.utils.clip_grad_norm_(stepped, self._max_norm)
+        for parameter in stepped:
+            assert parameter.grad is not None
+            parameter.grad.mul_(1 / step.scale)
+        if self._max_norm is not None and not self._clips_scaled:
+            nn.utils.clip_grad_norm_(stepped, self._max_norm)
+        self.optimizer.step()
         return _rounded_like(step.after.parameters, self.weights().parameters)
 
 
@@ -128,20 +131,6 @@ def _rounded_like(tested: Tensors, expected: Tensors) -> Tensors:
         name: tensor.to(tested[name].dtype) if name in tested else tensor
         for name, tensor in expected.items()
     }
-
-
-def _clip(stepped: list[nn.Parameter], scale: float, max_norm: float | None) -> bool:
-    """Unscale, then clip: the right way."""
-    _unscale(stepped, scale)
-    if max_norm is not None:
-        nn.utils.clip_grad_norm_(stepped, max_norm)
-    return True
-
-
-def _unscale(stepped: list[nn.Parameter], scale: float) -> None:
-    for parameter in stepped:
-        assert parameter.grad is not None
-        parameter.grad.mul_(1 / scale)
 
 
 def _find_non_finite(step: Step, number: int, optimizer: Optimizer) -> list[Discrepancy]:
@@ -197,18 +186,13 @@ def _share_of_rounding(case: Case, number: int, epsilon: float) -> tuple[float, 
     return 0.0, "bit for bit"
 
 
-def _mistakes(case: Case) -> Iterator[tuple[str, Finish]]:
-    yield _KEPT, lambda *_: False
+def _mistakes(case: Case) -> dict[str, _Replay]:
+    """Wrong ways to step, by name; none where clipping would change nothing."""
     step, max_norm = case.trace.steps[0], case.recipe.clip_grad_norm
     if max_norm is None or comparison.total_norm(step.gradients) <= max_norm * step.scale:
-        return
-    yield "the gradients are not clipped", lambda stepped, scale, _: _clip(stepped, scale, None)
+        return {}
+    mistakes = {"the gradients are not clipped": _Replay(case, None)}
     if step.scale != 1.0:
-        yield "the gradients are clipped before they are unscaled", _clip_while_scaled
-
-
-def _clip_while_scaled(stepped: list[nn.Parameter], scale: float, max_norm: float | None) -> bool:
-    assert max_norm is not None
-    nn.utils.clip_grad_norm_(stepped, max_norm)
-    _unscale(stepped, scale)
-    return True
+        name = "the gradients are clipped before they are unscaled"
+        mistakes[name] = _Replay(case, max_norm, clips_scaled=True)
+    return mistakes
