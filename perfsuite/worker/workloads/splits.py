@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 
+import torch
 from torch import Tensor
 from torch.utils.data import TensorDataset
 
@@ -16,4 +17,4 @@ def take_split(split: Split, sizes: Mapping[Split, int], *tensors: Tensor) -> Te
     [(tensor(3),), (tensor(4),)]
     """
     index = list(sizes).index(split)
-    return TensorDataset(*(tensor.split(list(sizes.values()))[index] for tensor in tensors))
+    return TensorDataset(*(torch.split(tensor, list(sizes.values()))[index] for tensor in tensors))
