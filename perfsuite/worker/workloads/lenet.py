@@ -78,8 +78,12 @@ def _lenet_workload(name: str, build_dataset: Callable[[Split], Dataset[object]]
         build_dataset=build_dataset,
         loss=F.cross_entropy,
         build_optimizer=partial(SGD, lr=_LEARNING_RATE, momentum=0.9),
-        blocks=lambda model: list(model.children()),
+        blocks=_blocks,
     )
+
+
+def _blocks(model: nn.Module) -> list[nn.Module]:
+    return list(model.children())
 
 
 def _augment_train(

@@ -71,8 +71,12 @@ def _teacher_workload(
         build_dataset=teacher_data,
         loss=F.cross_entropy,
         build_optimizer=partial(SGD, lr=_LEARNING_RATE, momentum=momentum),
-        blocks=lambda model: list(model.children())[:-1],
+        blocks=_all_but_classifier,
     )
+
+
+def _all_but_classifier(model: nn.Module) -> list[nn.Module]:
+    return list(model.children())[:-1]
 
 
 def teacher_data(split: Split) -> TensorDataset:

@@ -22,9 +22,7 @@ def resnet18() -> Workload:
     """
     return Workload(
         name="resnet18",
-        build_model=lambda: import_extra("torchvision.models", "workloads").resnet18(
-            weights=None, num_classes=10
-        ),
+        build_model=_build,
         # ResNet-18 divides height and width by 32: the smallest images with a pixel left.
         build_dataset=partial(digits, image_size=32, num_channels=3),
         loss=F.cross_entropy,
@@ -32,6 +30,12 @@ def resnet18() -> Workload:
         blocks=_basic_blocks,
         micro_batch_size=16,
     )
+
+
+def _build() -> nn.Module:
+    models = import_extra("torchvision.models", "workloads")
+    model: nn.Module = models.resnet18(weights=None, num_classes=10)
+    return model
 
 
 def _basic_blocks(model: nn.Module) -> list[nn.Module]:

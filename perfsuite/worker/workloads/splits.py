@@ -12,7 +12,6 @@ from perfsuite.records.workload import Split
 def take_split(split: Split, sizes: Mapping[Split, int], *tensors: Tensor) -> TensorDataset:
     """Return one of the consecutive parts that `sizes` cuts the tensors' first dimension into.
 
-    >>> import torch
     >>> list(take_split("test", {"train": 3, "test": 2}, torch.arange(5)))
     [(tensor(3),), (tensor(4),)]
     """
