@@ -32,13 +32,13 @@ from pytest_benchmark.stats import Stats
 from pytest_benchmark.utils import get_machine_id
 from report_at_scale import make_record, recipes
 
-from perfsuite.gate.baselines.screen import NUM_SEARCHED, Candidate
+from perfsuite.gate.baselines.screen import NUM_SEARCHED
 from perfsuite.gate.baselines.stored_verdict import read_history
 from perfsuite.gate.git.repository import Base
 from perfsuite.gate.judge.trial import CellPolicy
 from perfsuite.plugin.session.saving import put_stamp
 from perfsuite.records.cell import CellRecord
-from perfsuite.records.run_file import RunStamp
+from perfsuite.records.run_file import RunStamp, StoredCell
 
 COUNTED = CellPolicy(tolerance=0.02, limit=0.05, floor_s=0.0, slacks=({},))
 PROMISED_S = 10.0
@@ -197,15 +197,16 @@ def screen_session(root: Path, num_cells: int) -> dict[str, Any]:
     for name, plain in zip(names(num_cells), records(num_cells), strict=True):
         assert history.can_screen(name)
         record = msgspec.convert(plain, CellRecord)
-        grown = history.find_increases(name, record, None, COUNTED, print)
-        candidate = Candidate(
-            fullname=name,
+        cell = StoredCell(
             median_s=median_s(plain, rng, 0.0),
-            fingerprint=plain["fingerprint"],
-            tolerance=0.02,
-            limit=0.05,
+            fingerprint=record.fingerprint,
+            counts=record.counts,
+            memory=record.memory,
         )
-        verdict = None if grown else history.screen(candidate, lambda _: None)
+        grown = history.find_increases(name, cell, COUNTED, print)
+        verdict = None
+        if not grown:
+            verdict = history.screen(name, cell, None, COUNTED, lambda _: None)
         words["for the judge" if verdict is None else verdict.word] += 1
     return {
         "words": words,

@@ -7,7 +7,7 @@ configuration of the working tree: a benchmark may be younger than what it measu
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, Literal
 
@@ -19,11 +19,9 @@ from perfsuite.gate.git.command import output
 from perfsuite.gate.git.find_base import commit_named
 from perfsuite.gate.git.overlay import Head, lay_configuration
 from perfsuite.gate.git.worktree import base_tree, lay_benchmarks
-from perfsuite.gate.judge.trial import Budget
 from perfsuite.gate.request import GateRequest, collect, head_arm
 from perfsuite.gate.run_gate import HELD, run_gate
 from perfsuite.records.verdict import CellVerdict, VerdictWord
-from perfsuite.stats.evidence import Prior
 from perfsuite.units import format_change, format_ratio, short_commit
 
 Mark = Literal["good", "bad", "skip"]
@@ -35,24 +33,6 @@ _LEAST_BOUNDS: Final = (0.02, 0.05)
 # slow as the other: few pairs show which, where many would be spent on what else it cost.
 _SHARES: Final = (0.25, 0.75)
 _MOST_LISTED: Final = 3
-
-
-@dataclass(frozen=True, kw_only=True)
-class BisectRequest:
-    """What to search for: a test, and revisions at which it is not slower yet, and slower.
-
-    `bounds` are tolerance and limit of every step; None uses those of the gate for the bad end, and
-    for the others a quarter and three quarters of its slowdown. The budget is that of one step.
-    """
-
-    folder: Path
-    cell: str
-    good: str
-    bad: str
-    bounds: tuple[float, float] | None = None
-    budget: Budget
-    seed: int
-    priors: Mapping[str, Prior] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,48 +67,56 @@ class BisectResult:
 
 
 def bisect(
-    request: BisectRequest,
+    request: GateRequest,
     *,
+    good: str,
+    bad: str,
+    bounds: tuple[float, float] | None,
     say: Callable[[str], None],
     machine: AbstractContextManager[object] = HELD,
 ) -> BisectResult:
     """Return the first commit with which the cell became slower than it was at the good one.
 
+    The request is that of a step, and its call of pytest names the cell. `bounds` are tolerance and
+    limit of every step; None uses those of the gate for the bad end, and for the others a quarter
+    and three quarters of its slowdown.
+
     Nothing of the user's is touched, and what is made is gone afterwards, however it ends. The
     machine is entered once revisions and cell are known: it may wait for another session. Raises a
     SettingError where a revision is no commit, they are in the wrong order or the cell is not one.
     """
-    good, bad = _find_ends(request)
+    ends = _find_ends(request.folder, good, bad)
     suite, cell = _collect(request)
-    with machine, _tree_of(suite, cell, good) as (tree, _):
-        search = _Search(request=request, suite=suite, cell=cell, good_tree=tree, say=say)
-        return search.run(good, bad)
+    with machine, _tree_of(suite, cell, ends[0]) as (tree, _):
+        request = replace(request, cells=frozenset({cell}), base_dir=tree, heeds_exceptions=False)
+        search = _Search(request=request, bounds=bounds, suite=suite, cell=cell, say=say)
+        return search.run(*ends)
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Search:
-    request: BisectRequest
+    request: GateRequest
+    bounds: tuple[float, float] | None
     suite: Suite
     cell: str
-    good_tree: Path
     say: Callable[[str], None]
 
     def run(self, good_commit: str, bad_commit: str) -> BisectResult:
-        root, request = self.suite.root, self.request
+        root = self.suite.root
         num_commits = repository.count_commits(root, good_commit, bad_commit)
         most = _most_steps(num_commits)
         self.say(
             f"{num_commits} commits after {short_commit(good_commit)} up to "
             f"{short_commit(bad_commit)}: both ends are judged first, then {most} of them, and "
-            f"more where some must be skipped; at most {request.budget.max_pairs} pairs each"
+            f"more where some must be skipped; at most {self.request.budget.max_pairs} pairs each"
         )
-        bounds = request.bounds or _LEAST_BOUNDS
+        bounds = self.bounds or _LEAST_BOUNDS
         bad = self._judge(bad_commit, bounds)
         self.say(f"the bad end, {bad}")
         found = BisectResult(cell=self.cell, bounds=bounds, ends=(bad,))
         if bad.mark != "bad":
             return replace(found, refusal=_why_not_bad(bad))
-        if request.bounds is None:
+        if self.bounds is None:
             bounds = bounds_of(bad.verdict)
             self.say(
                 f"a commit that is slower by more than {format_ratio(bounds[0])} is bad, and one "
@@ -178,22 +166,17 @@ class _Search:
         self, commit: str, bounds: tuple[float, float], *, is_good: bool = False
     ) -> BisectStep:
         """Judge a commit; also the good one itself, which shows what the machine can tell apart."""
-        request, cell = self.request, self.cell
+        cell = self.cell
         with _tree_of(self.suite, cell, commit) as (tree, inifile):
             arguments = ("-c", str(inifile), f"--rootdir={tree}", cell)
-            gate = GateRequest(
+            step = replace(
+                self.request,
                 command=Command(folder=tree, arguments=arguments),
-                cells=frozenset({cell}),
-                base_dir=self.good_tree,
                 tolerance=bounds[0],
                 limit=bounds[1],
-                budget=request.budget,
-                seed=request.seed,
-                priors=request.priors,
                 judges_identical=is_good,
-                heeds_exceptions=False,
             )
-            result = run_gate(gate, say=lambda line: self.say(f"  {line}"))
+            result = run_gate(step, say=lambda line: self.say(f"  {line}"))
         reason = result.refusal or "the commit has no such cell"
         missing = CellVerdict(name=cell, word="NO-BASELINE", by="collection", reason=reason)
         verdict = next((found for found in result.cells if found.name == cell), missing)
@@ -252,45 +235,36 @@ def _figures(verdict: CellVerdict) -> str:
     return ", ".join([*parts, *filter(None, [verdict.reason])])
 
 
-def _find_ends(request: BisectRequest) -> tuple[str, str]:
+def _find_ends(folder: Path, good: str, bad: str) -> tuple[str, str]:
     """The good commit and the bad one, by their full names."""
-    if repository.find_top(request.folder) is None:
+    if repository.find_top(folder) is None:
+        raise SettingError(f"{folder} is not in a git checkout, so it has no commits to search")
+    ends = commit_named(folder, "--good", good), commit_named(folder, "--bad", bad)
+    if ends[0] == ends[1]:
         raise SettingError(
-            f"{request.folder} is not in a git checkout, so it has no commits to search"
+            f"--good {good} and --bad {bad} are the same commit, {short_commit(ends[0])}; name an "
+            "older one that was not slower yet"
         )
-    good = commit_named(request.folder, "--good", request.good)
-    bad = commit_named(request.folder, "--bad", request.bad)
-    if good == bad:
+    if not repository.is_in_history(folder, *ends):
         raise SettingError(
-            f"--good {request.good} and --bad {request.bad} are the same commit, "
-            f"{short_commit(good)}; name an older one that was not slower yet"
+            f"--good {good} is no ancestor of --bad {bad}; name a commit from which the bad one "
+            f"was made, such as the one that 'git merge-base {good} {bad}' shows"
         )
-    if not repository.is_in_history(request.folder, good, bad):
-        raise SettingError(
-            f"--good {request.good} is no ancestor of --bad {request.bad}; name a commit from "
-            f"which the bad one was made, such as the one that 'git merge-base {request.good} "
-            f"{request.bad}' shows"
-        )
-    return good, bad
+    return ends
 
 
-def _collect(request: BisectRequest) -> tuple[Suite, str]:
-    command = Command(folder=request.folder, arguments=(request.cell,))
-    named = GateRequest(command=command, budget=request.budget, seed=request.seed)
-    launch = collect(head_arm(named, None))
+def _collect(request: GateRequest) -> tuple[Suite, str]:
+    (named,) = request.command.arguments
+    launch = collect(head_arm(request, None))
     if launch.suite is None or launch.why_not_collected is not None:
-        raise SettingError(f"{request.cell!r} cannot be collected: {launch.why_not_collected}")
+        raise SettingError(f"{named!r} cannot be collected: {launch.why_not_collected}")
     cells = list(launch.suite.cells)
     if len(cells) != 1:
         names = ", ".join(cells[:_MOST_LISTED]) or "none"
         raise SettingError(
-            f"{request.cell!r} names {len(cells)} benchmarks ({names}); name one of them in full"
+            f"{named!r} names {len(cells)} benchmarks ({names}); name one of them in full"
         )
     return launch.suite, cells[0]
-
-
-def _base_of(commit: str) -> repository.Base:
-    return repository.Base(revision=commit, described=short_commit(commit))
 
 
 @contextmanager
@@ -298,6 +272,7 @@ def _tree_of(suite: Suite, cell: str, commit: str) -> Iterator[tuple[Path, Path]
     """A commit's tree with the benchmarks of today, and today's configuration in it."""
     root = suite.root.resolve()
     head = Head(top=repository.find_top(root) or root, root=root, python_files=suite.python_files)
-    with base_tree(suite.root, _base_of(commit)) as tree:
+    base = repository.Base(revision=commit, described=short_commit(commit))
+    with base_tree(suite.root, base) as tree:
         lay_benchmarks(tree, head, [suite.root / cell.partition("::")[0]])
         yield tree, lay_configuration(tree, suite.root, suite.inifile)

@@ -13,7 +13,7 @@ from statistics import fmean
 from typing import Any
 
 from perfsuite.errors import WorkloadError
-from perfsuite.gate.git.changes import read_uncommitted
+from perfsuite.gate.git.changes import is_dirty
 from perfsuite.gate.git.repository import find_top
 from perfsuite.gate.judge.trial import Judgement
 from perfsuite.gate.noise import CellNoise, SessionPairs, pool_noise
@@ -23,29 +23,23 @@ from perfsuite.gate.run_gate import HELD, run_gate
 
 @dataclass(frozen=True, kw_only=True)
 class Plant:
-    """What is done to head in some sessions: one of three, or nothing.
+    """What is done to head in some sessions: nothing, or one of these.
 
-    A slowdown of every iteration, 0.05 = 5 %; a field of every recipe that is changed,
-    "precision=fp32"; or one of `ranks.messages.INJECTABLE_FAULTS`.
+    A slowdown of every iteration, 0.05 = 5 %; or `in_recipe`, in cells of perfsuite alone, a field
+    of every recipe, "precision=fp32", or one of `ranks.messages.INJECTABLE_FAULTS`.
     """
 
     ratio: float = 0.0
-    recipe: str | None = None
-    fault: str | None = None
-
-    @property
-    def needs_recipe(self) -> bool:
-        """Whether it can be planted in cells of perfsuite alone."""
-        return self.recipe is not None or self.fault is not None
+    in_recipe: str | None = None
 
     @property
     def variables(self) -> dict[str, str]:
         """What tells a launch to plant it."""
-        text = self.recipe or self.fault or repr(self.ratio)
-        return {} if self == NOTHING else {"PERFSUITE_ARM_PLANTED": text}
+        planted = self.in_recipe or repr(self.ratio)
+        return {} if self == NOTHING else {"PERFSUITE_ARM_PLANTED": planted}
 
     def __str__(self) -> str:
-        return self.recipe or self.fault or f"{100 * self.ratio:g} %"
+        return self.in_recipe or f"{100 * self.ratio:g} %"
 
 
 NOTHING = Plant()
@@ -144,7 +138,7 @@ def _count_cells(request: GateRequest, plants: Sequence[Plant]) -> int:
             f"{request.folder} is not in a git checkout, and a calibration compares it with a "
             "fresh checkout of its commit; run 'git init', and commit"
         )
-    if read_uncommitted(request.folder, outputs=request.outputs).is_dirty:
+    if is_dirty(request.folder, outputs=request.outputs):
         raise WorkloadError(
             "there are uncommitted changes, and a calibration compares the working tree with a "
             "fresh checkout of HEAD, which must be the same code; commit them"
@@ -157,7 +151,7 @@ def _count_cells(request: GateRequest, plants: Sequence[Plant]) -> int:
         raise WorkloadError("there is no benchmark to calibrate with")
     others = [name for name, found in cells.items() if found["fixture"] != "train_benchmark"]
     for plant in plants:
-        if plant.needs_recipe and others:
+        if plant.in_recipe and others:
             raise WorkloadError(
                 f"{plant} can be planted in cells of train_benchmark alone, and {others[0]} is "
                 "none; leave it out with -k, or plant a slowdown such as 5%"

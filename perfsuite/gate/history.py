@@ -181,7 +181,7 @@ class StoredHistory:
         trend = find_trend(timeline.weeks(), timeline.times_s(), smallest=smallest)
         if trend is None:
             return CellHistory(timeline=timeline, trend=None)
-        reasons = find_reasons(timeline, trend, self.accepted)
+        reasons, drift_reason = find_reasons(timeline, trend, self.accepted)
         changes = [
             DatedChange(
                 ratio=step.ratio,
@@ -192,7 +192,7 @@ class StoredHistory:
                 accepted=reason,
                 is_recovered=step.ratio > 1 and trend.is_recovered(number, smallest=smallest),
             )
-            for number, (step, reason) in enumerate(zip(trend.steps, reasons.steps, strict=True), 1)
+            for number, (step, reason) in enumerate(zip(trend.steps, reasons, strict=True), 1)
         ]
         drift, weeks = None, timeline.weeks()
         if (found := trend.drift) is not None:
@@ -201,7 +201,7 @@ class StoredHistory:
                 interval=(as_ratio(found.low), as_ratio(found.high)),
                 total_ratio=as_ratio(found.slope * (max(weeks) - min(weeks))),
                 since=timeline.points[0],
-                accepted=reasons.drift,
+                accepted=drift_reason,
             )
         return CellHistory(timeline=timeline, trend=trend, changes=tuple(changes), drift=drift)
 
@@ -211,19 +211,13 @@ class StoredHistory:
         return count_commits(self.root, before.commit, after.commit)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Reasons:
-    """Why the slowdowns of a cell were accepted: of each step, and of the drift; None if not."""
+def find_reasons(
+    timeline: Timeline, trend: Trend, accepted: Accepted
+) -> tuple[list[str | None], str | None]:
+    """Return why each step of a cell was accepted, and why its drift; None if not.
 
-    steps: tuple[str | None, ...]
-    drift: str | None
-
-
-def find_reasons(timeline: Timeline, trend: Trend, accepted: Accepted) -> Reasons:
-    """Return why each slowdown of a cell was accepted, by expired exceptions too.
-
-    An exception accepts a slowdown that began by the day it expired, where the lower bound of the
-    slowdown is within its ratio. A drift goes on until the newest run.
+    An exception, an expired one too, accepts a slowdown that began by the day it expired, where the
+    lower bound of the slowdown is within its ratio. A drift goes on until the newest run.
     """
     names = names_of(timeline.cell, accepted)
     entries = [
@@ -246,20 +240,19 @@ def find_reasons(timeline: Timeline, trend: Trend, accepted: Accepted) -> Reason
         weeks = timeline.weeks()
         least = as_ratio(trend.drift.low * (max(weeks) - min(weeks)))
         drift = _reason(entries, timeline.points[-1].made_at.date(), least)
-    return Reasons(steps=tuple(steps), drift=drift)
+    return steps, drift
 
 
 def _reason(entries: list[Slowdown], day: date, least_ratio: float) -> str | None:
-    return next(
-        (one.reason for one in entries if day <= one.expires and least_ratio <= one.ratio), None
-    )
+    found = (one for one in entries if day <= one.expires and least_ratio <= one.ratio)
+    return next((one.reason for one in found), None)
 
 
 def read_history(
     folder: Path, storage: AnyPath, fingerprint: str, accepted: Accepted, *, num_runs: int
 ) -> StoredHistory:
     """Return the newest stored runs of an environment, `num_runs` at most, by `trunk_rules`."""
-    root, rules = find_top(folder), trunk_rules(folder, storage)
+    root, rules = find_top(folder), trunk_rules(folder)
     log: dict[str, datetime] = {}
     if root is not None and (trunk := find_trunk(root)) is not None:
         log = read_log(root, trunk)

@@ -1,6 +1,7 @@
 """From a request to the two arms of a gate session: their trees, their paths, their cells."""
 
 import dataclasses
+import functools
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -8,29 +9,20 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from perfsuite.errors import SettingError
 from perfsuite.gate.arms.arm import Arm, Launch, PairPlan, Suite
 from perfsuite.gate.arms.build import build_base
 from perfsuite.gate.arms.command import Command
 from perfsuite.gate.arms.launch import launch_pair
+from perfsuite.gate.git import worktree
 from perfsuite.gate.git.changes import compare_trees, tree_files
 from perfsuite.gate.git.command import file_at
-from perfsuite.gate.git.fill_tree import missing_files, share_files
 from perfsuite.gate.git.find_base import find_base
 from perfsuite.gate.git.overlay import SITE_FOLDER, Head, lay_configuration, source_files
-from perfsuite.gate.git.repository import Base, NoBase, find_top, working_files
-from perfsuite.gate.git.worktree import (
-    base_tree,
-    check_base_dir,
-    directory_tree,
-    ignore_trees_in,
-    import_roots,
-    lay_benchmarks,
-)
+from perfsuite.gate.git.repository import Base, find_top, working_files
 from perfsuite.gate.judge.trial import LAUNCH_TIMEOUT_S, Budget
 from perfsuite.gate.provenance.identical import Comparison
 from perfsuite.stats.evidence import Prior
-from perfsuite.system.untrusted import read_untrusted, why_unreadable
+from perfsuite.system.untrusted import read_if_there
 from perfsuite.system.urls import AnyPath
 from perfsuite.units import counted
 
@@ -59,7 +51,7 @@ class GateRequest:
         base: A revision; None finds the merge base.
         target: The branch that a continuous integration says the change goes to.
         base_dir: A folder instead of a revision.
-        found: The base, where it is known already.
+        found: The base, or why there is none, where that is known already.
         fixed: Of the bounds and the numerics change, what holds for both sides, configured or not.
         floor_s: None is 50 us for cells of perfsuite, 0 for any others.
         fingerprint: Of this machine, whose calibration at the base gives the priors.
@@ -77,7 +69,7 @@ class GateRequest:
     base: str | None = None
     target: str | None = None
     base_dir: Path | None = None
-    found: Base | NoBase | None = None
+    found: Base | str | None = None
     base_python: str | None = None
     base_build: str | None = None
     base_environment: Mapping[str, str] = field(default_factory=dict)
@@ -107,13 +99,14 @@ class GateRequest:
         return self.command.folder
 
 
-def base_of(request: GateRequest, folders: Sequence[Path]) -> Base | NoBase | None:
-    """Return the commit to compare with, None for a folder; a SettingError where it is not known.
+def base_of(request: GateRequest, folders: Sequence[Path]) -> Base | str | None:
+    """Return the commit to compare with, None for a folder, or why there is neither.
 
-    `folders` are searched for modules that git does not know, beside the request's own.
+    `folders` are searched for modules that git does not know, beside the request's own. Raises a
+    SettingError for a revision or a folder that is none.
     """
     if request.base_dir is not None:
-        check_base_dir(request.base_dir)
+        worktree.check_base_dir(request.base_dir)
         return None
     return request.found or find_base(
         request.folder,
@@ -139,9 +132,9 @@ def head_arm(request: GateRequest, suite: Suite | None, caches: Path | None = No
         tree=root,
         top=_top(request, root),
         folder=command.folder,
-        import_roots=import_roots(root, []) if suite is None else _import_roots(root, suite),
+        import_roots=_import_roots(root, suite),
         pytest_arguments=(
-            *ignore_trees_in(find_top(root) or root),
+            *worktree.ignore_trees_in(find_top(root) or root),
             *_SHORT_LAUNCHES,
             *command.arguments,
         ),
@@ -165,16 +158,16 @@ class BaseSide:
         """The counterpart of head's root, with the base's own benchmarks, made as it is entered."""
         root = self.suite.root
         if self.base is not None:
-            return base_tree(root, self.base)
+            return worktree.base_tree(root, self.base)
         assert self.request.base_dir is not None
-        return directory_tree(root, self.request.base_dir)
+        return worktree.directory_tree(root, self.request.base_dir)
 
     def prepare(
         self, tree: Path, say: Callable[[str], None], differs: dict[str, str]
     ) -> str | None:
         """Share files with the base and build it; return why it cannot be built."""
         request, suite = self.request, self.suite
-        if shared := share_files(suite.root, tree, suite.shared):
+        if shared := worktree.share_files(suite.root, tree, suite.shared):
             differs["shared"] = f"{', '.join(shared)} (head's on both sides)"
         if request.base_build is None:
             return None
@@ -194,19 +187,13 @@ class BaseSide:
         if self.base is not None:
             return file_at(self.suite.root, self.base.revision, path) or b""
         assert self.request.base_dir is not None
-        file = self.request.base_dir / path
-        try:
-            return read_untrusted(file, max_bytes=_MAX_FILE_BYTES)
-        except FileNotFoundError:
-            return b""
-        except (OSError, ValueError) as error:
-            raise SettingError(f"{file} cannot be read: {why_unreadable(error)}") from error
+        return read_if_there(self.request.base_dir / path, max_bytes=_MAX_FILE_BYTES)
 
     def lay_benchmarks(self, tree: Path) -> list[Path]:
         """Lay head's benchmarks over the tree, and return what changes by that."""
         suite = self.suite
         paths = dict.fromkeys(suite.root / path.partition("::")[0] for path in suite.paths)
-        return lay_benchmarks(tree, self.head, list(paths))
+        return worktree.lay_benchmarks(tree, self.head, list(paths))
 
     def compare(
         self, tree: Path, collected: Launch, say: Callable[[str], None]
@@ -256,13 +243,13 @@ class BaseSide:
         base = self._arm(tree, command, {})
         head = head_arm(self.request, self.suite, self.caches)
         tops = self.head.top_of(tree), self.head.top
-        lacked = missing_files(tops[0]) if self.base is not None else []
+        lacked = worktree.missing_files(tops[0]) if self.base is not None else []
         return (
             dataclasses.replace(base, watched=(tops[1], *(tops[0] / path for path in lacked))),
             dataclasses.replace(head, watched=(tops[0], *(tops[1] / path for path in lacked))),
         )
 
-    @property
+    @functools.cached_property
     def head(self) -> Head:
         """Head's tree, as far as the base's is a counterpart of it."""
         root = self.suite.root
@@ -306,5 +293,6 @@ def _top(request: GateRequest, root: Path) -> Path:
     return checkout or root.resolve()
 
 
-def _import_roots(tree: Path, suite: Suite) -> tuple[Path, ...]:
-    return import_roots(tree, [os.path.relpath(path, suite.root) for path in suite.pythonpath])
+def _import_roots(tree: Path, suite: Suite | None) -> tuple[Path, ...]:
+    paths = [] if suite is None else [os.path.relpath(one, suite.root) for one in suite.pythonpath]
+    return worktree.import_roots(tree, paths)

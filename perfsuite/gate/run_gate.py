@@ -16,7 +16,7 @@ import msgspec
 from perfsuite.gate.arms.arm import Arm, Launch, PairPlan
 from perfsuite.gate.arms.launch import launch_pair, scratch_folder
 from perfsuite.gate.baselines.accepted import Accepted, Entry, in_words
-from perfsuite.gate.baselines.durations import read_durations
+from perfsuite.gate.baselines.select import read_durations
 from perfsuite.gate.common_cells import (
     HIDDEN,
     apply_exceptions,
@@ -25,23 +25,21 @@ from perfsuite.gate.common_cells import (
     read_exceptions,
     read_noise,
 )
-from perfsuite.gate.git.fill_tree import check_shared
+from perfsuite.gate.git import worktree
+from perfsuite.gate.git.changes import digest_tree
 from perfsuite.gate.git.find_base import describe_head
 from perfsuite.gate.git.overlay import tree_files
-from perfsuite.gate.git.repository import Base, NoBase
-from perfsuite.gate.git.tree_digest import digest_tree
-from perfsuite.gate.git.worktree import sweep_stale_trees, what_is_missing, why_elsewhere
+from perfsuite.gate.git.repository import Base
 from perfsuite.gate.judge.explain import explain
 from perfsuite.gate.judge.forecast import describe_cost, forecast_pair_s, why_too_much
 from perfsuite.gate.judge.judge import judge
 from perfsuite.gate.judge.kept_pairs import KeptPairs, read_kept_pairs
 from perfsuite.gate.judge.pairs_verdict import remarks_on, verdict_of
 from perfsuite.gate.judge.trial import CellPolicy, Judgement
+from perfsuite.gate.provenance import head_files
 from perfsuite.gate.provenance.dependencies import ANY, changed_dependencies
-from perfsuite.gate.provenance.edits import code_times, name_new, why_edited
 from perfsuite.gate.provenance.identical import Comparison
-from perfsuite.gate.provenance.own_files import MIXED, find_mixed, give_back, read_own_files
-from perfsuite.gate.provenance.untracked import name_untracked
+from perfsuite.gate.provenance.symmetry import name_untracked
 from perfsuite.gate.request import BaseSide, GateRequest, base_of, collect, head_arm
 from perfsuite.records.verdict import CellVerdict, Explanation
 from perfsuite.system.signals import ends_on_signals
@@ -81,7 +79,7 @@ def run_gate(
     anything is timed. Raises a SettingError where the base is not known or a path is not there, a
     WriteError where a tree cannot be made.
     """
-    sweep_stale_trees(request.folder)
+    worktree.sweep_stale_trees(request.folder)
     differs = {"head": describe_head(request.folder)}
     with scratch_folder() as caches:
         session = _begin(request, caches, differs, say, machine)
@@ -98,7 +96,7 @@ def run_gate(
             is_all = all(cell.by in ("identical", "collection") for cell in cells)
             if identical and is_all and request.waiting <= identical:
                 cells, judgement = session.against(side.base.instead).compare()
-        if files is not None and (new := name_new(side.head.top, files)) is not None:
+        if files is not None and (new := head_files.name_new(side.head.top, files)) is not None:
             differs["head's tree"] = new
     return GateResult(
         cells=tuple(sorted(cells, key=lambda cell: cell.name)),
@@ -122,12 +120,12 @@ def _begin(
     collected_s = time.monotonic() - began_s
     measured = [] if head.suite is None else [head.suite.root, *head.suite.pythonpath]
     base = base_of(request, measured)
-    if isinstance(base, NoBase):
-        return base.reason
+    if isinstance(base, str):
+        return base
     differs |= _describe_base(request, base)
     if head.suite is None or head.why_not_collected is not None:
         return f"head's tests cannot be collected: {head.why_not_collected}"
-    check_shared(head.suite.root, head.suite.shared)
+    worktree.check_shared(head.suite.root, head.suite.shared)
     if not head.suite.cells:
         call = " ".join(["pytest", *request.command.arguments])
         say(f"nothing to compare: {call} selects no test with the benchmark fixture")
@@ -200,7 +198,7 @@ class _Session:
     ) -> tuple[list[CellVerdict], Judgement | None]:
         request, suite = self.side.request, self.side.suite
         own = self.side.collect(tree)
-        own_files = read_own_files(tree, own.suite)
+        own_files = head_files.read_own_files(tree, own.suite)
         changed = self.side.lay_benchmarks(tree)
         self._describe_tree(tree, changed)
         refusal = None if own.takes_turns else "the base's perfsuite is too old to take turns"
@@ -223,8 +221,8 @@ class _Session:
         policies = {name: policy for name, policy in self.policies.items() if asked(name)}
         if comparison is not None:
             cells += comparison.find_identical(policies)
-        mixed = find_mixed(policies, changed, suite.python_files)
-        cells += not_compared("INVALID", mixed, MIXED)
+        mixed = head_files.find_mixed(policies, changed, suite.python_files)
+        cells += not_compared("INVALID", mixed, head_files.MIXED)
         settled = request.waiting.union(cell.name for cell in cells)
         policies = {name: policy for name, policy in policies.items() if name not in settled}
         if not policies:
@@ -245,8 +243,8 @@ class _Session:
         request, suite = self.side.request, self.side.suite
         arms = self.side.arms(tree)
         laid = collect(arms[0], request.budget.timeout_s).suite if changed else None
-        replaced = give_back(tree, laid, own_files, policies)
-        kept, before = self._read_kept(), code_times(self.side.head.top)
+        replaced = head_files.give_back(tree, laid, own_files, policies)
+        kept, before = self._read_kept(), head_files.code_times(self.side.head.top)
         judgement = judge(
             *arms,
             policies,
@@ -257,7 +255,7 @@ class _Session:
             kept={} if kept is None else kept.cells,
             say=self.say,
         )
-        if (edited := why_edited(self.side.head.top, before)) is not None:
+        if (edited := head_files.why_edited(self.side.head.top, before)) is not None:
             return not_compared("INVALID", policies, edited), judgement
         if kept is not None:
             kept.write(judgement.trials)
@@ -276,7 +274,7 @@ class _Session:
     def _announce_cost(self, policies: Collection[str]) -> str | None:
         """Say what the pairs will cost; return why they cannot decide, where that is so."""
         request = self.side.request
-        durations_s = read_durations(request.stored, policies, but_of=None).seconds
+        durations_s, _ = read_durations(request.stored, policies, but_of=None)
         pair_s = forecast_pair_s(policies, durations_s, self.collected_s)
         cost = describe_cost(len(policies), pair_s, request.budget)
         self.say(f"comparing with {self.differs['base']}: {cost}")
@@ -308,14 +306,14 @@ class _Session:
 
     def _describe_tree(self, tree: Path, changed: Collection[Path]) -> None:
         """Say where and what the base's tree is, and which benchmark files head has changed."""
-        if (place := why_elsewhere(tree, self.side.suite.root)) is not None:
+        if (place := worktree.why_elsewhere(tree, self.side.suite.root)) is not None:
             self.differs["base's file system"] = place
-        if self.side.base is not None and (missing := what_is_missing(tree)):
-            self.differs["base's tree"] = f"{'; '.join(missing)}; {_HAS_THEM}"
-            self.say(self.differs["base's tree"])
-        for file, names in changed_dependencies(
-            self.side.head.top_of(tree), self.side.head.top
-        ).items():
+        base_top, head_top = self.side.head.top_of(tree), self.side.head.top
+        if self.side.base is not None and (lacked := worktree.missing_files(base_top)):
+            told = f"lacks submodules or git-lfs files, {listed(lacked)}; {_HAS_THEM}"
+            self.differs["base's tree"] = told
+            self.say(f"the base's tree {told}")
+        for file, names in changed_dependencies(base_top, head_top).items():
             which = listed(sorted(names - {ANY})) or "other ones"
             self.differs[file] = f"declares {which}; both arms run with those that are installed"
         if changed:

@@ -6,8 +6,7 @@ Gate and report both read it here. A file ends in a valid value, or in an `Unusa
 import functools
 import re
 import statistics
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Annotated, Any, Final, Literal, TypeVar
@@ -23,8 +22,6 @@ from perfsuite.system.urls import AnyPath
 
 _T = TypeVar("_T")
 
-# A server takes some 50 ms to answer, however many requests it serves.
-_NUM_FETCHED = 8
 # Nothing else goes to git as a revision: a name that begins with a dash would be an option.
 _COMMIT = re.compile(r"[0-9a-f]{7,64}")
 STAMP_KEY: Final = "perfsuite"
@@ -228,12 +225,6 @@ def read_moment(path: AnyPath) -> datetime:
     Enough to find the newest of a thousand runs: of most files only the first lines are read.
     """
     return in_utc((_read_before(path, _STAMP) or read_json_as(path, _Head)).datetime)
-
-
-def read_moments(paths: Sequence[AnyPath]) -> list[datetime | Unusable]:
-    """Return `read_moment` of each path, several at a time."""
-    with ThreadPoolExecutor(_NUM_FETCHED) as pool:
-        return list(pool.map(read_moment, paths))
 
 
 def invalid_record(cell: str, error: Exception) -> ValueError:

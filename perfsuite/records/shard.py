@@ -54,11 +54,6 @@ class ShardStamp(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
         if self.number > self.num_shards:
             raise ValueError(f"the shard is number {self.number} of {self.num_shards}")
 
-    @property
-    def shard(self) -> Shard:
-        """Its number and the number of all."""
-        return Shard(number=self.number, num_shards=self.num_shards)
-
 
 def parse_shard(text: str) -> Shard:
     """Return the shard that a text such as "2/4" names; raises ValueError where it names none.

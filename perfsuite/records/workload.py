@@ -13,7 +13,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from perfsuite.errors import WorkloadError
-from perfsuite.records.recipe import is_int_from
+from perfsuite.records.recipe import is_int_from, optional
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -103,26 +103,19 @@ class Workload:
         return cast("Collection[Any]", loader)
 
 
-def _is_none_or_callable(value: Any) -> bool:
-    return value is None or callable(value)
-
-
 # Each field but the name with what it may be, in words and as a test.
 _ALLOWED: dict[str, tuple[str, Callable[[Any], bool]]] = {
     **dict.fromkeys(
         ("build_model", "build_dataset", "loss", "build_optimizer"), ("a callable", callable)
     ),
-    "build_loader": (
-        "None or a function of (split, shard_index, num_shards)",
-        _is_none_or_callable,
-    ),
-    "blocks": ("None or a function from the model to a list of its modules", _is_none_or_callable),
+    "build_loader": ("None or a function of (split, shard_index, num_shards)", optional(callable)),
+    "blocks": ("None or a function from the model to a list of its modules", optional(callable)),
     "micro_batch_size": ("a whole number from 1", is_int_from(1)),
     "metric": (
         "'accuracy', 'none' or a function of (outputs, targets)",
         lambda value: value in ("accuracy", "none") or callable(value),
     ),
-    "parallelize": ("None or a function from (model, mesh) to the model", _is_none_or_callable),
+    "parallelize": ("None or a function from (model, mesh) to the model", optional(callable)),
 }
 
 WorkloadFactory = Callable[[], Workload]

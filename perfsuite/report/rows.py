@@ -216,6 +216,8 @@ COLUMNS: Final[tuple[Column[Row], ...]] = (
     _text("interval", "verdict.interval", "between", _write_interval),
     Column("step_time_s", "step", _at("step_time_s"), format_seconds),
     Column("spread_ratio", "spread", _at("spread_ratio"), lambda it: f"± {format_ratio(it)}"),
+    _text("numerics", "record.numerics.status"),
+    Column("peak_bytes", "peak memory", _at("record.memory.peak_bytes"), format_bytes),
     Column("step_p95_s", "p95", _at("record.step_s.p95"), format_seconds),
     Column("step_p99_s", "p99", _at("record.step_s.p99"), format_seconds),
     Column("samples_per_s", "samples/s", _at("record.samples_per_s"), format_count),
@@ -232,9 +234,7 @@ COLUMNS: Final[tuple[Column[Row], ...]] = (
     _text("precision", "recipe.precision"),
     _text("checkpointing", "recipe.checkpointing"),
     Column("num_workers", "workers", _at("recipe.num_workers")),
-    _text("numerics", "record.numerics.status"),
     _text("numerics_change", "verdict.numerics_change", "mathematics", _write_mathematics),
-    Column("peak_bytes", "peak memory", _at("record.memory.peak_bytes"), format_bytes),
     Column(
         "saved_activation_bytes",
         "saved for backward",

@@ -17,7 +17,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from perfsuite.stats.intervals import exceeded_t
+from perfsuite.stats.intervals import MAD_TO_SD, exceeded_t
 
 if TYPE_CHECKING:
     import numpy as np
@@ -50,8 +50,6 @@ _FENCE_SDS = 2.0
 # another state of the machine, in which most pairs agree by chance too often.
 _FENCE_BY_MEDIAN_FROM = 12
 _MOST_SPIKES = 0.25
-# Of normal pairs, the standard deviation over the median absolute deviation.
-_SDS_OF_MEDIAN = 1.4826
 
 # A quarter of the smallest standard deviation of a pair that was ever measured, 0.37 %. Pairs that
 # are closer together, or equal, show a coarse clock, not a quiet machine.
@@ -186,7 +184,7 @@ def _locate(log_ratios: Floats, explained: Floats) -> tuple[Floats, Floats]:
     deviations = abs(log_ratios - centre)
     reach = _FENCE_SDS * variance.clip(min=explained)[:, np.newaxis] ** 0.5
     if num_pairs >= _FENCE_BY_MEDIAN_FROM:
-        sd = _SDS_OF_MEDIAN * np.median(deviations, axis=1, keepdims=True)
+        sd = MAD_TO_SD * np.median(deviations, axis=1, keepdims=True)
         narrow = _FENCE_SDS * sd.clip(min=explained[:, np.newaxis] ** 0.5)
         has_few_outside = (deviations > narrow).mean(axis=1, keepdims=True) <= _MOST_SPIKES
         reach = np.where(has_few_outside, np.minimum(narrow, reach), reach)

@@ -15,9 +15,11 @@ if TYPE_CHECKING:
 
 # 1.4826 makes the median absolute deviation estimate the standard deviation of normal data:
 # 1 / Phi^-1(3/4) (Hampel 1974, "The Influence Curve and Its Role in Robust Estimation").
-_MAD_TO_SD = 1.4826
+MAD_TO_SD = 1.4826
 # Of each end: what Wilcox (2012) recommends for tails of unknown weight.
 _TRIMMED = 0.2
+# Probability beyond each bound of an interval.
+_TAIL = 0.025
 
 
 def trimmed_mean(samples: Sequence[float]) -> tuple[float, float]:
@@ -49,7 +51,7 @@ def robust_sd(samples: Sequence[float]) -> float:
     if len(samples) < 2:
         return 0.0
     centre = statistics.median(samples)
-    return _MAD_TO_SD * statistics.median(abs(sample - centre) for sample in samples)
+    return MAD_TO_SD * statistics.median(abs(sample - centre) for sample in samples)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,11 +63,10 @@ class Interval:
     high: float
 
 
-def geometric_interval(samples: Sequence[float], *, tail: float = 0.025) -> Interval:
+def geometric_interval(samples: Sequence[float]) -> Interval:
     """Return the geometric mean of positive samples, times or ratios, with Student's t interval.
 
-    It is that of the logarithms; `tail` is the probability beyond each bound. The interval of one
-    sample is everything.
+    It is that of the logarithms, of 95 % confidence. The interval of one sample is everything.
 
     >>> interval = geometric_interval([1.0, 2.0, 4.0])  # logs 0, 1, 2 of base 2; t(2) = 4.303
     >>> round(math.log2(interval.high) - 1, 3)  # 4.303 / sqrt(3)
@@ -75,16 +76,14 @@ def geometric_interval(samples: Sequence[float], *, tail: float = 0.025) -> Inte
         return Interval(centre=samples[0], low=0.0, high=math.inf)
     logs = [math.log(sample) for sample in samples]
     mean = statistics.fmean(logs)
-    reach = float(exceeded_t(tail, len(logs) - 1)) * statistics.stdev(logs) / math.sqrt(len(logs))
+    reach = float(exceeded_t(_TAIL, len(logs) - 1)) * statistics.stdev(logs) / math.sqrt(len(logs))
     return Interval(centre=math.exp(mean), low=math.exp(mean - reach), high=math.exp(mean + reach))
 
 
-def ratio_interval(
-    samples: Sequence[float], others: Sequence[float], *, tail: float = 0.025
-) -> Interval:
+def ratio_interval(samples: Sequence[float], others: Sequence[float]) -> Interval:
     """Return the ratio of two geometric means of positive samples, with Welch's interval (1947).
 
-    `tail` is the probability beyond each bound. With a single sample the interval is everything.
+    It is of 95 % confidence. With a single sample the interval is everything.
 
     >>> interval = ratio_interval([1.0, 4.0], [1.0, 1.0])  # logs 0, 2 of base 2; t(1) = 12.706
     >>> round(math.log2(interval.high) - 1, 3)  # 12.706 * sqrt(2 / 2)
@@ -100,7 +99,7 @@ def ratio_interval(
     freedom = sum(errors) ** 2 / sum(
         error**2 / (len(side) - 1) for error, side in zip(errors, logs, strict=True)
     )
-    reach = float(exceeded_t(tail, freedom)) * math.sqrt(sum(errors))
+    reach = float(exceeded_t(_TAIL, freedom)) * math.sqrt(sum(errors))
     return Interval(centre=centre, low=centre * math.exp(-reach), high=centre * math.exp(reach))
 
 

@@ -11,6 +11,7 @@ from typing import Annotated, BinaryIO, Final
 
 import msgspec
 
+from perfsuite.errors import SettingError
 from perfsuite.units import format_bytes
 
 
@@ -29,6 +30,16 @@ def read_untrusted(path: Path, *, max_bytes: int) -> bytes:
     if len(data) > max_bytes:
         raise ValueError(f"is larger than the {format_bytes(max_bytes)} that are read")
     return data
+
+
+def read_if_there(path: Path, *, max_bytes: int) -> bytes:
+    """Return the content of a file, empty where there is none; raises a SettingError."""
+    try:
+        return read_untrusted(path, max_bytes=max_bytes)
+    except FileNotFoundError:
+        return b""
+    except (OSError, ValueError) as error:
+        raise SettingError(f"{path} cannot be read: {why_unreadable(error)}") from error
 
 
 def why_unreadable(error: Exception) -> str:

@@ -59,14 +59,14 @@ class MadeUpJudge:
         self.arms.append((base, head))
         self.policies.append(asked)
         cells = [json.loads(arm.environment[CELL_VARIABLE]) for arm in (base, head)]
-        trial = Trial(name=name, policy=asked)
         base_samples, head_samples = asked.num_samples
-        trial.raw = [
-            (0.002 / base_samples, 0.002 * ratio / head_samples) for ratio in self._ratios(*cells)
-        ]
         rule = Rule(
             tolerance=asked.tolerance, limit=asked.limit, num_cells=1, max_pairs=budget.max_pairs
         )
+        trial = Trial(name=name, policy=asked, rule=rule)
+        trial.raw = [
+            (0.002 / base_samples, 0.002 * ratio / head_samples) for ratio in self._ratios(*cells)
+        ]
         trial.pairs = plain_pairs(math.log(head_s / base_s) for base_s, head_s in trial.raw)
         trial.decision = decide(trial.pairs, rule)
         trial.word = self.word or trial.decision.word or "INCONCLUSIVE"

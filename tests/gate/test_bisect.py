@@ -17,7 +17,8 @@ from made_up_machine import Machine
 from perfsuite.errors import SettingError
 from perfsuite.gate import bisect as bisect_module
 from perfsuite.gate.arms.arm import Launch, Suite
-from perfsuite.gate.bisect import BisectRequest, BisectResult, bisect, bounds_of
+from perfsuite.gate.arms.command import Command
+from perfsuite.gate.bisect import BisectResult, bisect, bounds_of
 from perfsuite.gate.judge.trial import Budget
 from perfsuite.gate.request import GateRequest
 from perfsuite.gate.run_gate import GateResult
@@ -51,16 +52,19 @@ class Shop:
         self.commits.append(self.git("rev-parse", "HEAD"))
 
     def bisect(self, good: int | str = 0, bad: int | str = -1, cell: str = CELL) -> BisectResult:
-        request = BisectRequest(
-            folder=self.path,
-            cell=cell,
-            good=self.commits[good] if isinstance(good, int) else good,
-            bad=self.commits[bad] if isinstance(bad, int) else bad,
-            bounds=self.bounds,
+        request = GateRequest(
+            command=Command(folder=self.path, arguments=(cell,)),
             budget=Budget(max_pairs=8, max_s=60.0, timeout_s=60.0),
             seed=1,
         )
-        return bisect(request, say=self.said.append, machine=self.machine)
+        return bisect(
+            request,
+            good=self.commits[good] if isinstance(good, int) else good,
+            bad=self.commits[bad] if isinstance(bad, int) else bad,
+            bounds=self.bounds,
+            say=self.said.append,
+            machine=self.machine,
+        )
 
     def state(self) -> str:
         """What must not change: index, tree, stash, refs, and git's own bisection."""

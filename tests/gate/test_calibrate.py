@@ -21,7 +21,6 @@ from perfsuite.gate.arms.command import Command
 from perfsuite.gate.arms.launched.collected import policy_of
 from perfsuite.gate.arms.num_rounds import PairCost
 from perfsuite.gate.calibrate import CalibrationResult, Plant, calibrate
-from perfsuite.gate.git.changes import Uncommitted
 from perfsuite.gate.judge.trial import Budget, CellPolicy, Judgement, Trial
 from perfsuite.gate.request import GateRequest
 from perfsuite.gate.run_gate import HELD, GateResult
@@ -65,8 +64,8 @@ class Gate:
     def trial_of(self, name: str, text: str | None) -> Trial:
         shift = 0.0 if text is None else 0.2
         policy = CellPolicy(tolerance=0.02, limit=0.05, floor_s=0.0)
-        trial = Trial(name=name, policy=policy)
         rule = Rule(tolerance=0.02, limit=0.05, num_cells=2, max_pairs=4)
+        trial = Trial(name=name, policy=policy, rule=rule)
         # A session as a whole is faster or slower than the one before it.
         shift += 0.005 * (-1) ** len(self.planted)
         trial.pairs = plain_pairs(shift + noise for noise in NOISE)
@@ -92,9 +91,8 @@ def judge(monkeypatch: pytest.MonkeyPatch) -> Gate:
         python_files=(),
     )
     made_up = Gate()
-    clean = Uncommitted(is_dirty=False, is_clean=True)
     monkeypatch.setattr(calibrate_module, "find_top", lambda folder: folder)
-    monkeypatch.setattr(calibrate_module, "read_uncommitted", lambda *_, **given: clean)
+    monkeypatch.setattr(calibrate_module, "is_dirty", lambda *_, **given: False)
     monkeypatch.setattr(calibrate_module, "collect", lambda _: Launch(arm=arm, suite=suite))
     monkeypatch.setattr(calibrate_module, "head_arm", lambda *_: arm)
     monkeypatch.setattr(calibrate_module, "run_gate", made_up)
@@ -118,7 +116,7 @@ def run(
 
 
 def test_identical_code_is_judged_first_and_its_noise_is_known_to_the_rest(judge: Gate) -> None:
-    result = run(Plant(ratio=0.05), Plant(recipe="precision=fp32"))
+    result = run(Plant(ratio=0.05), Plant(in_recipe="precision=fp32"))
 
     assert judge.planted == [None, None, "0.05", "0.05", "precision=fp32", "precision=fp32"]
     assert [set(priors) for priors in judge.priors[:2]] == [set(), set()]
@@ -131,7 +129,7 @@ def test_identical_code_is_judged_first_and_its_noise_is_known_to_the_rest(judge
 
 
 def test_the_lines_say_alarms_power_and_what_the_machine_supports(judge: Gate) -> None:
-    lines = describe(run(Plant(ratio=0.05), Plant(recipe="precision=fp32")))
+    lines = describe(run(Plant(ratio=0.05), Plant(in_recipe="precision=fp32")))
 
     cost = "4.0 pairs a cell, 9 s a session"
     assert lines[:3] == [
@@ -145,7 +143,7 @@ def test_the_lines_say_alarms_power_and_what_the_machine_supports(judge: Gate) -
 
 
 def test_the_json_has_a_power_for_each_slowdown_and_verdicts_for_each_plant(judge: Gate) -> None:
-    document = to_document(run(Plant(ratio=0.05), Plant(recipe="num_workers=0")))
+    document = to_document(run(Plant(ratio=0.05), Plant(in_recipe="num_workers=0")))
 
     assert document["pair_sd"] == pytest.approx(0.01825, abs=1e-4)
     assert document["session_sd"] == 0.0
@@ -175,8 +173,7 @@ def test_a_gate_that_compares_nothing_is_no_calibration(judge: Gate) -> None:
 
 
 def test_code_that_is_not_heads_is_refused(judge: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
-    dirty = Uncommitted(is_dirty=True, is_clean=False)
-    monkeypatch.setattr(calibrate_module, "read_uncommitted", lambda *_, **given: dirty)
+    monkeypatch.setattr(calibrate_module, "is_dirty", lambda *_, **given: True)
 
     with pytest.raises(WorkloadError, match=r"^there are uncommitted changes, .*; commit them$"):
         run()
@@ -188,14 +185,14 @@ def test_code_that_is_not_heads_is_refused(judge: Gate, monkeypatch: pytest.Monk
 
 
 def test_what_counts_find_is_distinguished_from_what_times_find(judge: Gate) -> None:
-    lines = describe(run(Plant(fault="leak")))
+    lines = describe(run(Plant(in_recipe="leak")))
 
     assert lines[1].startswith("leak planted: 2 of 2 (cells: 4 FAIL by counts; ")
 
 
 @pytest.mark.parametrize(
     ("fixture", "plant"),
-    [("benchmark", Plant(fault="leak")), ("loop_benchmark", Plant(recipe="precision=fp32"))],
+    [("benchmark", Plant(in_recipe="leak")), ("loop_benchmark", Plant(in_recipe="precision=fp32"))],
 )
 def test_a_cell_without_a_recipe_has_nothing_to_plant_but_a_slowdown(
     judge: Gate, monkeypatch: pytest.MonkeyPatch, fixture: str, plant: Plant

@@ -553,8 +553,8 @@ def test_a_cell_that_reads_a_submodule_of_another_commit_proves_nothing(tmp_path
     assert words(result) == {"test_same": "INVALID", "test_slow": "INVALID"}
     assert exit_code(words(result).values()) == 12
     assert result.differs["base's tree"] == (
-        "the submodule part is empty in the base's tree; where a cell needs them, name a checkout "
-        "that has them with --base-dir"
+        "lacks submodules or git-lfs files, part; where a cell needs them, name a checkout that "
+        "has them with --base-dir"
     )
     assert str(cell(result, "test_same").reason).startswith(
         "part/numbers.txt was loaded, and the base's tree has not got part, which is another"

@@ -13,10 +13,11 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from perfsuite.gate.baselines.screen import Candidate, Screener
+from perfsuite.gate.baselines.screen import Screened, Screener
+from perfsuite.gate.judge.trial import CellPolicy
 from perfsuite.records.run_file import RunStamp, StoredCell, StoredRun
 
-_TOLERANCE, _LIMIT = 0.02, 0.05
+_POLICY = CellPolicy(tolerance=0.02, limit=0.05, floor_s=0.0)
 _FIRST = datetime(2026, 11, 1, tzinfo=UTC)
 _CELL = "cell"
 _OTHERS = ("other a", "other b", "other c")
@@ -35,10 +36,9 @@ def simulate_screen(
         history = [_stored_run(number, generator, sd, sd_of_others) for number in range(num_stored)]
         screener = Screener(history, None)
         for other in _OTHERS:
-            screener.add(_candidate(other, generator.gauss(0.0, sd_of_others)))
-        cell = _candidate(_CELL, math.log1p(_LIMIT) + generator.gauss(0.0, sd))
-        screener.add(cell)
-        passed.append(screener.decide(cell).is_clearly_fine)
+            _screen(screener, other, generator.gauss(0.0, sd_of_others))
+        at_limit = math.log1p(_POLICY.limit) + generator.gauss(0.0, sd)
+        passed.append(_screen(screener, _CELL, at_limit).word is not None)
     return np.array(passed)
 
 
@@ -57,11 +57,5 @@ def _stored_run(number: int, generator: random.Random, sd: float, sd_of_others: 
     )
 
 
-def _candidate(name: str, log_time: float) -> Candidate:
-    return Candidate(
-        fullname=name,
-        median_s=math.exp(log_time),
-        fingerprint=None,
-        tolerance=_TOLERANCE,
-        limit=_LIMIT,
-    )
+def _screen(screener: Screener, name: str, log_time: float) -> Screened:
+    return screener.screen(name, StoredCell(median_s=math.exp(log_time)), None, _POLICY)

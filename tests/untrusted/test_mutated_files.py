@@ -23,7 +23,7 @@ from made_up_cells import make_record
 
 from perfsuite.errors import PerfsuiteError
 from perfsuite.gate.baselines.accepted import in_words, read_accepted
-from perfsuite.gate.baselines.screen import MIN_SESSIONS, Candidate
+from perfsuite.gate.baselines.screen import MIN_SESSIONS
 from perfsuite.gate.baselines.select import choose_runs
 from perfsuite.gate.baselines.stored_verdict import History
 from perfsuite.gate.judge.explain import explain_stored
@@ -173,19 +173,16 @@ def verdicts_from(storage: Path) -> list[CellVerdict | str]:
     )
     found: list[CellVerdict | str | None] = []
     # A thousand samples a second, and a fifth of a second each.
-    for name, fingerprint, num_samples in ((OURS, "0" * 12, 200), (PLAIN, None, None)):
-        head = StoredCell(median_s=0.2, fingerprint=fingerprint, counts=counts(10_000))
-        found.append(history.find_increases(name, head, num_samples, COUNTED, lambda text: None))
+    for name, fingerprint, samples_per_s in ((OURS, "0" * 12, 1000.0), (PLAIN, None, None)):
+        head = StoredCell(
+            median_s=0.2,
+            fingerprint=fingerprint,
+            samples_per_s=samples_per_s,
+            counts=counts(10_000),
+        )
+        found.append(history.find_increases(name, head, COUNTED, lambda text: None))
         if history.can_screen(name):
-            candidate = Candidate(
-                fullname=name,
-                median_s=0.2,
-                fingerprint=fingerprint,
-                num_samples=num_samples,
-                tolerance=0.02,
-                limit=0.05,
-            )
-            found.append(history.screen(candidate, lambda text: None))
+            found.append(history.screen(name, head, None, COUNTED, lambda text: None))
     return [verdict for verdict in found if verdict is not None]
 
 

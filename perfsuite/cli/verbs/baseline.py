@@ -31,8 +31,8 @@ app = typer.Typer(
 def list_runs(storage: options.Storage = options.STORAGE, json_file: JsonFile = None) -> None:
     """Show each stored run, and whether a gate would compare a change of HEAD with it.
 
-    In a git checkout it does so where the run's commit is on the upstream's default branch, and an
-    ancestor of HEAD.
+    In a git checkout it does so where the run's commit is one that HEAD has of the upstream's
+    default branch, not of a branch that was merged into it.
     """
     check_writable(json_file)
     fingerprint = options.fingerprint_here()
@@ -140,7 +140,7 @@ def prune(
 def _list(storage: AnyPath, fingerprint: str) -> list[tuple[AnyPath, dict[str, Any]]]:
     """Return every stored run, as JSON has it: those that cannot be read first, the newest last."""
     long_ago = datetime.min.replace(tzinfo=UTC)
-    found = sift_runs(storage, True, fingerprint, **trunk_rules(Path.cwd(), storage))
+    found = sift_runs(storage, True, fingerprint, **trunk_rules(Path.cwd()))
     listed = [(one.path, _facts(one, fingerprint)) for one in found]
     return sorted(listed, key=lambda one: (one[1]["saved_at"] or long_ago, str(one[0])))
 

@@ -9,9 +9,11 @@ import typer
 from perfsuite.cli import options
 from perfsuite.cli.output import JsonFile, pick, say, write_json
 from perfsuite.errors import ExitCode
-from perfsuite.gate.bisect import BisectRequest, BisectResult, BisectStep, bisect
+from perfsuite.gate.arms.command import Command
+from perfsuite.gate.bisect import BisectResult, BisectStep, bisect
 from perfsuite.gate.judge.trial import Budget
 from perfsuite.gate.noise import CALIBRATION_FILE, read_priors
+from perfsuite.gate.request import GateRequest
 from perfsuite.records.verdict import exit_code
 from perfsuite.report.summary import reason_text
 from perfsuite.stats.sequential import DEFAULT_MAX_PAIRS
@@ -52,18 +54,15 @@ def bisect_commits(
     bounds = None
     if tolerance is not None or limit is not None:
         bounds = option_bounds(tolerance or _TOLERANCE, limit or _LIMIT)
-    request = BisectRequest(
-        folder=Path.cwd(),
-        cell=cell,
-        good=good,
-        bad=bad,
-        bounds=bounds,
+    request = GateRequest(
+        command=Command(folder=Path.cwd(), arguments=(cell,)),
         budget=Budget(max_pairs=max_pairs, max_s=60 * max_minutes),
         seed=seed,
         priors=read_priors(Path.cwd() / CALIBRATION_FILE, options.fingerprint_here()),
     )
     check_writable(json_file)
-    result = bisect(request, say=say, machine=options.wait_for_machine())
+    machine = options.wait_for_machine()
+    result = bisect(request, good=good, bad=bad, bounds=bounds, say=say, machine=machine)
     for line in _describe(result):
         typer.echo(printable_lines(line))
     typer.echo(f"seed {request.seed}")

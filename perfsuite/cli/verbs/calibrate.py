@@ -76,12 +76,11 @@ def calibrate_machine(
 
 
 def _plant(text: str) -> Plant:
-    if text in INJECTABLE_FAULTS:
-        return Plant(fault=text)
-    if "=" not in text:
+    if "=" in text:
+        parse_recipe("--planted", [text])
+    elif text not in INJECTABLE_FAULTS:
         return Plant(ratio=option_ratio("--planted", text))
-    parse_recipe("--planted", [text])
-    return Plant(recipe=text)
+    return Plant(in_recipe=text)
 
 
 def describe(result: CalibrationResult) -> list[str]:
@@ -91,7 +90,7 @@ def describe(result: CalibrationResult) -> list[str]:
     bound = f", below {format_ratio(1 - 0.05 ** (1 / trials))} at 95 % confidence" * (alarms == 0)
     lines = [f"false alarms: {alarms} of {trials}{bound} ({_cost(result.identical)})"]
     for one in result.planted:
-        label = f"{one.plant} planted" if one.plant.needs_recipe else f"power at {one.plant}"
+        label = f"{one.plant} planted" if one.plant.in_recipe else f"power at {one.plant}"
         lines.append(f"{label}: {one.num_red} of {one.num_sessions} ({_cost(one)})")
     for name, noise in result.noise.items():
         lines += [f"pair sd of {name}: {_describe_noise(noise)}", f"  {_advise(noise, result)}"]
@@ -138,7 +137,7 @@ def to_document(result: CalibrationResult) -> dict[str, Any]:
         "power": {
             str(one.plant): [one.num_red, one.num_sessions]
             for one in result.planted
-            if not one.plant.needs_recipe
+            if not one.plant.in_recipe
         },
         "pair_sd": typical(noise.sd for noise in result.noise.values()),
         "session_sd": typical(noise.session_sd for noise in result.noise.values()),

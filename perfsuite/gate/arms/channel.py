@@ -63,15 +63,16 @@ class Server:
         self._choose = choose
         self._scheduler = Scheduler(list(self.launches), first=plan.first)
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
-        self._selector = selectors.DefaultSelector()
-        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._open = contextlib.ExitStack()
+        self._selector = self._open.enter_context(selectors.DefaultSelector())
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._listener = self._open.enter_context(listener)
         self._listener.bind(str(path))
         self._logs = {arm.name: LoadLogReader(path.with_name(f"{arm.name}.loaded")) for arm in arms}
         self._listener.listen()
         self._selector.register(self._listener, selectors.EVENT_READ, None)
         # Where the answer goes, by arm and kind of message.
         self._waiting: dict[tuple[str, str], socket.socket] = {}
-        self._open = contextlib.ExitStack()
         self._read_clocks = self._open.enter_context(open_clocks())
         self._clocks_mhz: dict[str, list[Sequence[float]]] = {name: [] for name in self.launches}
         self._chosen: list[str] = []
@@ -83,9 +84,6 @@ class Server:
 
     def close(self) -> None:
         """Close all connections."""
-        for key in list(self._selector.get_map().values()):
-            key.fileobj.close()  # type: ignore[union-attr]  # sockets, all of them
-        self._selector.close()
         self._open.close()
 
     def serve(self) -> None:
@@ -122,7 +120,7 @@ class Server:
         for key, _ in ready:
             peer: _Peer | None = key.data
             if peer is None:
-                connection, _ = self._listener.accept()
+                connection = self._open.enter_context(self._listener.accept()[0])
                 self._selector.register(connection, selectors.EVENT_READ, _Peer(connection))
                 continue
             messages = peer.receive()

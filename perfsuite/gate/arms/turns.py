@@ -14,9 +14,8 @@ class Scheduler:
 
     def __init__(self, arms: Sequence[str], *, first: str) -> None:
         """Begin without any request; `first` is the arm that runs first."""
-        self._others = {arm: [other for other in arms if other != arm] for arm in arms}
-        self._first = first
-        self._order = [first, *self._others[first]]
+        self._arms = sorted(arms, key=lambda arm: arm != first)
+        self._order = list(self._arms)
         self._order_in_cell = list(self._order)
         self._left_in_round = list(self._order)
         self._requesting: set[str] = set()
@@ -45,7 +44,7 @@ class Scheduler:
         """Return the arm that may enter the cell now, the first of the pair before the other."""
         if self._admitted is None or self._admitted - self._outside - self._finished:
             return []
-        for arm in (self._first, *self._others[self._first]):
+        for arm in self._arms:
             if arm in self._before_cell:
                 self._before_cell.discard(arm)
                 self._admitted.add(arm)
@@ -90,7 +89,7 @@ class Scheduler:
 
         The turns after it are those of rounds. In one before it an arm has prepared itself.
         """
-        if len(self._agreeing | self._absent()) < len(self._others):
+        if len(self._agreeing | self._absent()) < len(self._arms):
             return []
         concluded = sorted(self._agreeing)
         self._agreeing.clear()
@@ -100,7 +99,7 @@ class Scheduler:
 
     def pass_barrier(self) -> list[str]:
         """Return the arms that may go to the next cell now: all that have left, once all have."""
-        if not self._outside or len(self._outside | self._finished) < len(self._others):
+        if not self._outside or len(self._outside | self._finished) < len(self._arms):
             return []
         released = sorted(self._outside)
         self._outside.clear()
@@ -111,7 +110,7 @@ class Scheduler:
 
     def _absent(self) -> set[str]:
         """The arms for which an arm in the cell need not wait."""
-        kept_out = set() if self._admitted is None else self._others.keys() - self._admitted
+        kept_out = set() if self._admitted is None else {*self._arms} - self._admitted
         return self._outside | self._finished | kept_out
 
     def _withdraw(self, arm: str) -> list[str]:
@@ -124,7 +123,7 @@ class Scheduler:
         if self._running is not None:
             return []
         absent = self._absent() | self._agreeing
-        if any(arm not in self._requesting and arm not in absent for arm in self._others):
+        if any(arm not in self._requesting and arm not in absent for arm in self._arms):
             return []
         for arm in (*self._left_in_round, *self._order):
             if arm in self._requesting:

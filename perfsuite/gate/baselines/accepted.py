@@ -22,7 +22,7 @@ import msgspec
 from perfsuite.errors import SettingError
 from perfsuite.records.cell import COUNT_NAMES
 from perfsuite.system.files import write_atomically
-from perfsuite.system.untrusted import printable, read_untrusted, why_unreadable
+from perfsuite.system.untrusted import printable, read_if_there
 from perfsuite.units import format_ratio, parse_ratio, parse_seconds
 
 if TYPE_CHECKING:
@@ -308,12 +308,7 @@ def _not_editable(path: Path) -> SettingError:
 
 
 def _read(path: Path) -> bytes:
-    try:
-        return read_untrusted(path, max_bytes=_MAX_FILE_BYTES)
-    except FileNotFoundError:
-        return b""
-    except (OSError, ValueError) as error:
-        raise SettingError(f"{path} cannot be read: {why_unreadable(error)}") from error
+    return read_if_there(path, max_bytes=_MAX_FILE_BYTES)
 
 
 def _parse(path: Path, data: bytes) -> tuple[Entry, ...]:

@@ -15,11 +15,12 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
-from typing import Final
+from typing import Final, Literal
 
-from perfsuite.records.run_file import StoredRun
+from perfsuite.gate.judge.trial import CellPolicy
+from perfsuite.records.run_file import StoredCell, StoredRun
 from perfsuite.stats.intervals import robust_sd
-from perfsuite.stats.trend import find_trend
+from perfsuite.stats.trend import as_ratio, find_trend
 from perfsuite.units import format_ratio, format_seconds
 
 # Older sessions ran older code on an older machine.
@@ -41,31 +42,9 @@ _MIN_MOVED_SD = 0.001
 # exceeds so many times the prior's, as in the rule for pairs (`stats.sequential`).
 _PRIOR_DF = 8.0
 _PRIOR_HOLDS_TO = 1.25
-# e^50: more than any real ratio. The history is untrusted, and must not overflow.
-_MAX_DIFFERENCE = 50.0
 # A cell at its limit passes the screen in at most 2.5 % of sessions: a quarter of what may pass.
 _CONFIDENCE = 0.975
 _WEEK = timedelta(weeks=1)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Candidate:
-    """A cell that this session measured.
-
-    Attributes:
-        median_s: Median of its rounds, in seconds per iteration.
-        fingerprint: The environment that its ranks found, None where it is not known.
-        num_samples: Of a step; None where the cell runs no steps.
-        digest: Of its benchmark files, recipe and workload; None where they are not known.
-    """
-
-    fullname: str
-    median_s: float
-    fingerprint: str | None
-    tolerance: float
-    limit: float
-    num_samples: int | None = None
-    digest: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,8 +52,8 @@ class Screened:
     """The result for one cell; what has a default is so of one that is undecided.
 
     Attributes:
-        is_clearly_fine: Whether a slowdown of the limit or more is ruled out.
-        is_clearly_faster: Whether it is fine, and faster by more than the tolerance.
+        word: PASS where a slowdown of the limit or more is ruled out; IMPROVED where it is faster
+            by more than the tolerance, too.
         reason: One line for the report.
         ratio: Head over history, 1.05 = 5 % slower, the host's shift taken out.
         interval: 95 % bounds of the next session's ratio.
@@ -83,8 +62,7 @@ class Screened:
 
     reason: str
     num_sessions: int
-    is_clearly_fine: bool = False
-    is_clearly_faster: bool = False
+    word: Literal["PASS", "IMPROVED"] | None = None
     ratio: float | None = None
     interval: tuple[float, float] | None = None
     newest: StoredRun | None = None
@@ -131,27 +109,23 @@ class Screener:
         self._history = history
         self._probe_s = probe_s
         self._fits: dict[str, _Fit] = {}
-        self._undecided: dict[str, Screened] = {}
 
-    def add(self, cell: Candidate) -> None:
-        """Hold a cell against its history."""
-        name = cell.fullname
+    def screen(
+        self, name: str, cell: StoredCell, digest: str | None, policy: CellPolicy
+    ) -> Screened:
+        """Return what a cell of this session is against its history.
+
+        Its digest is of benchmark files, recipe and workload; None where they are not known.
+        """
         if self.unfit is not None:
-            self._undecided[name] = Screened(reason=self.unfit, num_sessions=0)
-            return
-        sessions = _sessions_of(cell, self._history)
-        if len(sessions) < MIN_SESSIONS:
-            reason = (
-                f"has {len(sessions)} of the {MIN_SESSIONS} stored sessions that a screen needs"
-            )
-            self._undecided[name] = Screened(reason=reason, num_sessions=len(sessions))
-        else:
-            self._fits[name] = _fit(cell, sessions, self._probe_s)
-
-    def decide(self, cell: Candidate) -> Screened:
-        """Return the result for a cell that was added."""
-        known = self._undecided.get(cell.fullname)
-        return _decide(cell, self._fits) if known is None else known
+            return Screened(reason=self.unfit, num_sessions=0)
+        sessions = _sessions_of(name, cell, digest, self._history)
+        if (num := len(sessions)) < MIN_SESSIONS:
+            reason = f"has {num} of the {MIN_SESSIONS} stored sessions that a screen needs"
+            return Screened(reason=reason, num_sessions=num)
+        times = [math.log(run.cells[name].median_s) for run in sessions]
+        fit = self._fits[name] = _fit(math.log(cell.median_s), times, sessions, self._probe_s)
+        return _decide(fit, list(self._fits.values()), policy)
 
 
 def why_unfit(history: Sequence[StoredRun], probe_s: Mapping[str, float] | None) -> str | None:
@@ -167,44 +141,48 @@ def why_unfit(history: Sequence[StoredRun], probe_s: Mapping[str, float] | None)
             return (
                 f"the host probe {name!r} took {format_seconds(seconds)}, and "
                 f"{format_seconds(math.exp(centre))} in {len(logs)} stored sessions: a shift of "
-                f"{format_ratio(abs(_ratio(math.log(seconds) - centre) - 1))}, where "
-                f"{format_ratio(_ratio(allowed) - 1)} is usual; let the machine come to rest"
+                f"{format_ratio(abs(as_ratio(math.log(seconds) - centre) - 1))}, where "
+                f"{format_ratio(as_ratio(allowed) - 1)} is usual; let the machine come to rest"
             )
     return None
 
 
-def _sessions_of(cell: Candidate, history: Sequence[StoredRun]) -> list[StoredRun]:
+def _sessions_of(
+    name: str, cell: StoredCell, digest: str | None, history: Sequence[StoredRun]
+) -> list[StoredRun]:
     """The last sessions of the cell, since its last change of level, intended or not."""
     sessions: list[StoredRun] = []
     for run in reversed(history):
-        stored = run.cells.get(cell.fullname)
+        stored = run.cells.get(name)
         if stored is None or stored.fingerprint != cell.fingerprint:
             continue
-        digest = None if run.stamp is None else run.stamp.digests.get(cell.fullname)
-        if (stored.num_samples, digest) != (cell.num_samples, cell.digest):
+        its_digest = None if run.stamp is None else run.stamp.digests.get(name)
+        if (stored.num_samples, its_digest) != (cell.num_samples, digest):
             break  # another cell under the same name
-        word = run.stamp.verdicts.get(cell.fullname) if run.stamp else None
+        word = run.stamp.verdicts.get(name) if run.stamp else None
         # A slowdown that was not ruled out must not become the measure of the next one.
         if word != "INCONCLUSIVE":
             sessions.append(run)
-        is_accepted = run.stamp is not None and cell.fullname in run.stamp.accepted
+        is_accepted = run.stamp is not None and name in run.stamp.accepted
         if len(sessions) == NUM_SEARCHED or word == "IMPROVED" or is_accepted:
             break
     sessions.reverse()
     weeks = [run.saved_at.timestamp() / _WEEK.total_seconds() for run in sessions]
-    trend = find_trend(weeks, [run.cells[cell.fullname].median_s for run in sessions])
+    trend = find_trend(weeks, [run.cells[name].median_s for run in sessions])
     start = trend.steps[-1].place if trend is not None and trend.steps else 0
     return sessions[start:][-MAX_SESSIONS:]
 
 
 def _fit(
-    cell: Candidate, sessions: Sequence[StoredRun], probe_s: Mapping[str, float] | None
+    now_time: float,
+    times: Sequence[float],
+    sessions: Sequence[StoredRun],
+    probe_s: Mapping[str, float] | None,
 ) -> _Fit:
-    times = [math.log(run.cells[cell.fullname].median_s) for run in sessions]
     num_sessions, mean_time = len(times), statistics.fmean(times)
     fit = _Fit(
-        difference=math.log(cell.median_s) - mean_time,
-        from_newest=math.log(cell.median_s) - times[-1],
+        difference=now_time - mean_time,
+        from_newest=now_time - times[-1],
         newest=sessions[-1],
         variance=statistics.variance(times),
         df=num_sessions - 1,
@@ -249,39 +227,35 @@ def _probe_shifts(
     return shifts if statistics.stdev(shifts[1:]) >= _MIN_MOVED_SD else None
 
 
-def _decide(cell: Candidate, fits: Mapping[str, _Fit]) -> Screened:
+def _decide(fit: _Fit, fits: Sequence[_Fit], policy: CellPolicy) -> Screened:
     # Imported here, because it takes a second, and some sessions screen nothing.
     from scipy.special import stdtrit
 
-    fit = fits[cell.fullname]
-    prior_df = min(_PRIOR_DF, sum(other.df for other in fits.values()) - fit.df)
-    prior_variance = statistics.median([other.variance for other in fits.values()])
+    prior_df = min(_PRIOR_DF, sum(other.df for other in fits) - fit.df)
+    prior_variance = statistics.median([other.variance for other in fits])
     if fit.variance > _PRIOR_HOLDS_TO * prior_variance:
         prior_df *= _PRIOR_HOLDS_TO * prior_variance / fit.variance
     df = prior_df + fit.df
     variance = (prior_df * prior_variance + fit.df * fit.variance) / df
     margin = float(stdtrit(df, _CONFIDENCE)) * math.sqrt(variance * fit.leverage)
     low, high = fit.difference - margin, fit.difference + margin
-    is_clearly_fine = max(high, fit.from_newest) < math.log1p(cell.limit)
+    word: Literal["PASS", "IMPROVED"] | None = None
+    if max(high, fit.from_newest) < math.log1p(policy.limit):
+        word = "IMPROVED" if high < math.log1p(-policy.tolerance) else "PASS"
     return Screened(
-        is_clearly_fine=is_clearly_fine,
-        is_clearly_faster=is_clearly_fine and high < math.log1p(-cell.tolerance),
+        word=word,
         reason=(
             f"{_in_words(fit.difference)} than {fit.num_sessions} stored sessions and "
             f"{_in_words(fit.from_newest)} than the newest; at worst {_in_words(high)}, limit "
-            f"{format_ratio(cell.limit)}"
+            f"{format_ratio(policy.limit)}"
         ),
-        ratio=_ratio(fit.difference),
-        interval=(_ratio(low), _ratio(high)),
+        ratio=as_ratio(fit.difference),
+        interval=(as_ratio(low), as_ratio(high)),
         num_sessions=fit.num_sessions,
         newest=fit.newest,
     )
 
 
 def _in_words(difference: float) -> str:
-    change = _ratio(difference) - 1
+    change = as_ratio(difference) - 1
     return f"{format_ratio(abs(change))} {'slower' if change >= 0 else 'faster'}"
-
-
-def _ratio(difference: float) -> float:
-    return math.exp(min(difference, _MAX_DIFFERENCE))

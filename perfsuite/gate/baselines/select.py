@@ -1,9 +1,13 @@
-"""Baselines: which stored runs a session may be compared with, why not the others, and saving."""
+"""Baselines: which stored runs a session may be compared with, why not the others, and saving.
+
+And how long tests took in them, which every runner has to find alike for shards.
+"""
 
 import math
 import os
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import datetime
 from fractions import Fraction
@@ -14,14 +18,18 @@ from typing import Literal, TypedDict, TypeVar, Unpack
 from pytest_benchmark.utils import get_machine_id
 
 from perfsuite.errors import SettingError, StorageError, WriteError
-from perfsuite.gate.git.find_base import find_trunk
-from perfsuite.gate.git.repository import changed_files, find_top, is_in_history
+from perfsuite.gate.git.find_base import find_trunk, read_lineage
+from perfsuite.gate.git.repository import changed_files, find_top
 from perfsuite.records import run_file
 from perfsuite.records.run_file import RunHead, StoredRun, Unusable
 from perfsuite.system.files import sync_folder, written_beside
 from perfsuite.system.untrusted import printable
 from perfsuite.system.urls import AnyPath, RemotePath, locate
 
+# A server takes some 50 ms to answer, however many requests it serves.
+_NUM_FETCHED = 8
+# No run has a new cell, and it is not worth a search through all of them for its duration.
+_MOST_RUNS = 100
 # The names of the files that pytest-benchmark saves: four digits, then the name.
 _NUMBERED = "[0-9][0-9][0-9][0-9]_*.json"
 
@@ -43,20 +51,20 @@ class TrunkRules(TypedDict, total=False):
     """
 
     is_in_history: Callable[[str], bool]
-    is_proposed: Callable[[AnyPath], bool]
+    brought: frozenset[Path]
 
 
-def trunk_rules(folder: Path, storage: AnyPath) -> TrunkRules:
+def trunk_rules(folder: Path) -> TrunkRules:
     """Return the rules for a change in `folder`: the upstream's branch, as far as HEAD has it."""
     root = find_top(folder)
     if root is None:
         return {}
-    trunk = find_trunk(root)
-
-    def is_of_trunk(commit: str) -> bool:
-        return trunk is not None and is_in_history(root, commit, trunk)
-
-    return TrunkRules(is_in_history=is_of_trunk, is_proposed=find_proposed(root, storage, trunk))
+    if (trunk := find_trunk(root)) is None:
+        return TrunkRules(is_in_history=lambda commit: False)
+    return TrunkRules(
+        is_in_history=read_lineage(root, trunk).__contains__,
+        brought=changed_files(root, trunk, "HEAD"),
+    )
 
 
 def choose_runs(
@@ -102,10 +110,8 @@ def sift_runs(
     if not files:
         yield _nothing_found(storage, selector)
     moments: list[tuple[datetime, AnyPath]] = []
-    if isinstance(storage, RemotePath):
-        read = run_file.read_moments(files)
-    else:
-        read = [_look_within(storage, path, selector) for path in files]
+    with ThreadPoolExecutor(_NUM_FETCHED) as pool:
+        read = list(pool.map(lambda path: _look_within(storage, path, selector), files))
     for path, moment in zip(files, read, strict=True):
         if isinstance(moment, Unusable):
             yield moment
@@ -113,7 +119,7 @@ def sift_runs(
             moments.append((moment, path))
     is_in_history = rules.get("is_in_history")
     is_known = None if is_in_history is None else cache(is_in_history)
-    is_proposed = rules.get("is_proposed")
+    brought = rules.get("brought", frozenset())
     used: dict[tuple[datetime, str | None], str] = {}
     for _, path in sorted(moments, key=lambda one: one[0], reverse=True):
         head = run_file.read_head(path)
@@ -122,7 +128,7 @@ def sift_runs(
             continue
         session = head.saved_at, head.commit
         reason = _why_refused(head, fingerprint, is_known)
-        if reason is None and is_proposed is not None and is_proposed(path):
+        if reason is None and is_brought(path, brought):
             reason = "comes with the commits that are judged; it counts once they are merged"
         if reason is None and session in used:
             # Counted twice, it would make the history look steadier than it is.
@@ -140,13 +146,15 @@ def sift_runs(
 
 
 def _look_within(
-    storage: Path, path: AnyPath, selector: str | Literal[True]
+    storage: AnyPath, path: AnyPath, selector: str | Literal[True]
 ) -> datetime | Unusable:
     # A file that the user named may lie anywhere; one that was found must lie in the storage.
-    if isinstance(path, RemotePath):
-        return run_file.read_moment(path)
-    is_named = selector is not True and path == Path(selector)
-    if not is_named and not path.resolve().is_relative_to(storage.resolve()):
+    if (
+        isinstance(storage, Path)
+        and isinstance(path, Path)
+        and (selector is True or path != Path(selector))
+        and not path.resolve().is_relative_to(storage.resolve())
+    ):
         return Unusable(path=path, reason="is a link that leads out of the storage")
     return run_file.read_moment(path)
 
@@ -279,13 +287,36 @@ def remove_run(path: AnyPath) -> None:
         raise WriteError(f"cannot remove {path}: {error.strerror}") from error
 
 
-def find_proposed(root: Path, storage: AnyPath, trunk: str | None) -> Callable[[AnyPath], bool]:
-    """Return whether a stored run comes with the commits since `trunk`, as a function."""
-    if trunk is None or not isinstance(storage, Path):
-        return lambda path: False
-    changed = changed_files(root, trunk, storage.resolve())
+def is_brought(path: AnyPath, brought: frozenset[Path]) -> bool:
+    """Whether a stored run is among the files that a change brings."""
     # Git may name the file itself, or the link to it.
-    return lambda path: (
-        isinstance(path, Path)
-        and not changed.isdisjoint({path.parent.resolve() / path.name, path.resolve()})
+    return isinstance(path, Path) and not brought.isdisjoint(
+        {path.parent.resolve() / path.name, path.resolve()}
     )
+
+
+def read_durations(
+    source: AnyPath | None, names: Collection[str], *, but_of: str | None
+) -> tuple[dict[str, float | None], list[Unusable]]:
+    """Return how long tests took when they were last measured, on any machine, and unread files.
+
+    `source` is a folder of stored runs, a StorageError where it cannot be listed, or one of them.
+    Runs of the commit `but_of` do not count. A new test has None.
+    """
+    seconds: dict[str, float | None] = dict.fromkeys(names)
+    unknown, refused = set(seconds), list[Unusable]()
+    newest_first: list[AnyPath] = []
+    if source is not None:
+        is_run = not source.is_dir() if isinstance(source, Path) else source.name.endswith(".json")
+        newest_first = [source] if is_run else find_runs(source)[::-1]
+    for path in newest_first[:_MOST_RUNS]:
+        if not unknown:
+            break
+        head = run_file.read_head(path)
+        if isinstance(head, Unusable):
+            refused.append(head)
+        elif head.stamp is not None and (but_of is None or head.commit != but_of):
+            found = unknown & head.stamp.durations_s.keys()
+            seconds |= {name: head.stamp.durations_s[name] for name in found}
+            unknown -= found
+    return seconds, refused

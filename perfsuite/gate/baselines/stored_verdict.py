@@ -7,14 +7,14 @@ from pathlib import Path
 from typing import Literal
 
 from perfsuite.errors import StorageError
-from perfsuite.gate.baselines.screen import MIN_SESSIONS, NUM_SEARCHED, Candidate, Screener
-from perfsuite.gate.baselines.select import choose_runs, find_proposed
+from perfsuite.gate.baselines.screen import MIN_SESSIONS, NUM_SEARCHED, Screener
+from perfsuite.gate.baselines.select import choose_runs
 from perfsuite.gate.git.changes import is_code_changed
 from perfsuite.gate.git.find_base import read_lineage
-from perfsuite.gate.git.repository import Base
-from perfsuite.gate.judge.counts import Counted, compare_counts
+from perfsuite.gate.git.repository import Base, changed_files
+from perfsuite.gate.judge.counts import compare_counts
 from perfsuite.gate.judge.trial import CellPolicy
-from perfsuite.records.run_file import StoredRun
+from perfsuite.records.run_file import StoredCell, StoredRun
 from perfsuite.records.verdict import CellVerdict
 from perfsuite.system.urls import AnyPath
 
@@ -54,19 +54,14 @@ class History:
         return run.commit is not None and self.is_of_base(run.commit)
 
     def find_increases(
-        self,
-        name: str,
-        head: Counted,
-        num_samples: int | None,
-        policy: CellPolicy,
-        say: Callable[[str], None],
+        self, name: str, cell: StoredCell, policy: CellPolicy, say: Callable[[str], None]
     ) -> str | None:
         """Return which counts grew against the base's own run, in words; None where none did."""
         own = self._find_own(name)
-        if own is None or own.cells[name].num_samples != num_samples:
+        if own is None or own.cells[name].num_samples != cell.num_samples:
             return None
         compared = compare_counts(
-            own.cells[name], head, slacks=policy.slacks, accepted_ratio=policy.accepted_increase
+            own.cells[name], cell, slacks=policy.slacks, accepted_ratio=policy.accepted_increase
         )
         if compared.decreases:
             shrunk = "; ".join(map(str, compared.decreases))
@@ -78,27 +73,33 @@ class History:
             say(f"{name}: {reason} (the base's stored run)")
         return "; ".join(map(str, compared.increases)) or None
 
-    def screen(self, candidate: Candidate, say: Callable[[str], None]) -> CellVerdict | None:
+    def screen(
+        self,
+        name: str,
+        cell: StoredCell,
+        digest: str | None,
+        policy: CellPolicy,
+        say: Callable[[str], None],
+    ) -> CellVerdict | None:
         """Return PASS or IMPROVED where the cell is clearly fine; else None, and `say` why."""
-        self._screener.add(candidate)
-        screened = self._screener.decide(candidate)
+        screened = self._screener.screen(name, cell, digest, policy)
         newest, reason = screened.newest, screened.reason
         if newest is not None and not self._is_own(newest):
             reason = "no stored run that can be compared is of the base itself"
             newest = None
-        if newest is None or not screened.is_clearly_fine:
-            say(f"{candidate.fullname} goes to the judge: {reason}")
+        if newest is None or screened.word is None:
+            say(f"{name} goes to the judge: {reason}")
             return None
         behind = self.behind.get(newest.commit or "", 0)
         place = f"{behind} commits behind the base" if behind else "of the base itself"
         return CellVerdict(
-            name=candidate.fullname,
-            word="IMPROVED" if screened.is_clearly_faster else "PASS",
+            name=name,
+            word=screened.word,
             by="screen",
             ratio=screened.ratio,
             interval=screened.interval,
-            tolerance=candidate.tolerance,
-            limit=candidate.limit,
+            tolerance=policy.tolerance,
+            limit=policy.limit,
             reason=screened.reason,
             compared_with=f"screen: {screened.num_sessions} runs, newest {place}",
         )
@@ -131,7 +132,7 @@ def read_history(
             selector,
             fingerprint,
             is_in_history=behind.__contains__,
-            is_proposed=find_proposed(root, storage, revision),
+            brought=changed_files(root, revision, "HEAD"),
             max_sessions=NUM_SEARCHED,
         )
         refused = tuple(map(str, chosen.refused))

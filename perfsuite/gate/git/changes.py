@@ -1,15 +1,16 @@
 """Which files of a tree can change what a cell computes, and how fast."""
 
 import filecmp
+import hashlib
 import os
 import re
 import stat
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePath
 
-from perfsuite.gate.git.command import output
-from perfsuite.gate.git.repository import find_top, listed_files, working_files
+from perfsuite.gate.git.command import find_commit, output
+from perfsuite.gate.git.repository import changed_files, find_top, listed_files, working_files
 
 # Documentation touches no cell: texts and these folders at the top of a checkout, and a text with
 # one of these names anywhere. Another text in a package may be a page that the package shows.
@@ -61,54 +62,70 @@ def is_record(path: PurePath) -> bool:
     return _RECORD.fullmatch(path.as_posix()) is not None
 
 
-@dataclass(frozen=True, kw_only=True)
-class Uncommitted:
-    """Whether a tree differs from HEAD, and in what a cell could load."""
-
-    is_dirty: bool
-    is_clean: bool
-
-
-def read_uncommitted(
-    root: Path, *, outputs: Sequence[Path] = (), folders: Sequence[Path] = ()
-) -> Uncommitted:
-    """Return whether the tree differs from HEAD in what a cell could load; see below."""
-    found = [*uncommitted_files(root, find_top(root) or root, outputs=outputs, folders=folders)]
-    return Uncommitted(is_dirty=any(is_code for _, is_code in found), is_clean=not found)
+def is_dirty(root: Path, *, outputs: Sequence[Path] = ()) -> bool:
+    """Whether a tree differs from HEAD in what a cell could load."""
+    return any(uncommitted_files(root, outputs=outputs).values())
 
 
 def uncommitted_files(
-    root: Path, top: Path, *, outputs: Sequence[Path] = (), folders: Sequence[Path] = ()
-) -> Iterator[tuple[Path, bool]]:
-    """Yield each file that differs from HEAD, and whether a cell could load it.
+    root: Path, *, outputs: Sequence[Path] = (), folders: Sequence[Path] = ()
+) -> dict[Path, bool]:
+    """Return the files that differ from HEAD, and whether a cell could load each.
 
     A tracked file counts unless it is documentation or a record. An unknown one that git does not
     ignore counts where it can be imported, lies in `root` or one of the `folders`, and no virtual
     environment or session left it. `outputs` are files that this session writes.
     """
     arguments = ("status", "--porcelain=v1", "-z", "--untracked-files=all", "--no-renames")
-    top, root = top.resolve(), root.resolve()
+    top, root = (find_top(root) or root).resolve(), root.resolve()
     is_sessions = _of_sessions(root, outputs)
     searched = [root, *(folder.resolve() for folder in folders)]
+    found: dict[Path, bool] = {}
     for entry in filter(None, output(root, *arguments).split(b"\0")):
         path = top / os.fsdecode(entry[3:])
         if entry[:2] != b"??":
-            is_code = not is_documentation(path.relative_to(top)) and not _is_record_of(root, path)
-            yield path, is_code
+            found[path] = not (is_documentation(path.relative_to(top)) or _is_record_of(root, path))
         elif not is_sessions(path):
             is_searched = any(path.is_relative_to(folder) for folder in searched)
-            yield path, path.suffix in _IMPORTABLE and is_searched and not is_left_behind(top, path)
+            is_importable = path.suffix in _IMPORTABLE and is_searched
+            found[path] = is_importable and not _is_left_behind(top, path)
+    return found
+
+
+def digest_tree(root: Path, *, outputs: Sequence[Path] = ()) -> str | None:
+    """Return the name of what a cell could load from a tree: equal trees have equal names.
+
+    It is the same before and after a commit of it. None without any commit.
+    """
+    top = find_top(root)
+    if top is None or find_commit(root, "HEAD") is None:
+        return None
+    blobs: dict[PurePath, bytes] = {}
+    listed = output(root, "ls-tree", "-r", "-z", "--full-tree", "HEAD").split(b"\0")
+    for entry in filter(None, listed):
+        described, _, name = entry.partition(b"\t")
+        blobs[PurePath(os.fsdecode(name))] = described.split()[-1]
+    uncommitted = uncommitted_files(root, outputs=outputs)
+    changed = [path for path, is_code in uncommitted.items() if is_code]
+    for path in changed:
+        blobs.pop(path.relative_to(top), None)
+    files = [path for path in changed if path.is_file()]
+    if files:
+        names = output(root, "hash-object", "--", *map(os.fspath, files)).split()
+        blobs |= {path.relative_to(top): name for path, name in zip(files, names, strict=True)}
+    digest = hashlib.sha256()
+    for file in sorted(blobs):
+        if not is_documentation(file) and not _is_record_of(root.resolve(), top / file):
+            digest.update(b"%s %s\0" % (blobs[file], os.fsencode(file)))
+    return digest.hexdigest()
 
 
 def is_code_changed(root: Path, old: str, new: str) -> bool:
     """Whether two commits differ in more than documentation and the records of pytest's `root`."""
-    options = ("--name-only", "--no-renames", "--no-ext-diff", "--no-relative", "-z")
-    changed = output(root, "diff", *options, "--end-of-options", old, new, "--")
     top = find_top(root) or root
-    files = [Path(os.fsdecode(name)) for name in changed.split(b"\0") if name]
     return any(
-        not is_documentation(file) and not _is_record_of(root.resolve(), top / file)
-        for file in files
+        not is_documentation(file.relative_to(top)) and not _is_record_of(root.resolve(), file)
+        for file in changed_files(root, old, new)
     )
 
 
@@ -151,7 +168,7 @@ def tree_files(top: Path, root: Path, outputs: Sequence[Path]) -> list[Path]:
         for path in unknown
         if is_sessions(top / path)
         or _LEFT_NAMES.fullmatch(path.name)
-        or is_left_behind(top, top / path)
+        or _is_left_behind(top, top / path)
     }
     return [path for path in working_files(top) if path not in left]
 
@@ -171,7 +188,7 @@ def _are_equal(one: Path, other: Path) -> bool:
     return is_program[0] == is_program[1] and filecmp.cmp(one, other, shallow=False)
 
 
-def is_left_behind(top: Path, path: Path) -> bool:
+def _is_left_behind(top: Path, path: Path) -> bool:
     """Whether a file that git does not know lies where installers and caches put theirs."""
     folders = [folder for folder in path.parents if folder.is_relative_to(top) and folder != top]
     return any(

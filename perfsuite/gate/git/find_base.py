@@ -5,15 +5,9 @@ from pathlib import Path
 from typing import Final
 
 from perfsuite.errors import SettingError
-from perfsuite.gate.git.changes import Uncommitted, read_uncommitted
+from perfsuite.gate.git.changes import is_dirty, uncommitted_files
 from perfsuite.gate.git.command import answer, find_commit, output
-from perfsuite.gate.git.repository import (
-    Base,
-    NoBase,
-    count_commits,
-    is_shallow,
-    why_not_a_checkout,
-)
+from perfsuite.gate.git.repository import Base, count_commits, is_shallow, why_not_a_checkout
 from perfsuite.system.untrusted import printable
 from perfsuite.units import short_commit
 
@@ -42,8 +36,8 @@ def find_base(
     target: str | None = None,
     outputs: Sequence[Path] = (),
     folders: Sequence[Path] = (),
-) -> Base | NoBase:
-    """Return the commit that head is to be compared with.
+) -> Base | str:
+    """Return the commit that head is to be compared with, or why there is none, with advice.
 
     `revision` where it is given; a SettingError where it names no commit. Else the merge base of
     HEAD with the upstream's branch: `target`, which a continuous integration names, else the first
@@ -51,34 +45,34 @@ def find_base(
     else HEAD's first parent. See `uncommitted_files` for `outputs` and `folders`.
     """
     if (refusal := why_not_a_checkout(root)) is not None:
-        return NoBase(reason=refusal)
+        return refusal
     if revision is not None:
         named = commit_named(root, "the base", revision)
         before = "" if named.startswith(revision) else f"{revision}, "
         return Base(revision=named, described=before + short_commit(named))
     head = find_commit(root, "HEAD")
     if head is None:
-        return NoBase(reason=f"the repository of {root} has no commit yet; commit, then try again")
+        return f"the repository of {root} has no commit yet; commit, then try again"
     upstream = _find_upstream(root, target)
     if upstream is None and target is not None:
-        return NoBase(
-            reason=f"this change goes to the branch {target!r}, as the continuous integration "
+        return (
+            f"this change goes to the branch {target!r}, as the continuous integration "
             f"says, and this clone has no origin/{target}; run 'git fetch origin "
             f"{target}:refs/remotes/origin/{target}', or {_NAME_ONE}"
         )
-    uncommitted = read_uncommitted(root, outputs=outputs, folders=folders)
+    uncommitted = uncommitted_files(root, outputs=outputs, folders=folders)
     if upstream is None:
         why = ": there is no origin/HEAD, main or master to take the merge base with"
         return _base_of_default_branch(root, head, uncommitted, why)
     branch = answer(root, "rev-parse", "--abbrev-ref", upstream) or upstream
     merge_base = answer(root, "merge-base", head, upstream)
     if merge_base is None and is_shallow(root):
-        return NoBase(
-            reason=f"this clone is shallow and ends before the merge base with {branch}; "
+        return (
+            f"this clone is shallow and ends before the merge base with {branch}; "
             "run 'git fetch --deepen=100' or 'git fetch --unshallow'"
         )
     if merge_base is None:
-        return NoBase(reason=f"HEAD and {branch} have no commit in common; {_NAME_ONE}")
+        return f"HEAD and {branch} have no commit in common; {_NAME_ONE}"
     if merge_base == head:
         return _base_of_default_branch(root, head, uncommitted, "")
     described = f"the merge base with {branch}, {short_commit(merge_base)}"
@@ -110,7 +104,7 @@ def describe_head(root: Path) -> str:
     if head is None:
         return "a repository without a commit"
     branch = answer(root, "symbolic-ref", "--quiet", "--short", "HEAD") or "a detached HEAD"
-    changes = " with uncommitted changes" if read_uncommitted(root).is_dirty else ""
+    changes = " with uncommitted changes" if is_dirty(root) else ""
     return f"{branch} at {short_commit(head)}{changes}"
 
 
@@ -158,26 +152,26 @@ def commit_named(root: Path, what: str, revision: str) -> str:
 
 
 def _base_of_default_branch(
-    root: Path, head: str, uncommitted: Uncommitted, why: str
-) -> Base | NoBase:
+    root: Path, head: str, uncommitted: Mapping[Path, bool], why: str
+) -> Base | str:
     """Return the base where HEAD has no commit of its own, or there is no default branch."""
     parent, instead = find_commit(root, "HEAD^1"), None
     if parent is not None:
         described = f"the first parent of HEAD, {short_commit(parent)}{why}"
-        if not uncommitted.is_clean:
+        if uncommitted:
             described += "; nothing that a cell loads differs from HEAD"
         instead = Base(revision=parent, described=described)
-    if uncommitted.is_dirty:
+    if any(uncommitted.values()):
         described = f"HEAD, {short_commit(head)}, without the uncommitted changes{why}"
         return Base(revision=head, described=described, instead=instead)
     if instead is not None:
         return instead
     if is_shallow(root):
-        return NoBase(
-            reason=f"this clone is shallow and lacks the parent of HEAD, {short_commit(head)}; "
+        return (
+            f"this clone is shallow and lacks the parent of HEAD, {short_commit(head)}; "
             "run 'git fetch --deepen=1' or 'git fetch --unshallow'"
         )
-    return NoBase(
-        reason=f"HEAD, {short_commit(head)}, is the first commit and nothing is uncommitted: "
+    return (
+        f"HEAD, {short_commit(head)}, is the first commit and nothing is uncommitted: "
         f"the next change is the first that can be judged; else {_NAME_ONE}"
     )

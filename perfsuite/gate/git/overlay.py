@@ -24,7 +24,6 @@ add, as they are on disk. A symbolic link stays a link; none of the base's is wr
 import ast
 import fnmatch
 import functools
-import hashlib
 import os
 import re
 import shutil
@@ -206,15 +205,6 @@ def read_source(file: Path) -> bytes:
 def are_alike(file: Path, other: Path) -> bool:
     """Whether two files have the same source; one may be gone, or in an archive."""
     return file.is_file() and other.is_file() and read_source(file) == read_source(other)
-
-
-def python_digests(tree: Path) -> dict[Path, bytes]:
-    """Return a digest of each Python file of a tree, by its path in it."""
-    return {
-        path: hashlib.sha256(read_source(tree / path)).digest()
-        for path in source_files(tree)
-        if path.suffix == ".py" and (tree / path).is_file()
-    }
 
 
 def copy_file(source: Path, target: Path, path: Path) -> None:

@@ -44,22 +44,15 @@ class Base:
     instead: Base | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
-class NoBase:
-    """Why there is no commit to compare with, and what to do: a clause without a full stop."""
-
-    reason: str
-
-
 def is_in_history(root: Path, commit: str, revision: str) -> bool:
     """Whether `commit` is `revision` or an ancestor of it; an unknown commit is not."""
     return run_git(root, "merge-base", "--is-ancestor", commit, revision).returncode == 0
 
 
-def changed_files(root: Path, since: str, folder: Path) -> frozenset[Path]:
-    """Return the files in `folder` that HEAD's commits since `since` added or changed."""
-    options = ("--name-only", "--no-renames", "--no-ext-diff", "-z", "--end-of-options")
-    changed = run_git(root, "diff", *options, since, "HEAD", "--", os.fspath(folder)).stdout
+def changed_files(root: Path, old: str, new: str) -> frozenset[Path]:
+    """Return the files that differ between two commits; absolute paths."""
+    options = ("--name-only", "--no-renames", "--no-ext-diff", "--no-relative", "-z")
+    changed = output(root, "diff", *options, "--end-of-options", old, new, "--")
     top = _known_top(root)
     return frozenset(top / os.fsdecode(name) for name in changed.split(b"\0") if name)
 

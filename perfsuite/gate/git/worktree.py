@@ -5,6 +5,7 @@ Its name carries this process's id, so a later session removes the tree of a kil
 
 import contextlib
 import glob
+import hashlib
 import os
 import platform
 import re
@@ -17,21 +18,12 @@ from pathlib import Path
 import psutil
 
 from perfsuite.errors import SettingError, WriteError
-from perfsuite.gate.git import repository
-from perfsuite.gate.git.fill_tree import copy_same_files, empty_submodules, lfs_pointers
-from perfsuite.gate.git.overlay import (
-    Head,
-    as_write_error,
-    copy_file,
-    lay_over,
-    make_folder,
-    plan_overlay,
-    python_digests,
-    source_files,
-)
+from perfsuite.gate.git import overlay, repository
 from perfsuite.gate.git.repository import Base
 from perfsuite.system.signals import uninterrupted
 
+_LFS_POINTER = b"version https://git-lfs.github.com/spec/"
+_COMPILED = (".so", ".pyd", ".dylib", ".dll", ".a", ".o")
 # "perfsuite-<process id>-", as the folders of rank groups are named. The host is there because a
 # living session on another machine may share the repository: its record is not stale.
 _HOST = re.sub(r"[^a-z0-9]", "", platform.node().lower())
@@ -49,10 +41,10 @@ def base_tree(root: Path, base: Base) -> Iterator[Path]:
         raise SettingError(f"{root} is not in a git checkout; {repository.USE_FOLDER}")
     with _temporary_folder(repository.worktree_records(root), near=top) as folder:
         arm_root = root.resolve().relative_to(top)
-        with as_write_error(folder):
+        with overlay.as_write_error(folder):
             repository.add_worktree(root, base, folder)
             copy_same_files(top, folder)
-            make_folder(folder, arm_root)
+            overlay.make_folder(folder, arm_root)
         yield folder / arm_root
 
 
@@ -62,22 +54,90 @@ def directory_tree(root: Path, base_dir: Path) -> Iterator[Path]:
     check_base_dir(base_dir)
     source = base_dir.resolve()
     with _temporary_folder(None, near=repository.find_top(root) or root.resolve()) as folder:
-        with as_write_error(folder):
-            for path in source_files(source, leave_out=folder):
-                copy_file(source, folder, path)
+        with overlay.as_write_error(folder):
+            for path in overlay.source_files(source, leave_out=folder):
+                overlay.copy_file(source, folder, path)
         yield folder
 
 
-def lay_benchmarks(tree: Path, head: Head, paths: Sequence[Path]) -> list[Path]:
+def lay_benchmarks(tree: Path, head: overlay.Head, paths: Sequence[Path]) -> list[Path]:
     """Lay head's benchmark files over `tree`; return its Python files that are others then."""
-    laid, folder = plan_overlay(head, paths), head.top_of(tree)
-    before = python_digests(tree)
-    with as_write_error(folder):
-        lay_over(folder, head, laid)
-        make_folder(folder, head.root.relative_to(head.top))
-    return sorted(
-        path for path, digest in python_digests(tree).items() if before.get(path) != digest
-    )
+    laid, folder = overlay.plan_overlay(head, paths), head.top_of(tree)
+    files = [folder / path for path in overlay.benchmark_files(head, laid) if path.suffix == ".py"]
+    before = _sources(files)
+    with overlay.as_write_error(folder):
+        overlay.lay_over(folder, head, laid)
+        overlay.make_folder(folder, head.root.relative_to(head.top))
+    changed = dict(_sources(files).items() - before.items())
+    return sorted(file.relative_to(tree) for file in changed if file.is_relative_to(tree))
+
+
+def _sources(files: Sequence[Path]) -> dict[Path, bytes]:
+    return {file: overlay.read_source(file) for file in files if file.is_file()}
+
+
+def copy_same_files(head: Path, tree: Path) -> None:
+    """Copy submodules and git-lfs files that `head` has, unchanged, as the base's commit."""
+    ours = repository.submodules(head)
+    for path, commit in repository.submodules(tree).items():
+        files = repository.files_of_commit(head / path, commit) if path in ours else None
+        for file in files or ():
+            overlay.copy_file(head, tree, path / file)
+    for path in _pointers(tree):
+        if (head / path).is_file():
+            with (head / path).open("rb") as opened:
+                digest = hashlib.file_digest(opened, "sha256").hexdigest()
+            if digest.encode() in (tree / path).read_bytes():
+                overlay.copy_file(head, tree, path)
+
+
+def missing_files(tree: Path) -> list[Path]:
+    """Return the submodules and git-lfs files of its commit that a tree lacks; none outside git."""
+    if repository.find_top(tree) is None:
+        return []
+    submodules = repository.submodules(tree)
+    return [*(path for path in submodules if not any((tree / path).glob("*"))), *_pointers(tree)]
+
+
+def _pointers(tree: Path) -> list[Path]:
+    """The git-lfs files of a tree that are not there, only the pointers to them."""
+    files = [tree / path for path in repository.listed_files(tree, "--", ":(attr:filter=lfs)")]
+    return [file.relative_to(tree) for file in files if file.is_file() and _is_pointer(file)]
+
+
+def _is_pointer(file: Path) -> bool:
+    with file.open("rb") as opened:
+        return opened.read(len(_LFS_POINTER)) == _LFS_POINTER
+
+
+def check_shared(root: Path, shared: Sequence[str]) -> None:
+    """Raise a SettingError for a path of `perf_share` that both arms must not share."""
+    for name in shared:
+        path = root / name
+        if Path(name).is_absolute() or ".." in Path(name).parts:
+            raise SettingError(f"perf_share names {name!r}; name a path inside of {root}")
+        inside = [path / file for file in overlay.source_files(path)] if path.is_dir() else [path]
+        if compiled := [one for one in inside if one.suffix in _COMPILED or ".so." in one.name]:
+            raise SettingError(
+                f"perf_share names {name!r}, and {compiled[0]} is compiled code, which each arm "
+                "needs of its own; build it with --perf-base-build CMD"
+            )
+        if repository.tracked_files(root, [Path(name)]):
+            raise SettingError(
+                f"perf_share names {name!r}, which git tracks: the base has its own; name what git "
+                "ignores"
+            )
+
+
+def share_files(root: Path, tree: Path, shared: Sequence[str]) -> tuple[str, ...]:
+    """Link what head has and the base lacks into `tree`; return what was linked."""
+    linked = []
+    for name in shared:
+        if (root / name).exists() and not (tree / name).exists():
+            overlay.make_folder(tree, Path(name).parent)
+            (tree / name).symlink_to((root / name).resolve())
+            linked.append(name)
+    return tuple(linked)
 
 
 def check_base_dir(base_dir: Path) -> None:
@@ -103,20 +163,6 @@ def ignore_trees_in(root: Path) -> tuple[str, ...]:
         for folder in sorted({temporary, temporary.resolve()})
         if folder.is_relative_to(root)
     )
-
-
-def what_is_missing(tree: Path) -> tuple[str, ...]:
-    """Return what a worktree lacks of its commit, a clause each; nothing is fetched for it."""
-    top = repository.find_top(tree)
-    if top is None:
-        return ()
-    missing = [
-        f"the submodule {path} is empty in the base's tree" for path in empty_submodules(top)
-    ]
-    if pointers := lfs_pointers(top):
-        told = f"git-lfs files are pointers in the base's tree: {len(pointers)}, {pointers[0]}"
-        missing.append(f"{told} for one")
-    return tuple(missing)
 
 
 def sweep_stale_trees(root: Path) -> None:

@@ -12,7 +12,7 @@ import msgspec
 
 from perfsuite.errors import SettingError
 from perfsuite.gate.arms.arm import CellRun
-from perfsuite.records.cell import COUNT_NAMES, CellRecord, Counts, Memory
+from perfsuite.records.cell import COUNT_NAMES, Counts, Memory
 from perfsuite.records.run_file import StoredCell
 from perfsuite.units import format_bytes, format_count, format_ratio, parse_ratio
 
@@ -25,7 +25,7 @@ class _CountedRecord(msgspec.Struct, frozen=True):
     memory: Memory | None = None
 
 
-Counted = CellRecord | StoredCell | _CountedRecord
+Counted = StoredCell | _CountedRecord
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,12 +19,6 @@ _NUM_NAMED = 10
 _SHARE_THAT_EXPLAINS = 0.3
 
 
-class _Profiled(msgspec.Struct, frozen=True):
-    """What is read of a record; the base's perfsuite may keep other things beside it."""
-
-    operators: tuple[Operator, ...] | None = None
-
-
 def explain(trial: Trial, base: CellRun, head: CellRun) -> Explanation:
     """Return what moved over the pairs of a cell, by counts alone if these gave the verdict."""
     moves_s = [head_s - base_s for base_s, head_s in trial.raw] if trial.by == "pairs" else []
@@ -104,9 +98,10 @@ def _pairs(base: Mapping[str, Any], head: Mapping[str, Any]) -> dict[str, tuple[
 def _functions(base: CellRun, head: CellRun) -> list[dict[str, Any]]:
     """The operators that both records have, else the functions of both profiles."""
     with contextlib.suppress(msgspec.ValidationError):  # the base's perfsuite has another form
-        found = [msgspec.convert(run.record or {}, _Profiled).operators for run in (base, head)]
-        if found[0] and found[1]:
-            return _operators(found[0], found[1])
+        kept = [(run.record or {}).get("operators") or () for run in (base, head)]
+        before, after = (msgspec.convert(one, tuple[Operator, ...]) for one in kept)
+        if before and after:
+            return _operators(before, after)
     return _rows(base.profile, head.profile, missing=0.0)
 
 

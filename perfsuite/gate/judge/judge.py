@@ -11,16 +11,11 @@ from types import MappingProxyType
 from perfsuite.gate.arms.arm import Arm, Launch, PairPlan
 from perfsuite.gate.arms.launch import launch_pair
 from perfsuite.gate.arms.num_rounds import plan_num_rounds
+from perfsuite.gate.judge import pair_evidence
 from perfsuite.gate.judge.counts import CountComparison, compare_run_counts
 from perfsuite.gate.judge.forecast import describe_rest, why_too_much
 from perfsuite.gate.judge.kept_pairs import KeptCell, resume
 from perfsuite.gate.judge.numerics_change import CHANGED, UNKNOWN, describe_numerics_change
-from perfsuite.gate.judge.pair_evidence import (
-    add_pair,
-    describe_changes,
-    is_postponed,
-    why_clocks_differ,
-)
 from perfsuite.gate.judge.pairs_verdict import decide_by_pairs, tell_stalls
 from perfsuite.gate.judge.trial import Budget, CellPolicy, Judgement, Trial
 from perfsuite.gate.provenance.symmetry import find_asymmetry
@@ -60,19 +55,18 @@ def judge(
 
     `num_cells` cells share the error rate, those of other sessions included; None is these alone.
     """
-    trials = [Trial(name=name, policy=policy) for name, policy in policies.items()]
-    rules: dict[str, Rule] = {}
-    for trial in trials:
-        if (found := kept.get(printable(trial.name))) is not None:
-            rules[trial.name] = resume(trial, found)
-            continue
-        rules[trial.name] = Rule(
-            tolerance=trial.policy.tolerance,
-            limit=trial.policy.limit,
-            num_cells=num_cells or len(trials),
+    trials: list[Trial] = []
+    for name, policy in policies.items():
+        rule = Rule(
+            tolerance=policy.tolerance,
+            limit=policy.limit,
+            num_cells=num_cells or len(policies),
             max_pairs=budget.max_pairs,
-            prior=priors.get(trial.name),
+            prior=priors.get(name),
         )
+        trials.append(Trial(name=name, policy=policy, rule=rule))
+        if (found := kept.get(printable(name))) is not None:
+            resume(trials[-1], found)
     session = _Session(arms=(base, head), budget=budget, random_numbers=random.Random(seed))
     pair: _Pair | None = None
     while undecided := [trial for trial in trials if trial.word is None]:
@@ -86,8 +80,8 @@ def judge(
             if session.num_unfit == _MAX_UNFIT:
                 break
             continue
-        pair.decide(undecided, rules)
-        for line in _progress(session, undecided, trials, rules):
+        pair.decide(undecided)
+        for line in _progress(session, undecided, trials):
             say(line)
     too_long = why_too_much(len(trials), session.first_s, budget)
     for trial in trials:
@@ -109,18 +103,20 @@ class _Pair:
     unfit: str | None
     invalid: str | None
 
-    def decide(self, trials: Sequence[Trial], rules: Mapping[str, Rule]) -> None:
+    def decide(self, trials: Sequence[Trial]) -> None:
         """Add what it says to those trials that were fair in it, and decide them if possible."""
         cells = self.launches["head"].cells
         alternated_s = sum(run.alternated_s for run in cells.values())
         other_s = max(0.0, self.wall_s - alternated_s) / max(1, len(cells))
         for trial in trials:
-            if is_postponed(trial, self.launches, self.names, was_apart=self.plan.is_apart):
+            if pair_evidence.is_postponed(
+                trial, self.launches, self.names, was_apart=self.plan.is_apart
+            ):
                 continue
-            add_pair(trial, self.launches, self.plan.first, other_s)
+            pair_evidence.add_pair(trial, self.launches, self.plan.first, other_s)
             _count_until_alike(trial)
             if trial.word is None:
-                decide_by_pairs(trial, rules[trial.name])
+                decide_by_pairs(trial)
 
 
 @dataclass(kw_only=True)
@@ -167,7 +163,7 @@ class _Session:
         before = read_sensors()
         launches = launch_pair(self.arms, plan, names)
         unfit = why_unfit(before, read_sensors(), len(os.sched_getaffinity(0)))
-        unfit = unfit or why_clocks_differ(launches)
+        unfit = unfit or pair_evidence.why_clocks_differ(launches)
         wall_s = time.monotonic() - began_s
         self.first_s = self.first_s or wall_s
         self.longest_s = max(self.longest_s, wall_s)
@@ -224,7 +220,7 @@ def _judge_counts(trial: Trial) -> None:
         trial.word, trial.by, trial.reason = "FAIL", "counts", None
     for one in (*compared.increases, *compared.unavailable):
         trial.add_reason(str(one))
-    if (changes := describe_changes(**trial.last)) is not None:
+    if (changes := pair_evidence.describe_changes(**trial.last)) is not None:
         trial.add_reason(changes)
 
 
@@ -256,16 +252,14 @@ def _judge_size(trial: Trial) -> None:
     )
 
 
-def _progress(
-    session: _Session, judged: Sequence[Trial], trials: Sequence[Trial], rules: Mapping[str, Rule]
-) -> Iterator[str]:
+def _progress(session: _Session, judged: Sequence[Trial], trials: Sequence[Trial]) -> Iterator[str]:
     """Yield how many cells are decided, and intervals: of those decided now, and the widest."""
     undecided = [trial for trial in trials if trial.word is None]
     decided = f"{len(trials) - len(undecided)} of {counted(len(trials), 'cell')} decided"
     yield f"pair {session.num_pairs}: {decided} ({session.spent_s:.0f} s)"
     if session.num_pairs < 2:  # one pair does not show its spread
         if undecided:
-            has_history = all(rules[trial.name].prior for trial in undecided)
+            has_history = all(trial.rule.prior for trial in undecided)
             pair_s, budget = session.first_s, session.budget
             rest = describe_rest(len(undecided), pair_s, budget, has_history=has_history)
             yield why_too_much(len(trials), pair_s, budget) or rest

@@ -82,10 +82,7 @@ class KeptPairs:
         cells |= {name: _keep(trial) for name, trial in judged.items() if _is_kept(trial)}
         if not cells and not self.cells:
             return
-        try:
-            earlier = _read(self.path).comparisons
-        except (OSError, ValueError):  # which was told as it was read
-            earlier = []
+        earlier, _ = _read(self.path)
         others = [one for one in earlier if (one.base, one.head) != (self.base, self.head)]
         newest = _Comparison(base=self.base, head=self.head, cells=cells)
         kept = _File(comparisons=[*others, newest][-_MOST_COMPARISONS:])
@@ -94,15 +91,12 @@ class KeptPairs:
 
 def read_kept_pairs(path: Path, base: str, head: str) -> KeptPairs:
     """Return what is kept of two trees: nothing where the file is missing or cannot be read."""
-    cells: Mapping[str, KeptCell] = {}
+    comparisons, unreadable = _read(path)
+    cells = next((one.cells for one in comparisons if (one.base, one.head) == (base, head)), {})
     told = f"{path} has nothing of these two trees: judged anew"
-    try:
-        for one in _read(path).comparisons:
-            if (one.base, one.head) == (base, head):
-                cells = one.cells
-    except (OSError, ValueError) as error:
-        told = f"{path} cannot be read ({printable(untrusted.why_unreadable(error))}): judged anew"
-    if cells:
+    if unreadable is not None:
+        told = f"{path} cannot be read ({unreadable}): judged anew"
+    elif cells:
         who = "1 cell goes" if len(cells) == 1 else f"{len(cells)} cells go"
         told = f"{who} on from what {path} has of these two trees"
     return KeptPairs(path=path, base=base, head=head, cells=cells, told=told)
@@ -110,34 +104,28 @@ def read_kept_pairs(path: Path, base: str, head: str) -> KeptPairs:
 
 def kept_names(path: Path | None, head: str | None) -> frozenset[str]:
     """Return the `printable` names of what the file has of a head, with whichever base."""
-    if path is None:
-        return frozenset()
-    try:
-        comparisons = _read(path).comparisons
-    except (OSError, ValueError):  # told where the pairs are read
-        return frozenset()
+    comparisons = [] if path is None else _read(path)[0]
     return frozenset(name for one in comparisons if one.head == head for name in one.cells)
 
 
-def resume(trial: Trial, kept: KeptCell) -> Rule:
-    """Let a trial begin where an earlier session ended; return the rule that goes on.
+def resume(trial: Trial, kept: KeptCell) -> None:
+    """Let a trial go on where an earlier session ended, by its rule.
 
     A FAIL is final unless the user accepts more than before.
     """
     policy = trial.policy
-    rule = dataclasses.replace(kept.rule, tolerance=policy.tolerance, limit=policy.limit)
+    trial.rule = dataclasses.replace(kept.rule, tolerance=policy.tolerance, limit=policy.limit)
     trial.raw, trial.pairs, trial.firsts = [*kept.raw], [*kept.pairs], [*kept.firsts]
-    accepted = policy.accepted_slowdown
-    is_same = (kept.rule, kept.accepted_slowdown, kept.floor_s) == (rule, accepted, policy.floor_s)
+    asked = trial.rule, policy.accepted_slowdown, policy.floor_s
     is_told_alone = kept.by == "numerics" and not policy.refuses_numerics_change
-    if kept.word == "FAIL" and is_same and not is_told_alone:
-        decide_by_pairs(trial, rule)
+    is_same = (kept.rule, kept.accepted_slowdown, kept.floor_s) == asked and not is_told_alone
+    if kept.word == "FAIL" and is_same:
+        decide_by_pairs(trial)
         trial.word, trial.by = "FAIL", kept.by
         trial.reason = "; ".join(filter(None, (_KEPT, kept.reason)))
-        return rule
-    while decide_beyond(trial.pairs, rule, accepted).word == "INCONCLUSIVE":
-        rule = dataclasses.replace(rule, num_sessions=rule.num_sessions + 1)
-    return rule
+        return
+    while decide_beyond(trial).word == "INCONCLUSIVE":
+        trial.rule = dataclasses.replace(trial.rule, num_sessions=trial.rule.num_sessions + 1)
 
 
 def _is_kept(trial: Trial) -> bool:
@@ -149,16 +137,18 @@ def _is_kept(trial: Trial) -> bool:
 
 
 def _keep(trial: Trial) -> KeptCell:
-    kept = {name: getattr(trial, name) for name in ("word", "by", "raw", "pairs", "firsts")}
-    rule = {name: value for name, value in trial.rule.items() if name != "accepted_slowdown"}
-    reason = None if trial.reason is None else printable_lines(trial.reason)
+    kept = {name: getattr(trial, name) for name in ("word", "by", "rule", "raw", "pairs", "firsts")}
     bounds = {name: getattr(trial.policy, name) for name in ("accepted_slowdown", "floor_s")}
-    return msgspec.convert({**kept, **bounds, "reason": reason, "rule": rule}, KeptCell)
+    reason = None if trial.reason is None else printable_lines(trial.reason)
+    return msgspec.convert({**kept, **bounds, "reason": reason}, KeptCell)
 
 
-def _read(path: Path) -> _File:
+def _read(path: Path) -> tuple[list[_Comparison], str | None]:
+    """The comparisons in a file, and why it cannot be read: then there are none."""
     try:
         data = untrusted.read_untrusted(path, max_bytes=_MAX_FILE_BYTES)
-        return msgspec.json.decode(data, type=_File)
+        return msgspec.json.decode(data, type=_File).comparisons, None
     except FileNotFoundError:
-        return _File()
+        return [], None
+    except (OSError, ValueError) as error:
+        return [], printable(untrusted.why_unreadable(error))

@@ -90,15 +90,15 @@ def add_pair(trial: Trial, launches: Mapping[str, Launch], first: str, launch_s:
     raw = base_s / base_samples, base_s * math.exp(log_ratio) / head_samples
     trial.raw.append(raw)
     trial.firsts.append(first)
-    total = mean_log_ratio(base.rounds_s, head.rounds_s)
+    num_rounds = min(len(base.rounds_s), len(head.rounds_s))
+    total = math.fsum(head.rounds_s[:num_rounds]) / math.fsum(base.rounds_s[:num_rounds])
     trial.pairs.append(
         Pair(
             log_ratio=math.log(raw[1] / raw[0]),
-            mean_log_ratio=total + math.log(base_samples / head_samples),
+            mean_log_ratio=math.log(total) + math.log(base_samples / head_samples),
             error=error if math.isfinite(error) else None,
         )
     )
-    num_rounds = min(len(base.rounds_s), len(head.rounds_s))
     round_s = head.alternated_s / num_rounds
     if round_s > 0 and math.isfinite(error):
         trial.costs.append(PairCost(log_ratio, error, num_rounds, round_s, launch_s))
@@ -170,7 +170,8 @@ def is_postponed(
         trial.is_one_by_one = True
         return True
     has_daemon = any(launch.leaves_daemon for launch in launches.values())
-    if was_apart and any(_is_stuck(launch.failure or "") for launch in launches.values()):
+    stuck = [one for one in launches.values() if (one.failure or "").startswith(NO_PROGRESS)]
+    if was_apart and stuck:
         trial.is_apart = False  # the other arm was not in the way
     elif not trial.is_apart and (has_daemon or any(map(_is_taken, failures))):
         trial.is_apart = True
@@ -193,11 +194,7 @@ def _cell_that_ended(launches: Mapping[str, Launch], names: Sequence[str]) -> st
 def _is_taken(failure: str) -> bool:
     """Whether an arm wanted, or may have waited for, what one process alone may have."""
     said = (_PATH.sub("", text) for text in _EXCEPTION.findall(failure))
-    return _is_stuck(failure) or any(map(_IS_TAKEN.search, said))
-
-
-def _is_stuck(failure: str) -> bool:
-    return failure.startswith(NO_PROGRESS)
+    return failure.startswith(NO_PROGRESS) or any(map(_IS_TAKEN.search, said))
 
 
 def _failures(name: str, launches: Mapping[str, Launch]) -> Iterator[str]:
@@ -227,16 +224,6 @@ def locate_log_ratio(base_s: Sequence[float], head_s: Sequence[float]) -> tuple[
     return intervals.trimmed_mean(
         [math.log(after / before) for before, after in zip(base_s, head_s, strict=False)]
     )
-
-
-def mean_log_ratio(base_s: Sequence[float], head_s: Sequence[float]) -> float:
-    """Return log(head / base) of the total times of rounds beside each other, stalls included.
-
-    >>> round(math.exp(mean_log_ratio([1.0, 1.0, 1.0, 1.0, 1.0], [1.0, 1.0, 4.0, 1.0, 1.0])), 9)
-    1.6
-    """
-    num_rounds = min(len(base_s), len(head_s))
-    return math.log(math.fsum(head_s[:num_rounds]) / math.fsum(base_s[:num_rounds]))
 
 
 class _Counted(msgspec.Struct, frozen=True):

@@ -9,18 +9,15 @@ from typing import Any
 
 from perfsuite.gate.judge.trial import Trial
 from perfsuite.records.verdict import CellVerdict, Explanation
-from perfsuite.stats.evidence import Pair
-from perfsuite.stats.sequential import Decision, Rule, decide
+from perfsuite.stats.sequential import Decision, decide
 from perfsuite.units import format_change, format_ratio, listed
 
 
-def decide_by_pairs(trial: Trial, rule: Rule) -> None:
+def decide_by_pairs(trial: Trial) -> None:
     """Give a trial its decision, and its word where its pairs suffice."""
     if not trial.pairs:
         return
-    accepted = trial.policy.accepted_slowdown
-    trial.rule = {**dataclasses.asdict(rule), "accepted_slowdown": accepted}
-    decision = decide_beyond(trial.pairs, rule, accepted)
+    accepted, decision = trial.policy.accepted_slowdown, decide_beyond(trial)
     low, high = decision.interval
     trial.decision = dataclasses.replace(
         decision,
@@ -35,7 +32,7 @@ def decide_by_pairs(trial: Trial, rule: Rule) -> None:
     if accepted != 1.0:
         trial.add_reason(f"a slowdown by {format_ratio(accepted - 1)} is accepted")
         # Faster than what is accepted is not yet faster than the base.
-        if trial.word == "IMPROVED" and decide(trial.pairs, rule).word != "IMPROVED":
+        if trial.word == "IMPROVED" and decide(trial.pairs, trial.rule).word != "IMPROVED":
             trial.word = "PASS"
     typical = [head_s - base_s * accepted for base_s, head_s in trial.raw]
     total = [
@@ -51,16 +48,16 @@ def decide_by_pairs(trial: Trial, rule: Rule) -> None:
         )
 
 
-def decide_beyond(pairs: list[Pair], rule: Rule, accepted_slowdown: float) -> Decision:
+def decide_beyond(trial: Trial) -> Decision:
     """Return what the pairs prove as if the base took what is accepted."""
-    accepted = math.log(accepted_slowdown)
+    accepted = math.log(trial.policy.accepted_slowdown)
     beyond = [
         dataclasses.replace(
             pair, log_ratio=pair.log_ratio - accepted, mean_log_ratio=pair.mean_log_ratio - accepted
         )
-        for pair in pairs
+        for pair in trial.pairs
     ]
-    return decide(beyond, rule)
+    return decide(beyond, trial.rule)
 
 
 def tell_stalls(trial: Trial) -> None:
@@ -84,6 +81,8 @@ def verdict_of(trial: Trial, explanation: Explanation | None, base: str) -> Cell
     if trial.decision is not None:
         proven = dataclasses.asdict(trial.decision)
         del proven["word"], proven["mean_differs"]  # counts may have another word
+        accepted = {"accepted_slowdown": trial.policy.accepted_slowdown}
+        proven["rule"] = dataclasses.asdict(trial.rule) | accepted
     return CellVerdict(
         name=trial.name,
         word=trial.word or "INCONCLUSIVE",
@@ -98,7 +97,6 @@ def verdict_of(trial: Trial, explanation: Explanation | None, base: str) -> Cell
         mean_ratios=tuple(math.exp(pair.mean_log_ratio) for pair in trial.pairs),
         errors=tuple(pair.error for pair in trial.pairs),
         firsts=tuple(trial.firsts),
-        rule=trial.rule,
         **proven,
     )
 

@@ -3,14 +3,14 @@
 import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final
 
 from perfsuite.gate.arms.arm import CellRun
 from perfsuite.gate.arms.num_rounds import PairCost
 from perfsuite.gate.judge.counts import Slack
 from perfsuite.records.verdict import VerdictWord
 from perfsuite.stats.evidence import Pair
-from perfsuite.stats.sequential import Decision
+from perfsuite.stats.sequential import Decision, Rule
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,7 +68,6 @@ class Trial:
             and that times the location of head's rounds over the base's beside them. Seconds a
             sample where the policy says how many samples an iteration has.
         pairs: What the rule sees of each pair in `raw`; `decision` is what they prove so far.
-        rule: The arguments of the rule, accepted slowdown included; empty before the first pair.
         runs: Those of all pairs, by arm.
         num_counted: The first so many of these have counts; None where all have.
         firsts: The arm that ran the first round of each pair in `raw`.
@@ -80,13 +79,13 @@ class Trial:
 
     name: str
     policy: CellPolicy
+    rule: Rule
     raw: list[tuple[float, float]] = field(default_factory=list)
     pairs: list[Pair] = field(default_factory=list)
     word: VerdictWord | None = None
     by: str = "pairs"
     reason: str | None = None
     decision: Decision | None = None
-    rule: dict[str, Any] = field(default_factory=dict)
     runs: dict[str, list[CellRun]] = field(default_factory=dict)
     num_counted: int | None = None
     firsts: list[str] = field(default_factory=list)

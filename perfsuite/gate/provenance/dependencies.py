@@ -6,10 +6,11 @@ import functools
 import json
 import re
 import tomllib
-from collections.abc import Callable, Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
 from importlib.metadata import packages_distributions
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from perfsuite.gate.git.overlay import tree_files
 from perfsuite.gate.provenance.installed import SITE, normalized
@@ -77,11 +78,7 @@ def _read(path: Path) -> dict[str, str] | None:
     try:
         return read(text)
     except (ValueError, SyntaxError, configparser.Error):  # TOMLDecodeError is a ValueError
-        return _read_any(text)
-
-
-def _read_any(text: str) -> dict[str, str]:
-    return {ANY: text}
+        return {ANY: text}
 
 
 def _read_list(text: str) -> dict[str, str]:
@@ -90,24 +87,25 @@ def _read_list(text: str) -> dict[str, str]:
     return _named(line.removeprefix("- ") for line in lines if line and not line.startswith("#"))
 
 
-def _named(requirements: Iterator[str]) -> dict[str, str]:
+def _named(requirements: Iterable[str]) -> dict[str, str]:
     """By the distribution's name, and what names none under ANY."""
-    found: dict[str, list[str]] = {}
-    for requirement in requirements:
-        match = _NAME.match(requirement)
-        found.setdefault(normalized(match[0]) if match else ANY, []).append(requirement)
-    return {name: "\n".join(sorted(lines)) for name, lines in found.items()}
+    matches = ((_NAME.match(requirement), requirement) for requirement in requirements)
+    return _grouped((match[0] if match else ANY, requirement) for match, requirement in matches)
+
+
+def _grouped(declared: Iterable[tuple[str, str]]) -> dict[str, str]:
+    found: defaultdict[str, list[str]] = defaultdict(list)
+    for name, text in declared:
+        found[normalized(name)].append(text)
+    return {name: "\n".join(sorted(texts)) for name, texts in found.items()}
 
 
 def _read_lock(text: str) -> dict[str, str]:
     """uv, poetry, pdm and PEP 751 all list tables of packages, each with its name."""
-    document = tomllib.loads(text)
-    packages = document.get("package", []) + document.get("packages", [])
-    found: dict[str, list[str]] = {}
-    for package in packages:
-        version = {key: package.get(key) for key in ("version", "source", "vcs", "url")}
-        found.setdefault(normalized(package["name"]), []).append(json.dumps(version))
-    return {name: "\n".join(sorted(versions)) for name, versions in found.items()}
+    document, keys = tomllib.loads(text), ("version", "source", "vcs", "url")
+    packages = [*document.get("package", []), *document.get("packages", [])]
+    versions = (json.dumps({key: package.get(key) for key in keys}) for package in packages)
+    return _grouped(zip((package["name"] for package in packages), versions, strict=True))
 
 
 def _read_project(text: str) -> dict[str, str]:
@@ -130,12 +128,10 @@ def _read_project(text: str) -> dict[str, str]:
 def _read_setup_cfg(text: str) -> dict[str, str]:
     parser = configparser.ConfigParser(interpolation=None)
     parser.read_string(text)
-    options: dict[str, Any] = dict(parser["options"]) if "options" in parser else {}
-    lines = options.get("install_requires", "").splitlines()
+    values = [parser.get("options", "install_requires", fallback="")]
     if "options.extras_require" in parser:
-        for value in parser["options.extras_require"].values():
-            lines += value.splitlines()
-    return _named(line.strip() for line in lines if line.strip())
+        values += parser["options.extras_require"].values()
+    return _named(line.strip() for line in "\n".join(values).splitlines() if line.strip())
 
 
 def _read_setup(text: str) -> dict[str, str]:
@@ -145,7 +141,7 @@ def _read_setup(text: str) -> dict[str, str]:
         if isinstance(call, ast.keyword) and call.arg in ("install_requires", "extras_require"):
             texts = [one.value for one in ast.walk(call.value) if isinstance(one, ast.Constant)]
             known = _named(text for text in texts if isinstance(text, str))
-            found |= known or _read_any(ast.dump(call.value))
+            found |= known or {ANY: ast.dump(call.value)}
     return found
 
 
@@ -158,5 +154,5 @@ _READERS: Final[Mapping[str, Callable[[str], dict[str, str]]]] = {
     r"requirements/.*\.(txt|in)|.*/.*(requirements.*\.(txt|in)|constraints.*\.txt)": _read_list,
     r".*/(environment|conda)\.ya?ml": _read_list,
     # May change everything.
-    r".*/(Pipfile(\.lock)?|pixi\.(lock|toml)|conda-lock\.yml)": _read_any,
+    r".*/(Pipfile(\.lock)?|pixi\.(lock|toml)|conda-lock\.yml)": lambda text: {ANY: text},
 }

@@ -15,8 +15,6 @@ from perfsuite.gate.provenance.installed import SITE, by_names, find_source
 from perfsuite.records.verdict import CellVerdict
 from perfsuite.units import listed
 
-Run = Callable[[Sequence[str]], Launch]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
@@ -28,7 +26,7 @@ class Comparison:
     top: Path
     changes: Changes
     collected: Launch
-    run: Run
+    run: Callable[[Sequence[str]], Launch]
 
     @property
     def reaches_no_cell(self) -> bool:

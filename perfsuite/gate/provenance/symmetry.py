@@ -4,6 +4,7 @@ import functools
 import os
 import re
 import zipfile
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,23 +12,20 @@ import psutil
 
 from perfsuite.gate.arms.arm import Launch
 from perfsuite.gate.git import repository
-from perfsuite.gate.git.fill_tree import missing_files
 from perfsuite.gate.git.overlay import SITE_FOLDER, are_alike, is_left_out
 from perfsuite.gate.git.repository import tracked_files
+from perfsuite.gate.git.worktree import missing_files
+from perfsuite.gate.provenance import installed
 from perfsuite.gate.provenance.dependencies import find_changed_dependency
-from perfsuite.gate.provenance.installed import (
-    SITE,
-    computes_name,
-    find_source,
-    installed_by_projects,
-    is_any_installed,
-    is_recorded,
-    modules_of,
-    project_names,
-)
-from perfsuite.gate.provenance.untracked import BUILD, SHARE
+from perfsuite.gate.provenance.installed import SITE, find_source
 
 _PYTHON = "give the base an interpreter of its own with --base-python (pytest: --perf-base-python)"
+_NO_MODULE = re.compile(r"No module named '([\w.]+)'")
+_NO_NAME = re.compile(
+    r"cannot import name '(\w+)' from (?:partially initialized module )?'([\w.]+)'"
+)
+_BUILD = "build it in the base's tree with --base-build CMD (pytest: --perf-base-build)"
+_SHARE = "name it in pytest's perf_share where both may use head's"
 _ARCHIVES = (".zip", ".egg", ".whl", ".pyz")
 _CODE = (".py", ".so", *_ARCHIVES)
 # Temporary folders of sessions, which a continuous integration may have in the checkout.
@@ -117,7 +115,7 @@ _began_s = functools.cache(lambda: psutil.Process().create_time())
 def _find_silent(base: Launch, head: Loading) -> str | None:
     """Why the base may have run head's code where it could not say what it loads."""
     command = min(base.loaded.silent, default=None)
-    project = command and is_any_installed(head.top, base.arm.python, base.loaded.files)
+    project = command and installed.is_any_installed(head.top, base.arm.python, base.loaded.files)
     if project is None:
         return None
     return (
@@ -151,21 +149,21 @@ def _find_foreign(arm: Loading, other: Loading) -> str | None:
                     f"{advice}"
                 )
             elif not is_data:
-                advice += f" and {BUILD}, or name its folder in pytest's pythonpath"
+                advice += f" and {_BUILD}, or name its folder in pytest's pythonpath"
             return f"the {arm.name} arm loaded {path}, which is {other.name}'s; {advice}"
     return None
 
 
 def _find_installed_instead(base: Loading, head: Loading) -> str | None:
     """Why the base loaded an installed copy of what head loads from its own tree."""
-    installed = {SITE.split(file)[-1]: file for file in base.files if SITE.search(file)}
+    copies = {SITE.split(file)[-1]: file for file in base.files if SITE.search(file)}
     for root in head.roots:
         for path in head.own_files:
             own = head.top / path
             name = str(own.relative_to(root)) if own.is_relative_to(root) else None
-            if name in installed and ((base.top / path).exists() or _is_lacked(base.top, path)):
+            if name in copies and ((base.top / path).exists() or _is_lacked(base.top, path)):
                 return (
-                    f"the base arm loaded {installed[name]}, although its commit has {path}, which "
+                    f"the base arm loaded {copies[name]}, although its commit has {path}, which "
                     f"the head arm loaded; uninstall that copy, or {_PYTHON}"
                 )
     return None
@@ -189,7 +187,7 @@ def _find_missing(base: Loading, head: Loading) -> str | None:
         if path not in tracked and (is_built or repository.is_ignored(head.top, path)):
             return (
                 f"the head arm loaded {path}, which git does not track and the base's tree does "
-                f"not have; {BUILD}" + ("" if is_built else f", or {SHARE}")
+                f"not have; {_BUILD}" + ("" if is_built else f", or {_SHARE}")
             )
     return None
 
@@ -209,17 +207,17 @@ def _is_lacked(top: Path, path: Path) -> Path | None:
 def _find_shared(base: Loading, head: Loading) -> str | None:
     """Why both arms loaded one file that is code of the tree, or was built from it."""
     both = base.files & head.files
-    installed = installed_by_projects(head.top, both)
+    owners = installed.installed_by_projects(head.top, both)
     for name in sorted(both):
         file = Path(name)
         source = _find_source(base, head, file)
-        if name not in installed and (source is None or _is_of_another(file, head.top, source)):
+        if name not in owners and (source is None or _is_of_another(file, head.top, source)):
             continue
         if file.suffix != ".py" and not _is_compiled(file):  # a script says where it leads
             continue
         if source is None:
             return (
-                f"both arms loaded {file}, which {installed[name]} has installed; {BUILD}, or "
+                f"both arms loaded {file}, which {owners[name]} has installed; {_BUILD}, or "
                 f"{_PYTHON}"
             )
         return (
@@ -249,7 +247,7 @@ def _find_source(base: Loading, head: Loading, file: Path) -> Path | None:
     is_inside = file.is_relative_to(head.top) or file.is_relative_to(base.top)
     if is_inside and not SITE.search(str(file)):
         return None
-    ours, theirs = modules_of(head.top), modules_of(base.top)
+    ours, theirs = installed.modules_of(head.top), installed.modules_of(base.top)
     if file.suffix in _ARCHIVES and zipfile.is_zipfile(file):
         inside = (Path(name).with_suffix("").parts for name in zipfile.ZipFile(file).namelist())
         return next((ours[names] for names in inside if names in ours and names in theirs), None)
@@ -262,9 +260,9 @@ def _is_of_another(file: Path, tree: Path, source: Path) -> bool:
     Where no project of the tree has a name, equal contents decide. A file without a record, as in a
     folder on PYTHONPATH, is the tree's.
     """
-    if not is_recorded(str(file)) or computes_name(tree):
+    if not installed.is_recorded(str(file)) or installed.computes_name(tree):
         return False
-    return bool(project_names(tree)) or not are_alike(file, tree / source)
+    return bool(installed.project_names(tree)) or not are_alike(file, tree / source)
 
 
 def _is_compiled(file: Path) -> bool:
@@ -273,3 +271,36 @@ def _is_compiled(file: Path) -> bool:
         return False
     with file.open("rb") as opened:
         return opened.read(2) != b"#!"
+
+
+def name_untracked(reason: str, head: Path, base: Path, roots: Sequence[Path]) -> str | None:
+    """Return what head has, git does not track, and the base failed for, by its `reason`.
+
+    `head` and `base` are pytest's roots, `roots` head's import roots.
+    """
+    for path in _candidates(reason, head, base, roots):
+        top = repository.find_top(head)
+        is_lacking = path.exists() and not (base / path.relative_to(head)).exists()
+        if is_lacking and top is not None and not tracked_files(head, [path]):
+            is_text = path.is_dir()
+            if not is_text:
+                with path.open("rb") as opened:
+                    is_text = b"\0" not in opened.read(4096)
+            advice = f"{_SHARE}, or {_BUILD}" if is_text else _BUILD
+            return f"head has {path.relative_to(head)}, which git does not track: {advice}"
+    return None
+
+
+def _candidates(reason: str, head: Path, base: Path, roots: Sequence[Path]) -> Iterator[Path]:
+    modules = [match[1] for match in _NO_MODULE.finditer(reason)]
+    modules += [f"{match[2]}.{match[1]}" for match in _NO_NAME.finditer(reason)]
+    for module in modules:
+        place = module.replace(".", "/")
+        for root in roots:
+            yield from (root / f"{place}.py", root / place / "__init__.py")
+            yield from sorted((root / place).parent.glob(f"{Path(place).name}.*so"))
+    for match in re.finditer(rf"{re.escape(str(base))}/([^'\":\n]+)", reason):
+        path = head / match[1]
+        # The outermost folder that the base lacks, as of all data.
+        inside = [one for one in reversed(path.parents) if one.is_relative_to(head)]
+        yield next((one for one in inside if not (base / one.relative_to(head)).exists()), path)

@@ -12,11 +12,10 @@ import msgspec
 import pytest
 
 from perfsuite.errors import PerfsuiteError
-from perfsuite.gate.baselines.screen import Candidate
 from perfsuite.gate.baselines.stored_verdict import History, read_history
 from perfsuite.gate.common_cells import HIDDEN
-from perfsuite.gate.git.repository import Base, NoBase
-from perfsuite.gate.git.tree_digest import digest_tree
+from perfsuite.gate.git.changes import digest_tree
+from perfsuite.gate.git.repository import Base
 from perfsuite.gate.judge.counts import parse_slacks
 from perfsuite.gate.judge.kept_pairs import kept_names
 from perfsuite.gate.judge.trial import CellPolicy, draw_seed
@@ -28,7 +27,8 @@ from perfsuite.plugin.session.choices import Choices
 from perfsuite.plugin.session.markers import marker_arguments
 from perfsuite.plugin.session.saving import STORAGE, RunSaver
 from perfsuite.plugin.session.sharding import Sharding, durations_place
-from perfsuite.records.cell import CellRecord, samples_of_step
+from perfsuite.records.cell import CellRecord
+from perfsuite.records.run_file import StoredCell
 from perfsuite.records.verdict import CellVerdict
 from perfsuite.system.untrusted import printable
 
@@ -91,7 +91,7 @@ class SessionGate:
         self._durations = choices.durations
         self._saver = saver
         self._history: History | None = None
-        self._found: Base | NoBase | None = None
+        self._found: Base | str | None = None
 
     @property
     def result(self) -> GateResult | None:
@@ -250,32 +250,22 @@ class SessionGate:
         if judged is None and policy.refuses_numerics_change:  # as only the base may do
             return None
         stats = getattr(item.funcargs.get("benchmark"), "stats", None)
-        num_samples = None
-        if record is not None:
-            if stats is not None:
-                num_samples = samples_of_step(record.samples_per_s, stats.stats.median)
-            grown = history.find_increases(name, record, num_samples, policy, self._say)
+        kept = ("fingerprint", "samples_per_s", "counts", "memory")
+        known = {} if record is None else {field: getattr(record, field) for field in kept}
+        cell = None if stats is None else StoredCell(median_s=stats.stats.median, **known)
+        if record is not None and cell is not None:
+            grown = history.find_increases(name, cell, policy, self._say)
             if grown is not None and judged is None:
                 self._say(f"{name} goes to the judge: {grown} since the base's stored run")
                 return None
-        if judged is not None and judged.word == "SKIPPED" and stats is not None:
+        if judged is not None and judged.word == "SKIPPED" and cell is not None:
             reason = f"this session measured it and its launches did not: {judged.reason}"
             return CellVerdict(name=name, word="INVALID", by="collection", reason=reason)
-        if judged is not None or not history.can_screen(name) or stats is None:
+        if judged is not None or not history.can_screen(name) or cell is None:
             return judged or _unknown(name, first.refusal)
         digested = {} if record is None else {"workload": record.workload, "recipe": record.recipe}
-        return history.screen(
-            Candidate(
-                fullname=name,
-                median_s=stats.stats.median,
-                fingerprint=None if record is None else record.fingerprint,
-                num_samples=num_samples,
-                digest=self._saver.digests.of(name, digested) or "unknown",
-                tolerance=policy.tolerance,
-                limit=policy.limit,
-            ),
-            self._say,
-        )
+        digest = self._saver.digests.of(name, digested) or "unknown"
+        return history.screen(name, cell, digest, policy, self._say)
 
     def _own_policy(self, item: pytest.Item) -> CellPolicy:
         """How a cell is judged where there is no base."""

@@ -13,7 +13,7 @@ from typing import Final
 import pytest
 
 from perfsuite.errors import SettingError
-from perfsuite.gate.baselines.durations import Durations, read_durations
+from perfsuite.gate.baselines.select import read_durations
 from perfsuite.plugin.session.saving import STORAGE, commit_info
 from perfsuite.records.shard import Shard, ShardStamp, assign, digest_of
 from perfsuite.system.urls import AnyPath, locate
@@ -96,15 +96,15 @@ def cut(config: pytest.Config, names: Sequence[str], shard: Shard, named: str | 
     source = _describe_place(place, config.rootpath)
     # Shards that end early store their runs while others have not begun.
     but_of = commit_info(config).get("id") if named is None else None
-    durations = read_durations(place, names, but_of=but_of)
-    if named is not None and names and not durations.num_known:
-        why = f" ({durations.refused[0].reason})" if durations.refused else ""
+    durations_s, refused = read_durations(place, names, but_of=but_of)
+    if named is not None and names and {*durations_s.values()} == {None}:
+        why = f" ({refused[0].reason})" if refused else ""
         raise SettingError(
             f"--perf-durations is {source!r}, which has no duration of any of the "
             f"{counted(len(names), 'cell')}{why}; name a run that perfsuite wrote, such as "
             "results/run.json, or a folder of them"
         )
-    assigned = assign(durations.seconds, shard.num_shards)
+    assigned = assign(durations_s, shard.num_shards)
     cells = frozenset(name for name, number in assigned.items() if number == shard.number)
     stamp = ShardStamp(
         number=shard.number,
@@ -117,7 +117,7 @@ def cut(config: pytest.Config, names: Sequence[str], shard: Shard, named: str | 
         cells=cells,
         others=frozenset(assigned) - cells,
         stamp=stamp,
-        described=_describe(cells, stamp, durations, source),
+        described=_describe(cells, stamp, durations_s, source),
     )
 
 
@@ -128,13 +128,16 @@ def _describe_place(place: AnyPath | None, root: Path) -> str:
     return os.path.relpath(str(place), root) if is_below else str(place)
 
 
-def _describe(cells: frozenset[str], stamp: ShardStamp, durations: Durations, source: str) -> str:
+def _describe(
+    cells: frozenset[str], stamp: ShardStamp, durations_s: Mapping[str, float | None], source: str
+) -> str:
     own_s, all_s = (
-        format_seconds(sum(durations.seconds[name] or 0 for name in names))
-        for names in (cells, durations.seconds)
+        format_seconds(sum(durations_s[name] or 0 for name in names))
+        for names in (cells, durations_s)
     )
+    num_known = sum(seconds is not None for seconds in durations_s.values())
     return (
-        f"shard {stamp.shard}: {len(cells)} of {counted(stamp.num_cells, 'cell')}, partition "
-        f"{stamp.partition}, {own_s} of {all_s} by {durations.num_known} known durations from "
-        f"{source}"
+        f"shard {stamp.number}/{stamp.num_shards}: {len(cells)} of "
+        f"{counted(stamp.num_cells, 'cell')}, partition {stamp.partition}, {own_s} of {all_s} by "
+        f"{num_known} known durations from {source}"
     )

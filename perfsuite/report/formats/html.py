@@ -12,22 +12,27 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
+from operator import itemgetter
 from typing import TYPE_CHECKING, Final
 
 from perfsuite.report.charts import sparklines
 from perfsuite.report.charts.sections import Picture
 from perfsuite.report.model import Report
-from perfsuite.report.rows import COLUMNS, Column, Row, filled
+from perfsuite.report.rows import COLUMNS, Column, Row, columns_of, filled
 
 if TYPE_CHECKING:
     from jinja2 import Environment
 
 
-_LAST_BEFORE_PICTURES: Final = "load_ratio"
+_LAST_BEFORE_PICTURES: Final = "peak_bytes"
 _PICTURES: Final = (
     Column("stages", "stages", sparklines.draw_stages, is_number=False),
     Column("history", "history", sparklines.draw_history, is_number=False),
 )
+# What the first screen shows of a cell that moved, and of how many; the table has all.
+_OF_MOVED: Final = columns_of("change_ratio", "interval", "step_time_s")
+_MOST_MOVED: Final = 5
+_UNMOVED: Final = ("PASS", "NEW", "SKIPPED")
 # The same as in page.css: below it each row is a card.
 _NARROW, _WIDE = "48rem", "48.01rem"
 _NAME_WIDTH: Final = "20rem"
@@ -57,6 +62,9 @@ def html_page(report: Report) -> str:
         if column.key == _LAST_BEFORE_PICTURES:
             columns += _PICTURES
     columns = list(filled(columns, report.rows))
+    judged = [(row, row.verdict) for row in report.rows if row.verdict is not None]
+    moved = [row for row, verdict in judged if verdict.word not in _UNMOVED]
+    compared = [(verdict.ratio, row) for row, verdict in judged if verdict.ratio is not None]
     rows = [[_cell(column, row, report) for column in columns] for row in report.rows]
     style = _read("picture.css") + _read("page.css") + _column_styles(columns, rows)
     script = _read("page.js")
@@ -65,7 +73,11 @@ def html_page(report: Report) -> str:
         report=report,
         columns=columns,
         rows=rows,
-        words=sorted({row.verdict.word for row in report.rows if row.verdict is not None}),
+        words=sorted({verdict.word for _, verdict in judged}),
+        moved=[(row, _gauge(row, report)) for row in moved[:_MOST_MOVED]],
+        num_moved=len(moved),
+        of_moved=_OF_MOVED,
+        slowest=max(compared, key=itemgetter(0))[1] if compared else None,
         style=style,
         style_hash=_hash(style),
         script=script,
@@ -103,13 +115,19 @@ def _cell(column: Column[Row], row: Row, report: Report) -> _Cell:
     picture = value if isinstance(value, Picture) else None
     if column.key == "spread_ratio":
         picture = sparklines.draw_rounds(row)
-    elif column.key == "interval" and row.verdict is not None:
-        picture = sparklines.draw_verdict(row.verdict, report.tolerance, report.limit)
+    elif column.key == "interval":
+        picture = _gauge(row, report)
     return _Cell(
         text="" if isinstance(value, Picture) else column.text(row),
         order=value if isinstance(value, int | float) else None,
         picture=picture,
     )
+
+
+def _gauge(row: Row, report: Report) -> Picture | None:
+    if row.verdict is None:
+        return None
+    return sparklines.draw_verdict(row.verdict, report.tolerance, report.limit)
 
 
 def _column_styles(columns: Sequence[Column[Row]], rows: Sequence[Sequence[_Cell]]) -> str:

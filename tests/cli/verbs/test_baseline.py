@@ -164,29 +164,37 @@ def test_in_a_checkout_the_runs_of_the_default_branch_are_usable(
     perfsuite: Call, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     ours = make_commit(tmp_path, "init")
-    subprocess.run(["git", "checkout", "--quiet", "-b", "feature"], cwd=tmp_path, check=True)
+    run_git(tmp_path, "checkout", "--quiet", "-b", "side")
+    merged = make_commit(tmp_path)
+    run_git(tmp_path, "checkout", "--quiet", "main")
+    run_git(tmp_path, "merge", "--quiet", "--no-ff", "--message", "a merge", "side")
+    run_git(tmp_path, "checkout", "--quiet", "-b", "feature")
     theirs = make_commit(tmp_path)
-    store(tmp_path / "baselines", "0001_main.json", day=1, commit=ours)
-    store(tmp_path / "baselines", "0002_feature.json", day=2, commit=theirs)
+    for day, commit in enumerate((ours, merged, theirs), start=1):
+        store(tmp_path / "baselines", f"000{day}_run.json", day=day, commit=commit)
 
     perfsuite("list")
 
-    *_, main, feature, last = capsys.readouterr().out.splitlines()
+    *_, main, side, feature, last = capsys.readouterr().out.splitlines()
     assert main.endswith("  usable")
-    assert feature.endswith(f"its commit {theirs[:12]} is neither the base nor an ancestor of it")
-    assert last == f"1 of 2 usable in this environment, {HERE}"
+    for line, commit in ((side, merged), (feature, theirs)):
+        assert line.endswith(f"its commit {commit[:12]} is neither the base nor an ancestor of it")
+    assert last == f"1 of 3 usable in this environment, {HERE}"
 
 
 def make_commit(folder: Path, *before: str) -> str:
-    git = ["git", "-c", "user.name=A", "-c", "user.email=a@example.org"]
     if before:
-        subprocess.run([*git, "init", "--quiet", "-b", "main"], cwd=folder, check=True)
-    command = [*git, "commit", "--quiet", "--allow-empty", "--message", "a"]
-    subprocess.run(command, cwd=folder, check=True)
-    asked = subprocess.run(
-        ["git", "rev-parse", "HEAD"], cwd=folder, check=True, capture_output=True, text=True
+        run_git(folder, "init", "--quiet", "-b", "main")
+    run_git(folder, "commit", "--quiet", "--allow-empty", "--message", "a")
+    return run_git(folder, "rev-parse", "HEAD")
+
+
+def run_git(folder: Path, *arguments: str) -> str:
+    git = ("git", "-c", "user.name=A", "-c", "user.email=a@example.org")
+    ended = subprocess.run(
+        [*git, *arguments], cwd=folder, check=True, capture_output=True, text=True
     )
-    return asked.stdout.strip()
+    return ended.stdout.strip()
 
 
 def test_a_run_that_was_just_saved_is_listed_as_usable(

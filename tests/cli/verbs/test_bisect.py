@@ -12,7 +12,8 @@ import pytest
 from command_line import call_verb
 
 from perfsuite.cli.verbs import bisect as bisect_module
-from perfsuite.gate.bisect import BisectRequest, BisectResult, BisectStep, Mark
+from perfsuite.gate.bisect import BisectResult, BisectStep, Mark
+from perfsuite.gate.request import GateRequest
 from perfsuite.records.verdict import CellVerdict, Explanation
 from perfsuite.system.timing_lock import TimingLock
 
@@ -58,13 +59,17 @@ class Bisect:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self._patch = monkeypatch
-        self.requests: list[BisectRequest] = []
+        self.requests: list[GateRequest] = []
+        self.asked: dict[str, Any] = {}
 
     def __call__(self, *arguments: str, found: BisectResult = FOUND) -> int:
         """Return what the command line ends in."""
 
-        def bisect(request: BisectRequest, *, say: Any, machine: TimingLock) -> BisectResult:
+        def bisect(
+            request: GateRequest, *, say: Any, machine: TimingLock, **asked: Any
+        ) -> BisectResult:
             self.requests.append(request)
+            self.asked = asked
             assert isinstance(machine, TimingLock)
             say("searching")
             return found
@@ -83,9 +88,8 @@ def test_without_options_the_bounds_follow_the_bad_end(bisect: Bisect, tmp_path:
     assert bisect("--good", "v1", CELL) == 0
 
     (request,) = bisect.requests
-    assert (request.folder, request.cell) == (tmp_path, CELL)
-    assert (request.good, request.bad) == ("v1", "HEAD")
-    assert request.bounds is None
+    assert (request.folder, request.command.arguments) == (tmp_path, (CELL,))
+    assert bisect.asked == {"good": "v1", "bad": "HEAD", "bounds": None}
     assert (request.budget.max_pairs, request.budget.max_s) == (40, 1800.0)
     assert request.priors == {}
 
@@ -97,7 +101,7 @@ def test_every_option_reaches_the_search(bisect: Bisect) -> None:
     )
 
     (request,) = bisect.requests
-    assert (request.bad, request.bounds) == ("v2", (0.1, 0.2))
+    assert (bisect.asked["bad"], bisect.asked["bounds"]) == ("v2", (0.1, 0.2))
     assert (request.budget.max_pairs, request.budget.max_s, request.seed) == (8, 30.0, 5)
 
 
@@ -109,7 +113,7 @@ def test_one_bound_without_the_other_is_beside_the_gates(
 ) -> None:
     bisect("--good", "v1", option, CELL)
 
-    assert bisect.requests[0].bounds == bounds
+    assert bisect.asked["bounds"] == bounds
 
 
 def test_the_first_bad_commit_is_named_with_its_figures_and_what_moved(

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from perfsuite.gate.baselines.durations import read_durations
+from perfsuite.gate.baselines.select import read_durations
 from perfsuite.plugin.session.saving import put_stamp
 from perfsuite.records.run_file import RunStamp
 
@@ -40,24 +40,24 @@ def test_the_newest_run_that_has_a_test_tells_its_duration(tmp_path: Path) -> No
     store(tmp_path / "Linux-3.12" / "0002_b.json", {"a": 2.0, "b": 2.0, "z": 2.0})
     store(tmp_path / "Linux-3.11" / "0003_c.json", {"a": 3.0})
 
-    durations = read_durations(tmp_path, ["a", "b", "c", "d"], but_of=None)
+    seconds, refused = read_durations(tmp_path, ["a", "b", "c", "d"], but_of=None)
 
-    assert durations.seconds == {"a": 3.0, "b": 2.0, "c": 1.0, "d": None}
-    assert (durations.num_known, durations.num_runs, durations.refused) == (3, 3, ())
+    assert seconds == {"a": 3.0, "b": 2.0, "c": 1.0, "d": None}
+    assert refused == []
 
 
 def test_a_run_of_the_commit_that_is_measured_tells_nothing(tmp_path: Path) -> None:
     store(tmp_path / "x" / "0001_a.json", {"a": 1.0})
     store(tmp_path / "x" / "0002_b.json", {"a": 9.0}, commit=NEW)
 
-    assert read_durations(tmp_path, ["a"], but_of=NEW).seconds == {"a": 1.0}
-    assert read_durations(tmp_path, ["a"], but_of=None).seconds == {"a": 9.0}
+    assert read_durations(tmp_path, ["a"], but_of=NEW)[0] == {"a": 1.0}
+    assert read_durations(tmp_path, ["a"], but_of=None)[0] == {"a": 9.0}
 
 
 def test_one_run_may_be_named(tmp_path: Path) -> None:
     path = store(tmp_path / "run.json", {"a": 1.0})
 
-    assert read_durations(path, ["a"], but_of=None).seconds == {"a": 1.0}
+    assert read_durations(path, ["a"], but_of=None)[0] == {"a": 1.0}
 
 
 def test_runs_without_durations_and_files_that_are_none_leave_them_unknown(tmp_path: Path) -> None:
@@ -65,10 +65,10 @@ def test_runs_without_durations_and_files_that_are_none_leave_them_unknown(tmp_p
     (tmp_path / "x" / "0002_b.json").write_text("")
     missing = tmp_path / "missing"
 
-    durations = read_durations(tmp_path, ["a"], but_of=None)
+    seconds, refused = read_durations(tmp_path, ["a"], but_of=None)
 
-    assert (durations.seconds, durations.num_runs) == ({"a": None}, 0)
-    assert [one.reason for one in durations.refused] == ["is empty"]
-    assert [one.reason for one in read_durations(missing, ["a"], but_of=None).refused] == [
+    assert seconds == {"a": None}
+    assert [one.reason for one in refused] == ["is empty"]
+    assert [one.reason for one in read_durations(missing, ["a"], but_of=None)[1]] == [
         "No such file or directory"
     ]

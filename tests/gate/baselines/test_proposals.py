@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 from git_checkouts import git
 
-from perfsuite.gate.baselines.select import find_proposed
+from perfsuite.gate.baselines.select import is_brought
 from perfsuite.gate.git.find_base import find_trunk
+from perfsuite.gate.git.repository import changed_files
 
 
 def commit(root: Path) -> None:
@@ -32,11 +33,13 @@ def checkout(tmp_path: Path) -> Path:
 def split(root: Path, storage: Path | None = None) -> tuple[list[str], list[str]]:
     """The names of the files that count, and of those that the branch proposes."""
     storage = root / "baselines" if storage is None else storage
-    is_proposed = find_proposed(root, storage, find_trunk(root))
+    trunk = find_trunk(root)
+    assert trunk is not None
+    brought = changed_files(root, trunk, "HEAD")
     paths = sorted(storage.glob("*/*.json"))
     return (
-        [path.name for path in paths if not is_proposed(path)],
-        [path.name for path in paths if is_proposed(path)],
+        [path.name for path in paths if not is_brought(path, brought)],
+        [path.name for path in paths if is_brought(path, brought)],
     )
 
 

@@ -13,21 +13,29 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perfsuite.gate.baselines.screen import Candidate, Screened, Screener, why_unfit
+from perfsuite.gate.baselines.screen import Screened, Screener, why_unfit
+from perfsuite.gate.judge.trial import CellPolicy
 from perfsuite.records.run_file import RunStamp, StoredCell, StoredRun
 from perfsuite.records.verdict import VerdictWord
 
 LIMIT = 0.05
+POLICY = CellPolicy(tolerance=0.02, limit=LIMIT, floor_s=0.0)
 
 
-def candidate(log_time: float, name: str = "a", fingerprint: str | None = None) -> Candidate:
-    return Candidate(
-        fullname=name,
-        median_s=math.exp(log_time),
-        fingerprint=fingerprint,
-        tolerance=0.02,
-        limit=LIMIT,
-    )
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Candidate:
+    """A cell that this session measured."""
+
+    name: str
+    cell: StoredCell
+    digest: str | None = None
+
+    def screened_by(self, screener: Screener) -> Screened:
+        return screener.screen(self.name, self.cell, self.digest, POLICY)
+
+
+def candidate(log_time: float, name: str = "a") -> Candidate:
+    return Candidate(name=name, cell=StoredCell(median_s=math.exp(log_time)))
 
 
 def session(
@@ -70,7 +78,7 @@ def sessions(log_times: Sequence[float], probes: Sequence[float] = ()) -> list[S
 def screened(
     cell: Candidate, history: Sequence[StoredRun], probe_s: dict[str, float] | None = None
 ) -> Screened:
-    return screen([cell], history, probe_s)[cell.fullname]
+    return screen([cell], history, probe_s)[cell.name]
 
 
 def screen(
@@ -81,8 +89,8 @@ def screen(
     """What the history says of each cell once all are known."""
     screener = Screener(history, probe_s)
     for cell in cells:
-        screener.add(cell)
-    return {cell.fullname: screener.decide(cell) for cell in cells}
+        cell.screened_by(screener)
+    return {cell.name: cell.screened_by(screener) for cell in cells}
 
 
 def log_interval(cell: Screened) -> tuple[float, float]:
@@ -99,7 +107,7 @@ def test_one_cell_alone_is_judged_by_its_own_variance() -> None:
     found = screened(candidate(0.0), sessions(STEPS))
 
     assert log_interval(found) == pytest.approx((-0.0304144, 0.0304144), abs=1e-6)
-    assert (found.is_clearly_fine, found.is_clearly_faster, found.num_sessions) == (True, False, 5)
+    assert (found.word, found.num_sessions) == ("PASS", 5)
     assert found.ratio == pytest.approx(1.0)
     assert found.reason == (
         "0.0 % slower than 5 stored sessions and 1.0 % slower than the newest; at worst 3.1 % "
@@ -114,9 +122,9 @@ def test_a_cell_that_is_slower_than_the_newest_session_alone_is_not_fine() -> No
     found = screened(candidate(0.051), history)
 
     assert found.ratio == pytest.approx(math.exp(0.051 - 0.064))
-    assert not found.is_clearly_fine
+    assert found.word is None
     assert "5.2 % slower than the newest" in found.reason
-    assert screened(candidate(0.0), history).is_clearly_fine
+    assert screened(candidate(0.0), history).word == "PASS"
 
 
 def test_the_newest_session_too_is_compared_at_the_hosts_speed_of_today() -> None:
@@ -126,7 +134,7 @@ def test_the_newest_session_too_is_compared_at_the_hosts_speed_of_today() -> Non
     found = screened(candidate(0.055), sessions(probes, probes), {"memory": 1.0})
 
     assert "5.7 % slower than the newest" in found.reason
-    assert not found.is_clearly_fine
+    assert found.word is None
 
 
 def test_sessions_before_the_last_change_of_level_do_not_count() -> None:
@@ -166,8 +174,7 @@ def test_cells_that_come_one_by_one_are_moderated_by_those_before_them() -> None
     screener = Screener(history, None)
 
     for number, cell in enumerate(cells, 1):
-        screener.add(cell)
-        assert screener.decide(cell) == screen(cells[:number], history)[cell.fullname]
+        assert cell.screened_by(screener) == screen(cells[:number], history)[cell.name]
 
 
 def test_the_prior_counts_for_no_more_than_eight_degrees_of_freedom() -> None:
@@ -190,7 +197,7 @@ def test_a_shift_of_the_whole_host_is_taken_out() -> None:
     found = screened(candidate(0.03), sessions(times, probes), {"memory": math.exp(0.03)})
 
     assert log_interval(found) == pytest.approx((-0.0106505, 0.0106505), abs=1e-7)
-    assert found.is_clearly_fine
+    assert found.word == "PASS"
 
 
 def test_without_a_probe_the_same_shift_is_for_the_judge() -> None:
@@ -199,7 +206,7 @@ def test_without_a_probe_the_same_shift_is_for_the_judge() -> None:
 
     found = screened(candidate(0.03), sessions(times))
 
-    assert not found.is_clearly_fine
+    assert found.word is None
     assert found.reason == (
         "3.0 % slower than 5 stored sessions and 0.8 % slower than the newest; at worst 8.2 % "
         "slower, limit 5.0 %"
@@ -224,7 +231,7 @@ def test_an_unknown_slope_corrects_nothing(history: list[StoredRun]) -> None:
 def test_a_cell_that_is_surely_faster_says_so() -> None:
     found = screened(candidate(-0.1), sessions([step / 10 for step in STEPS]))
 
-    assert (found.is_clearly_fine, found.is_clearly_faster) == (True, True)
+    assert found.word == "IMPROVED"
     assert found.reason == (
         "9.5 % faster than 5 stored sessions and 9.4 % faster than the newest; at worst 9.2 % "
         "faster, limit 5.0 %"
@@ -235,8 +242,7 @@ def test_four_sessions_decide_nothing() -> None:
     found = screened(candidate(0.0), sessions([0.0] * 4))
 
     assert found == Screened(
-        is_clearly_fine=False,
-        is_clearly_faster=False,
+        word=None,
         reason="has 4 of the 5 stored sessions that a screen needs",
         ratio=None,
         interval=None,
@@ -283,7 +289,7 @@ def test_a_session_on_another_kind_of_host_is_refused() -> None:
         "the host probe 'memory' took 61.0 ms, and 50.0 ms in 5 stored sessions: a shift of "
         "22.0 %, where 3.0 % is usual; let the machine come to rest"
     )
-    assert not found.is_clearly_fine
+    assert found.word is None
 
 
 @pytest.mark.parametrize(("shift", "is_fit"), [(0.0, True), (0.044, True), (-0.045, False)])
@@ -315,9 +321,9 @@ def test_a_slower_cell_never_looks_better(
     found = screened(candidate(log_time), history)
     slower = screened(candidate(log_time + slower_by), history)
 
-    assert found.is_clearly_fine or not slower.is_clearly_fine
+    assert found.word is not None or slower.word is None
     assert found.ratio is not None
-    assert not found.is_clearly_fine or found.ratio < 1 + LIMIT
+    assert found.word is None or found.ratio < 1 + LIMIT
 
 
 @given(
@@ -329,7 +335,7 @@ def test_an_absurd_history_is_no_error_and_proves_nothing(
 ) -> None:
     found = screened(candidate(700.0), sessions(times, probes), {"memory": 1.0})
 
-    assert not found.is_clearly_fine or max(times) > 0
+    assert found.word is None or max(times) > 0
     assert found.reason
 
 
@@ -355,7 +361,7 @@ def test_at_its_limit_a_cell_passes_in_one_session_of_forty(host_sd: float) -> N
         if why_unfit(history, now.probe_s) is None:
             found = screen(head, history, now.probe_s)
             num_cells += len(names)
-            num_fine += sum(cell.is_clearly_fine for cell in found.values())
+            num_fine += sum(cell.word is not None for cell in found.values())
 
     # 2.5 % and three Monte-Carlo standard deviations.
     allowed = 0.025 + 3 * math.sqrt(0.025 * 0.975 / num_cells)

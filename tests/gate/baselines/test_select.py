@@ -162,7 +162,7 @@ def test_a_run_that_comes_with_the_change_is_refused_and_makes_room_for_an_older
     store(tmp_path, "0001_main.json", day=1)
     mine = store(tmp_path, "0002_mine.json", day=2)
 
-    choice = choose_runs(tmp_path, True, HERE, is_proposed=mine.samefile, max_sessions=1)
+    choice = choose_runs(tmp_path, True, HERE, brought=frozenset({mine.resolve()}), max_sessions=1)
 
     assert used(choice) == ["0001_main.json"]
     assert refusals(choice) == [

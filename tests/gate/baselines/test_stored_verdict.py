@@ -12,7 +12,6 @@ import msgspec
 import pytest
 from git_checkouts import git
 
-from perfsuite.gate.baselines.screen import Candidate
 from perfsuite.gate.baselines.stored_verdict import History, read_history
 from perfsuite.gate.git.repository import Base
 from perfsuite.gate.judge.counts import Slack
@@ -20,6 +19,7 @@ from perfsuite.gate.judge.trial import CellPolicy
 from perfsuite.plugin.session.saving import put_stamp
 from perfsuite.records.cell import Counts
 from perfsuite.records.run_file import RunStamp, StoredCell, StoredRun
+from perfsuite.records.verdict import CellVerdict
 
 COUNTED = CellPolicy(tolerance=0.02, limit=0.05, floor_s=0.0, slacks=({},))
 NOW = datetime.datetime(2026, 11, 1, tzinfo=datetime.UTC)
@@ -62,16 +62,14 @@ def history(*cells: StoredCell, base: int | None = None) -> History:
     )
 
 
-def candidate(median_s: float) -> Candidate:
-    return Candidate(
-        fullname="test_a", median_s=median_s, fingerprint=None, tolerance=0.02, limit=0.05
-    )
+def screen(stored: History, median_s: float, said: list[str]) -> CellVerdict | None:
+    return stored.screen("test_a", cell(median_s), None, COUNTED, said.append)
 
 
 def test_more_flops_than_in_the_bases_run_are_an_increase() -> None:
     stored = history(cell(flops=80), cell(flops=100))
 
-    grown = stored.find_increases("test_a", cell(flops=120), None, COUNTED, print)
+    grown = stored.find_increases("test_a", cell(flops=120), COUNTED, print)
 
     assert grown == "flops 100 -> 120 (+20.0 %), allowed 0 %"
 
@@ -82,8 +80,8 @@ def test_counts_that_a_stored_run_cannot_say_are_named() -> None:
     without = msgspec.structs.replace(cell(), counts=None)
     said: list[str] = []
 
-    assert history(elsewhere).find_increases("test_a", here, None, COUNTED, said.append) is None
-    assert history(without).find_increases("test_a", here, None, COUNTED, said.append) is None
+    assert history(elsewhere).find_increases("test_a", here, COUNTED, said.append) is None
+    assert history(without).find_increases("test_a", here, COUNTED, said.append) is None
 
     assert said[0] == (
         "test_a: counts and memory are not compared: the base ran in the environment aaaa, head "
@@ -97,19 +95,19 @@ def test_counts_that_a_stored_run_cannot_say_are_named() -> None:
 def test_fewer_or_equal_counts_are_no_increase() -> None:
     stored = history(cell(flops=100))
 
-    assert stored.find_increases("test_a", cell(flops=100), None, COUNTED, print) is None
-    assert stored.find_increases("test_a", cell(flops=90), None, COUNTED, print) is None
-    assert stored.find_increases("test_b", cell(flops=900), None, COUNTED, print) is None
+    assert stored.find_increases("test_a", cell(flops=100), COUNTED, print) is None
+    assert stored.find_increases("test_a", cell(flops=90), COUNTED, print) is None
+    assert stored.find_increases("test_b", cell(flops=900), COUNTED, print) is None
 
 
 def test_steps_over_other_samples_are_not_compared_with_stored_ones() -> None:
     small = msgspec.structs.replace(cell(flops=100), samples_per_s=16 / 0.01)
     stored = history(*[small] * 5)
-    now = dataclasses.replace(candidate(0.01), num_samples=64)
+    now = msgspec.structs.replace(cell(flops=400), samples_per_s=64 / 0.01)
     said: list[str] = []
 
-    assert stored.find_increases("test_a", cell(flops=400), 64, COUNTED, said.append) is None
-    assert stored.screen(now, said.append) is None
+    assert stored.find_increases("test_a", now, COUNTED, said.append) is None
+    assert stored.screen("test_a", now, None, COUNTED, said.append) is None
 
     assert said == ["test_a goes to the judge: has 0 of the 5 stored sessions that a screen needs"]
 
@@ -118,7 +116,7 @@ def test_a_decrease_asks_for_a_new_stored_run() -> None:
     stored = history(cell(flops=100))
     said: list[str] = []
 
-    grown = stored.find_increases("test_a", cell(flops=90), None, COUNTED, said.append)
+    grown = stored.find_increases("test_a", cell(flops=90), COUNTED, said.append)
 
     assert grown is None
     assert said == [
@@ -132,9 +130,9 @@ def test_a_marker_may_allow_an_increase_where_the_bases_does() -> None:
 
     for slack in (Slack(ratio=0.25), None):
         allowed = dataclasses.replace(COUNTED, slacks=({"flops": slack},))
-        assert stored.find_increases("test_a", cell(flops=120), None, allowed, print) is None
+        assert stored.find_increases("test_a", cell(flops=120), allowed, print) is None
         allowed = dataclasses.replace(COUNTED, slacks=({"flops": slack}, {}))
-        assert stored.find_increases("test_a", cell(flops=120), None, allowed, print) is not None
+        assert stored.find_increases("test_a", cell(flops=120), allowed, print) is not None
 
 
 def test_five_runs_are_needed_to_screen() -> None:
@@ -148,8 +146,8 @@ def test_where_the_newest_run_is_not_the_bases_no_run_decides_anything() -> None
     said: list[str] = []
 
     assert not stored.can_screen("test_a")
-    assert stored.find_increases("test_a", cell(flops=120), None, COUNTED, said.append) is None
-    assert stored.screen(candidate(0.01), said.append) is None
+    assert stored.find_increases("test_a", cell(flops=120), COUNTED, said.append) is None
+    assert screen(stored, 0.01, said) is None
     assert said == [
         "test_a goes to the judge: no stored run that can be compared is of the base itself"
     ]
@@ -158,7 +156,7 @@ def test_where_the_newest_run_is_not_the_bases_no_run_decides_anything() -> None
 def test_a_time_like_the_stored_ones_passes_by_the_screen() -> None:
     stored = history(*(cell(median_s=0.01 * (1 + step / 10_000)) for step in range(8)))
 
-    verdict = stored.screen(candidate(0.01), print)
+    verdict = screen(stored, 0.01, [])
 
     assert verdict is not None
     assert (verdict.word, verdict.by, verdict.num_pairs) == ("PASS", "screen", 0)
@@ -173,7 +171,7 @@ def test_a_slower_time_is_for_the_judge() -> None:
 
     said: list[str] = []
 
-    assert stored.screen(candidate(0.0108), said.append) is None
+    assert screen(stored, 0.0108, said) is None
     assert said == [
         "test_a goes to the judge: 8.0 % slower than 8 stored sessions and 7.9 % slower than the "
         "newest; at worst 8.0 % slower, limit 5.0 %"
@@ -183,7 +181,7 @@ def test_a_slower_time_is_for_the_judge() -> None:
 def test_a_much_faster_time_is_an_improvement() -> None:
     stored = history(*(cell(median_s=0.01 * (1 + step / 10_000)) for step in range(8)))
 
-    verdict = stored.screen(candidate(0.007), print)
+    verdict = screen(stored, 0.007, [])
 
     assert verdict is not None
     assert verdict.word == "IMPROVED"
@@ -283,7 +281,7 @@ def test_a_run_is_the_bases_own_where_documentation_and_records_alone_came_later
     before = read(checkout, commit(checkout))
 
     assert found.can_screen("test_a")
-    verdict = found.screen(candidate(0.01), print)
+    verdict = screen(found, 0.01, [])
     assert verdict is not None
     assert verdict.compared_with == "screen: 5 runs, newest 3 commits behind the base"
     assert len(before.runs) == 5

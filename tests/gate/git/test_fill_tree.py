@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from perfsuite.errors import SettingError
-from perfsuite.gate.git.fill_tree import check_shared, share_files
+from perfsuite.gate.git.worktree import check_shared, share_files
 
 
 @pytest.fixture

@@ -9,14 +9,14 @@ import pytest
 from git_checkouts import clone, commit, git, head_of
 
 from perfsuite.errors import SettingError
-from perfsuite.gate.git.changes import read_uncommitted
+from perfsuite.gate.git.changes import is_dirty
 from perfsuite.gate.git.find_base import (
     describe_head,
     find_base,
     find_trunk,
     target_branch,
 )
-from perfsuite.gate.git.repository import Base, NoBase, find_top
+from perfsuite.gate.git.repository import Base, find_top
 
 # --- a base that the user names ---
 
@@ -254,8 +254,8 @@ def test_the_branch_that_a_change_goes_to_comes_before_the_default_one(
         described = f"the merge base with origin/release/1.x, {fork[:7]}"
         assert base == Base(revision=fork, described=described)
     else:
-        assert base == NoBase(
-            reason="this change goes to the branch 'release/1.x', as the continuous integration "
+        assert base == (
+            "this change goes to the branch 'release/1.x', as the continuous integration "
             "says, and this clone has no origin/release/1.x; run 'git fetch origin "
             "release/1.x:refs/remotes/origin/release/1.x', or name a base with --base or "
             "--base-dir (pytest: --perf-base, --perf-base-dir)"
@@ -300,8 +300,8 @@ def test_a_base_far_behind_another_remote_branch_is_warned_of(
 def test_the_first_commit_has_no_base(repository: Path) -> None:
     head = head_of(repository)
 
-    assert find_base(repository, None) == NoBase(
-        reason=f"HEAD, {head[:7]}, is the first commit and nothing is uncommitted: the "
+    assert find_base(repository, None) == (
+        f"HEAD, {head[:7]}, is the first commit and nothing is uncommitted: the "
         "next change is the first that can be judged; else name a base with --base or --base-dir "
         "(pytest: --perf-base, --perf-base-dir)"
     )
@@ -310,15 +310,15 @@ def test_the_first_commit_has_no_base(repository: Path) -> None:
 def test_a_repository_without_a_commit_has_no_base(tmp_path: Path) -> None:
     git(tmp_path, "init", "--quiet")
 
-    assert find_base(tmp_path, None) == NoBase(
-        reason=f"the repository of {tmp_path} has no commit yet; commit, then try again"
+    assert find_base(tmp_path, None) == (
+        f"the repository of {tmp_path} has no commit yet; commit, then try again"
     )
 
 
 @pytest.mark.parametrize("revision", [None, "main"])
 def test_a_folder_outside_git_has_no_base(tmp_path: Path, revision: str | None) -> None:
-    assert find_base(tmp_path, revision) == NoBase(
-        reason=f"{tmp_path} is not in a git checkout; use --base-dir=DIR (pytest: --perf-base-dir)"
+    assert find_base(tmp_path, revision) == (
+        f"{tmp_path} is not in a git checkout; use --base-dir=DIR (pytest: --perf-base-dir)"
     )
 
 
@@ -327,8 +327,8 @@ def test_a_machine_without_git_has_no_base(
 ) -> None:
     monkeypatch.setenv("PATH", str(repository))
 
-    assert find_base(repository, None) == NoBase(
-        reason="git is not installed (no 'git' on the PATH); install it, or use --base-dir=DIR "
+    assert find_base(repository, None) == (
+        "git is not installed (no 'git' on the PATH); install it, or use --base-dir=DIR "
         "(pytest: --perf-base-dir)"
     )
     assert find_top(repository) is None
@@ -338,8 +338,8 @@ def test_a_machine_without_git_has_no_base(
 def test_a_bare_repository_has_no_base(repository: Path, tmp_path: Path) -> None:
     bare = clone(repository, "--bare")
 
-    assert find_base(bare, None) == NoBase(
-        reason=f"{bare} is in a git repository, but not in a working tree of it"
+    assert find_base(bare, None) == (
+        f"{bare} is in a git repository, but not in a working tree of it"
     )
 
 
@@ -347,8 +347,8 @@ def test_what_git_refuses_is_quoted(repository: Path) -> None:
     (repository / ".git" / "config").write_text("[core\n")
     asked = subprocess.run(["git", "status"], cwd=repository, capture_output=True, text=True)
 
-    assert find_base(repository, None) == NoBase(
-        reason=f"git refuses {repository}: {asked.stderr.strip().removeprefix('fatal: ')}; "
+    assert find_base(repository, None) == (
+        f"git refuses {repository}: {asked.stderr.strip().removeprefix('fatal: ')}; "
         "see what 'git status' says there"
     )
 
@@ -357,8 +357,8 @@ def test_histories_without_a_common_commit_have_no_base(repository: Path) -> Non
     git(repository, "switch", "--quiet", "--orphan", "island")
     commit(repository, "island.py")
 
-    assert find_base(repository, None) == NoBase(
-        reason="HEAD and main have no commit in common; "
+    assert find_base(repository, None) == (
+        "HEAD and main have no commit in common; "
         "name a base with --base or --base-dir (pytest: --perf-base, --perf-base-dir)"
     )
 
@@ -367,8 +367,8 @@ def test_a_shallow_clone_of_the_default_branch_lacks_the_parent(repository: Path
     head = commit(repository, "more.py")
     shallow = clone(repository, "--depth=1")
 
-    assert find_base(shallow, None) == NoBase(
-        reason=f"this clone is shallow and lacks the parent of HEAD, {head[:7]}; "
+    assert find_base(shallow, None) == (
+        f"this clone is shallow and lacks the parent of HEAD, {head[:7]}; "
         "run 'git fetch --deepen=1' or 'git fetch --unshallow'"
     )
 
@@ -380,8 +380,8 @@ def test_a_shallow_clone_of_a_feature_branch_lacks_the_merge_base(repository: Pa
     commit(repository, "later.py")
     shallow = clone(repository, "--depth=1", "--no-single-branch", "--branch=feature")
 
-    assert find_base(shallow, None) == NoBase(
-        reason="this clone is shallow and ends before the merge base with origin/main; "
+    assert find_base(shallow, None) == (
+        "this clone is shallow and ends before the merge base with origin/main; "
         "run 'git fetch --deepen=100' or 'git fetch --unshallow'"
     )
 
@@ -401,7 +401,7 @@ def test_a_deepened_clone_finds_its_base(repository: Path) -> None:
 
 
 def test_a_clean_tree_is_not_dirty(repository: Path) -> None:
-    assert not read_uncommitted(repository).is_dirty
+    assert not is_dirty(repository)
 
 
 @pytest.mark.parametrize("name", ["code.py", "new.py", "deep/er/new é.py", "-x.so"])
@@ -409,22 +409,22 @@ def test_a_changed_and_an_unknown_module_make_a_tree_dirty(repository: Path, nam
     (repository / name).parent.mkdir(parents=True, exist_ok=True)
     (repository / name).write_text("changed")
 
-    assert read_uncommitted(repository).is_dirty
+    assert is_dirty(repository)
 
 
 def test_a_deleted_and_a_staged_file_make_a_tree_dirty(repository: Path) -> None:
     (repository / "code.py").unlink()
-    deleted = read_uncommitted(repository).is_dirty
+    deleted = is_dirty(repository)
     git(repository, "add", "--all")
 
     assert deleted
-    assert read_uncommitted(repository).is_dirty
+    assert is_dirty(repository)
 
 
 def test_a_name_that_is_no_text_makes_a_tree_dirty(repository: Path) -> None:
     (repository / "latin-\udce9.py").touch()
 
-    assert read_uncommitted(repository).is_dirty
+    assert is_dirty(repository)
 
 
 def test_what_git_ignores_and_what_runs_leave_do_not_make_a_tree_dirty(repository: Path) -> None:
@@ -434,8 +434,8 @@ def test_what_git_ignores_and_what_runs_leave_do_not_make_a_tree_dirty(repositor
         (repository / name).touch()
     (repository / "gate.py").touch()
 
-    assert not read_uncommitted(repository, outputs=[repository / "gate.py"]).is_dirty
-    assert read_uncommitted(repository).is_dirty
+    assert not is_dirty(repository, outputs=[repository / "gate.py"])
+    assert is_dirty(repository)
 
 
 def test_a_changed_file_among_results_makes_a_tree_dirty(repository: Path) -> None:
@@ -443,7 +443,7 @@ def test_a_changed_file_among_results_makes_a_tree_dirty(repository: Path) -> No
     commit(repository, "results/kept.json")
     (repository / "results" / "kept.json").write_text("changed")
 
-    assert read_uncommitted(repository).is_dirty
+    assert is_dirty(repository)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pytest
 from git_checkouts import clone, commit, git, head_of
 
 from perfsuite.errors import WriteError
-from perfsuite.gate.git.changes import read_uncommitted
+from perfsuite.gate.git.changes import is_dirty
 from perfsuite.gate.git.find_base import find_base
 from perfsuite.gate.git.repository import (
     Base,
@@ -35,7 +35,7 @@ def test_the_environment_of_a_hook_does_not_mislead(
     monkeypatch.setenv("GIT_INDEX_FILE", str(tmp_path / "index"))
 
     assert find_top(repository) == repository.resolve()
-    assert not read_uncommitted(repository).is_dirty
+    assert not is_dirty(repository)
 
 
 def test_asking_writes_nothing_to_the_repository(repository: Path) -> None:
@@ -44,7 +44,7 @@ def test_asking_writes_nothing_to_the_repository(repository: Path) -> None:
     before = hashlib.sha256(index.read_bytes()).hexdigest(), index.stat().st_mtime_ns
 
     find_base(repository, None)
-    read_uncommitted(repository)
+    is_dirty(repository)
     working_files(repository)
 
     assert (hashlib.sha256(index.read_bytes()).hexdigest(), index.stat().st_mtime_ns) == before

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from git_checkouts import git
 
-from perfsuite.gate.git.tree_digest import digest_tree
+from perfsuite.gate.git.changes import digest_tree
 
 
 @pytest.fixture

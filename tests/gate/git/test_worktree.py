@@ -29,8 +29,8 @@ from perfsuite.gate.git.worktree import (
     directory_tree,
     import_roots,
     lay_benchmarks,
+    missing_files,
     sweep_stale_trees,
-    what_is_missing,
     why_elsewhere,
 )
 
@@ -283,10 +283,10 @@ def test_git_lfs_is_not_run_and_its_pointers_are_told(repository: Path, tmp_path
     assert isinstance(base, Base)
 
     with base_tree(repository, base) as tree:
-        missing = what_is_missing(tree)
+        missing = missing_files(tree)
 
     assert not (tmp_path / "ran").exists()
-    assert missing == ("git-lfs files are pointers in the base's tree: 1, a.bin for one",)
+    assert missing == [Path("a.bin")]
 
 
 def test_git_lfs_files_that_head_has_are_copied(repository: Path) -> None:
@@ -303,10 +303,10 @@ def test_git_lfs_files_that_head_has_are_copied(repository: Path) -> None:
     assert isinstance(base, Base)
 
     with base_tree(repository, base) as tree:
-        missing = what_is_missing(tree)
+        missing = missing_files(tree)
         assert (tree / "same.bin").read_text() == "content"
 
-    assert missing == ("git-lfs files are pointers in the base's tree: 2, changed.bin for one",)
+    assert missing == [Path("changed.bin"), Path("pointer.bin")]
 
 
 def test_a_submodule_of_the_same_commit_is_copied_and_another_is_not_fetched(
@@ -321,22 +321,22 @@ def test_a_submodule_of_the_same_commit_is_copied_and_another_is_not_fetched(
 
     with base_tree(repository, base) as tree:
         same = texts_below(tree / "libs" / "part")
-        lacks_nothing = what_is_missing(tree)
+        lacks_nothing = missing_files(tree)
     (repository / "libs/part/pkg/code.py").write_text("another")
     with base_tree(repository, base) as tree:
-        missing = what_is_missing(tree)
+        missing = missing_files(tree)
         inside = list((tree / "libs" / "part").iterdir())
 
     assert same == {"pkg/code.py": "head", "bench/test_a.py": "head"}
-    assert lacks_nothing == ()
+    assert lacks_nothing == []
     assert inside == []
-    assert missing == ("the submodule libs/part is empty in the base's tree",)
+    assert missing == [Path("libs/part")]
 
 
 def test_a_whole_tree_lacks_nothing(repository: Path, tmp_path: Path) -> None:
     with base_tree(repository, base_of(repository)) as tree:
-        assert what_is_missing(tree) == ()
-    assert what_is_missing(tmp_path) == ()
+        assert missing_files(tree) == []
+    assert missing_files(tmp_path) == []
 
 
 # --- that it goes ---

@@ -12,6 +12,7 @@ from perfsuite.gate.judge.trial import CellPolicy, Trial
 from perfsuite.records.cell import Operator
 from perfsuite.records.run_file import StoredCell
 from perfsuite.records.verdict import Explanation
+from perfsuite.stats.sequential import Rule
 
 Profile = tuple[tuple[str, float, float], ...]
 
@@ -27,7 +28,9 @@ def stages(**seconds: float | None) -> CellRun:
 def moved(*pairs: tuple[CellRun, CellRun], by_s: float = 0.1, by: str = "pairs") -> Explanation:
     """Of a cell that became slower by so much in these pairs, the last of which is profiled too."""
     policy = CellPolicy(tolerance=0.02, limit=0.05, floor_s=0.0)
-    trial = Trial(name="t", policy=policy, by=by, raw=[(1.0, 1.0 + by_s)] * len(pairs))
+    rule = Rule(tolerance=0.02, limit=0.05, num_cells=1)
+    raw = [(1.0, 1.0 + by_s)] * len(pairs)
+    trial = Trial(name="t", policy=policy, rule=rule, by=by, raw=raw)
     if len(pairs) > 1:  # else it failed in an earlier session
         trial.runs = {"base": [base for base, _ in pairs], "head": [head for _, head in pairs]}
     return explain(trial, *pairs[-1])

@@ -30,11 +30,11 @@ def judged(
     log_ratios: Sequence[float], *, name: str = "a", word: str | None = None, by: str = "pairs"
 ) -> Trial:
     """A trial whose pairs were judged; `word` is what something else made of it."""
-    trial = Trial(name=name, policy=USUAL, by=by)
+    trial = Trial(name=name, policy=USUAL, rule=RULE, by=by)
     trial.pairs = plain_pairs(log_ratios)
     trial.raw = [(0.001, 0.001 * math.exp(one)) for one in log_ratios]
     trial.firsts = ["base"] * len(log_ratios)
-    decide_by_pairs(trial, RULE)
+    decide_by_pairs(trial)
     trial.word = word or trial.word or "INCONCLUSIVE"  # type: ignore[assignment]
     return trial
 
@@ -43,9 +43,10 @@ def kept(path: Path, *, base: str = "b1", head: str = "h1") -> KeptPairs:
     return read_kept_pairs(path / "pairs.json", base, head)
 
 
-def resumed(path: Path, policy: CellPolicy = USUAL, name: str = "a") -> tuple[Trial, Rule]:
-    trial = Trial(name=name, policy=policy)
-    return trial, resume(trial, kept(path).cells[name])
+def resumed(path: Path, policy: CellPolicy = USUAL) -> Trial:
+    trial = Trial(name="a", policy=policy, rule=Rule(tolerance=0.1, limit=0.1, num_cells=1))
+    resume(trial, kept(path).cells["a"])
+    return trial
 
 
 def test_a_change_of_the_mathematics_that_failed_is_kept_as_long_as_it_fails(
@@ -54,15 +55,15 @@ def test_a_change_of_the_mathematics_that_failed_is_kept_as_long_as_it_fails(
     kept(tmp_path).write([judged((0.0, 0.001), word="FAIL", by="numerics")])
     strict = dataclasses.replace(USUAL, refuses_numerics_change=True)
 
-    assert resumed(tmp_path, strict)[0].word == "FAIL"
-    assert resumed(tmp_path)[0].word is None
+    assert resumed(tmp_path, strict).word == "FAIL"
+    assert resumed(tmp_path).word is None
 
 
 def test_a_failure_is_kept_with_its_numbers_and_says_so(tmp_path: Path) -> None:
     failed = judged(SLOW)
     kept(tmp_path).write([failed])
 
-    trial, _ = resumed(tmp_path)
+    trial = resumed(tmp_path)
 
     assert failed.word == trial.word == "FAIL"
     assert trial.decision == failed.decision
@@ -97,7 +98,7 @@ def test_a_failure_by_counts_is_kept_with_its_reason(tmp_path: Path) -> None:
     failed.reason = "flops 1 -> 2"
     kept(tmp_path).write([failed])
 
-    trial, _ = resumed(tmp_path)
+    trial = resumed(tmp_path)
 
     assert (trial.word, trial.by) == ("FAIL", "counts")
     assert trial.reason == "an earlier session of these two trees has failed it; flops 1 -> 2"
@@ -106,26 +107,24 @@ def test_a_failure_by_counts_is_kept_with_its_reason(tmp_path: Path) -> None:
 def test_a_failure_is_open_again_where_the_user_accepts_more(tmp_path: Path) -> None:
     kept(tmp_path).write([judged(SLOW)])
 
-    trial, rule = resumed(tmp_path, dataclasses.replace(USUAL, tolerance=0.8, limit=0.9))
+    trial = resumed(tmp_path, dataclasses.replace(USUAL, tolerance=0.8, limit=0.9))
 
-    assert (trial.word, rule.tolerance, rule.limit) == (None, 0.8, 0.9)
+    assert (trial.word, trial.rule.tolerance, trial.rule.limit) == (None, 0.8, 0.9)
 
 
 def test_the_rule_goes_on_from_inconclusive_pairs(tmp_path: Path) -> None:
     kept(tmp_path).write([judged(OPEN)])
 
-    trial, rule = resumed(tmp_path)
+    trial = resumed(tmp_path)
 
     assert (trial.word, len(trial.pairs)) == (None, 4)
-    assert rule == dataclasses.replace(RULE, num_sessions=2)
+    assert trial.rule == dataclasses.replace(RULE, num_sessions=2)
 
 
 def test_where_the_time_was_up_the_session_is_finished_first(tmp_path: Path) -> None:
     kept(tmp_path).write([judged(OPEN[:3])])
 
-    _, rule = resumed(tmp_path)
-
-    assert rule == RULE
+    assert resumed(tmp_path).rule == RULE
 
 
 @pytest.mark.parametrize(
@@ -134,7 +133,7 @@ def test_where_the_time_was_up_the_session_is_finished_first(tmp_path: Path) -> 
         judged((0.0, 0.001)),
         judged((0.0, 0.001), word="INCONCLUSIVE"),  # its pairs would pass it
         judged(OPEN, word="INVALID"),
-        Trial(name="a", policy=USUAL, word="INCONCLUSIVE"),
+        Trial(name="a", policy=USUAL, rule=RULE, word="INCONCLUSIVE"),
     ],
     ids=["passed", "open for another reason", "invalid", "without a pair"],
 )

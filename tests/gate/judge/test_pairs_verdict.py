@@ -26,13 +26,13 @@ def judged(
     noise_of_mean: Sequence[float] = QUIET,
 ) -> Trial:
     """A cell after its last pair; the base takes 1 ms."""
-    trial = Trial(name="a", policy=policy)
+    rule = Rule(tolerance=policy.tolerance, limit=policy.limit, num_cells=1, max_pairs=3)
+    trial = Trial(name="a", policy=policy, rule=rule)
     for deviation, of_mean in zip(QUIET, noise_of_mean, strict=True):
         log_ratio = math.log(ratio) + deviation
         trial.pairs.append(Pair(log_ratio=log_ratio, mean_log_ratio=math.log(mean_ratio) + of_mean))
         trial.raw.append((0.001, 0.001 * math.exp(log_ratio)))
-    rule = Rule(tolerance=policy.tolerance, limit=policy.limit, num_cells=1, max_pairs=3)
-    decide_by_pairs(trial, rule)
+    decide_by_pairs(trial)
     return trial
 
 

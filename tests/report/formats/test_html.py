@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import dataclasses
 import hashlib
 import re
 from html.parser import HTMLParser
@@ -75,7 +76,7 @@ def test_nothing_on_the_page_leads_elsewhere() -> None:
     page = Page(text)
     assert not [a for a in page.attributes if a[1] in FETCHING]
     assert page.of("link", "href") == ["data:,"]
-    assert page.of("a", "href") == []
+    assert all(target.startswith("#") for target in page.of("a", "href"))
     assert "url(" not in text
     assert "@import" not in text
 
@@ -96,6 +97,39 @@ def test_the_most_severe_verdict_comes_first() -> None:
 
     assert page.texts["strong"] == ["FAIL"]
     assert [name for name in page.texts["th"] if name in ("slow", "fine")] == ["slow", "fine"]
+
+
+def test_what_moved_stands_first_by_how_much_and_why() -> None:
+    slow = dataclasses.replace(judged()[0], note="moved most: load")
+    moved = html_page(report_on(slow, judged()[1])).split('<h2 id="cells">')[0]
+
+    assert '<span class="w-FAIL">FAIL</span> slow' in moved
+    assert "change <b>+10.0 %</b>, between <b>+5.0 % and +15.0 %</b>" in moved
+    assert "moved most: load" in moved
+    assert "fine" not in moved.split("<main>")[1]
+
+
+def test_where_nothing_moved_the_largest_change_is_told() -> None:
+    rows = [cell(name, given=verdict(ratio=r)) for name, r in (("a", 1.004), ("b", 1.012))]
+
+    assert "No judged cell did; the largest change is +1.2 %, b." in html_page(report_on(*rows))
+
+
+def test_a_hundred_cells_that_moved_do_not_hide_the_table() -> None:
+    rows = [cell(f"c{number}", given=verdict("FAIL", ratio=1.1)) for number in range(100)]
+
+    text = html_page(report_on(*rows))
+
+    assert text.count("<article") == 5
+    assert "The table begins with all 100." in text
+
+
+def test_every_part_is_one_click_from_the_top() -> None:
+    page = Page(html_page(report_on(*judged())))
+
+    targets = [target.removeprefix("#") for target in page.of("a", "href")]
+    assert {"moved", "cells", "legend"} <= set(targets)
+    assert set(targets) <= set(page.of("h2", "id"))
 
 
 def test_what_is_not_available_is_a_dash_and_sorted_by_nothing() -> None:

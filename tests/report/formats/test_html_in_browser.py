@@ -150,6 +150,39 @@ def test_columns_stand_under_their_headings_and_nothing_overflows(show: Any) -> 
     assert overflowing == []
 
 
+def test_the_columns_that_people_look_for_lie_within_a_common_screen(show: Any) -> None:
+    page = show(full_report())
+
+    for title in ("verdict", "change", "between", "step", "spread", "numerics", "peak memory"):
+        box = page.get_by_role("columnheader", name=title, exact=True).bounding_box()
+        assert box["x"] + box["width"] <= WIDE["width"], title
+
+
+@pytest.mark.parametrize("viewport", [WIDE, PHONE], ids=["wide", "phone"])
+def test_the_first_screen_says_the_verdict_and_what_moved(
+    show: Any, viewport: dict[str, int]
+) -> None:
+    page = show(full_report(), viewport=viewport)
+
+    first = page.locator("article").first
+    box = first.bounding_box()
+    assert box["y"] + box["height"] <= viewport["height"]
+    for text in ("FAIL", "test_step[0-ddp:2-fp32]", "+10.0 %"):
+        assert text in first.inner_text()
+
+
+def test_where_nothing_was_judged_the_first_screen_has_a_chart(show: Any) -> None:
+    rows = [
+        cell(f"test_it[{n}-{p}]", (0.01 + n / 1e3,) * 9, num_workers=n, precision=p)
+        for n in range(10)
+        for p in ("fp32", "amp-bf16", "bf16")
+    ]
+    page = show(report_on(*rows))
+
+    box = page.locator("figure").first.bounding_box()
+    assert box["y"] + box["height"] <= WIDE["height"]
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("viewport", [WIDE, PHONE], ids=["wide", "phone"])
 def test_no_fault_makes_the_page_inaccessible(

@@ -806,3 +806,39 @@ def test_a_number_of_steps_that_cannot_be_compared_is_refused(
         check_equivalence(make_workload(make_layers), Recipe(), num_steps=num_steps)
 
     assert str(refusal.value) == f"num_steps is {num_steps!r}; use a whole number from 1 to 10"
+
+
+def make_deep(num_layers: int) -> Callable[[], nn.Module]:
+    """Each of its layers magnifies the rounding of the one before."""
+
+    def build() -> nn.Module:
+        layers = [
+            layer
+            for _ in range(num_layers)
+            for layer in (nn.Linear(6, 6, bias=False), nn.BatchNorm1d(6), nn.Tanh())
+        ]
+        return nn.Sequential(*layers, nn.Linear(6, 4))
+
+    return build
+
+
+def test_rounding_may_grow_with_the_depth_of_a_model(check_equivalence: Check) -> None:
+    report = check_equivalence(make_workload(make_deep(31)), Recipe())
+
+    semantics = report.rows[0]
+    assert (semantics.check, semantics.status, semantics.power) == ("T1", "equivalent", "8/8")
+    assert "of plain training here" in semantics.reason
+
+
+def test_a_bug_in_a_deep_model_is_found_all_the_same(check_equivalence: Check) -> None:
+    report = check_equivalence(make_workload(make_deep(31)), Recipe(parallel="ddp:2"))
+
+    assert statuses(report)["T1"] == "mismatch"
+    assert "BatchNorm" in reason(report, "T1")
+
+
+def test_where_rounding_is_all_that_can_be_seen_nothing_is_proven(check_equivalence: Check) -> None:
+    report = check_equivalence(make_workload(make_deep(80)), Recipe())
+
+    assert statuses(report)["T1"] == "no power"
+    assert "a model that magnifies rounding" in reason(report, "T1")

@@ -4,8 +4,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
-import torch
-
 from perfsuite.records.recipe import EPSILONS, Recipe
 from perfsuite.worker.equivalence import comparison, limits
 from perfsuite.worker.equivalence.comparison import Discrepancy, Errors, Tensors
@@ -13,7 +11,6 @@ from perfsuite.worker.equivalence.limits import Limit, is_low_precision
 from perfsuite.worker.equivalence.planted_bugs import Bug, gradient_bugs, wrong_scale
 from perfsuite.worker.equivalence.references.single_process import Pass
 from perfsuite.worker.equivalence.trace.trace import RankStep
-from perfsuite.worker.measure.device import is_accelerator
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,7 +22,6 @@ class ExpectedStep:
     """
 
     recipe: Recipe
-    device: torch.device
     number: int
     truth: Pass | RankStep
     plain: Pass | RankStep
@@ -37,9 +33,8 @@ class ExpectedStep:
 
     @property
     def is_too_coarse(self) -> bool:
-        """Whether plain training in float32 is no measure of it on this device."""
-        is_full = is_accelerator(self.device) and not is_low_precision(self.recipe)
-        return is_full and self.errors.total > limits.COARSEST_FLOAT32
+        """Whether plain training in float32 is no measure of it here."""
+        return not is_low_precision(self.recipe) and self.errors.total > self._coarsest
 
     @property
     def loss_limit(self) -> Limit:
@@ -88,9 +83,11 @@ class ExpectedStep:
     def _limit(self, plain_error: float) -> Limit:
         if is_low_precision(self.recipe):
             return limits.ratio_limit(plain_error, self._slack)
-        return limits.semantic_limit(
-            self.recipe, plain_error if is_accelerator(self.device) else 0.0
-        )
+        return limits.semantic_limit(self.recipe, plain_error, self._coarsest)
+
+    @property
+    def _coarsest(self) -> float:
+        return limits.COARSEST_FLOAT32 if self.number == 1 else limits.COARSEST_AFTER_FIRST
 
     @property
     def _slack(self) -> float:

@@ -145,7 +145,6 @@ def _take_steps(case: OwnCase, truth: _Reference, plain: _Reference) -> Iterator
         other = true if plain is truth else plain.take(step)
         yield _OwnStep(
             recipe=case.recipe,
-            device=case.device,
             number=number,
             truth=true,
             plain=other,

@@ -1,0 +1,67 @@
+"""Head's files in a session: benchmarks that both sides run, and sources that must not change."""
+
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+
+from perfsuite.gate.arms.arm import Suite
+from perfsuite.gate.git.overlay import is_mixed, tree_files
+from perfsuite.units import listed
+
+_CODE = frozenset({".py", ".pyx", ".c", ".cc", ".cpp", ".cu", ".h"})
+MIXED = (
+    "its file holds code too, by its name, and head has changed it: both sides would run head's; "
+    "move the benchmark into a file of its own, such as bench_NAME.py"
+)
+
+
+def read_own_files(tree: Path, suite: Suite | None) -> dict[str, bytes]:
+    """Return what is in the files of an arm's cells, by their names from the root."""
+    names = {name.partition("::")[0] for name in suite.cells} if suite is not None else ()
+    # A command's cell is in none.
+    return {name: (tree / name).read_bytes() for name in names if (tree / name).is_file()}
+
+
+def find_mixed(
+    cells: Collection[str], changed: Collection[Path], python_files: Sequence[str]
+) -> list[str]:
+    """Return the cells whose file is code under test as well, and differs between head and base."""
+    mixed = {str(file) for file in changed if is_mixed(file, python_files)}
+    return [name for name in cells if name.partition("::")[0] in mixed]
+
+
+def give_back(
+    tree: Path, laid: Suite | None, own_files: Mapping[str, bytes], cells: Collection[str]
+) -> dict[str, str]:
+    """Put the base's own files where it cannot collect head's, `laid`; return why, by cell."""
+    replaced: dict[str, str] = {}
+    if laid is None:
+        return replaced
+    for name in cells:
+        file = name.partition("::")[0]
+        if file in own_files and (why := laid.why_broken(name)) is not None:
+            (tree / file).write_bytes(own_files[file])
+            replaced[name] = f"the base runs its own {file}, as it cannot import head's: {why}"
+    return replaced
+
+
+def code_times(top: Path) -> dict[Path, int]:
+    """Return when each source of a checkout was written, in nanoseconds."""
+    files = [path for path in tree_files(top) if path.suffix in _CODE]
+    return {path: (top / path).stat().st_mtime_ns for path in files if (top / path).is_file()}
+
+
+def why_edited(top: Path, before: Mapping[Path, int]) -> str | None:
+    """Return which sources were written or removed since; undone edits are edits."""
+    edited = {str(path) for path, _ in before.items() - code_times(top).items()}
+    if not edited:
+        return None
+    return (
+        f"{listed(sorted(edited))} changed while head was judged, by an edit or by a test, so its "
+        "launches did not run one tree; gate again, and leave the working tree as it is meanwhile"
+    )
+
+
+def name_new(top: Path, before: Collection[Path]) -> str | None:
+    """Return which files a checkout has that git does not ignore and that were not there before."""
+    new = set(tree_files(top)).difference(before)
+    return f"new since, and left there: {listed(sorted(map(str, new)))}" if new else None
