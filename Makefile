@@ -68,8 +68,9 @@ lint: install
 	$(BIN)/ruff check perfsuite benchmarks examples tests noxfile.py
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/zizmor --offline --quiet --persona=pedantic $(WORKFLOWS) .github/dependabot.yml
+	$(BIN)/zizmor --offline --quiet --persona=pedantic $(WORKFLOWS) action.yml .github/dependabot.yml
 	$(BIN)/check-jsonschema --builtin-schema vendor.github-workflows $(WORKFLOWS)
+	$(BIN)/check-jsonschema --builtin-schema vendor.github-actions action.yml
 	$(BIN)/check-jsonschema --builtin-schema vendor.dependabot .github/dependabot.yml
 	$(BIN)/check-jsonschema --builtin-schema vendor.github-issue-forms $(ISSUE_FORMS)
 	$(BIN)/check-jsonschema --builtin-schema vendor.github-issue-config .github/ISSUE_TEMPLATE/config.yml

@@ -34,8 +34,8 @@ pytest_plugins = ["pytester"]
 # Fixtures that start ranks, or a pytest session.
 _STARTERS = {"pytester", "rank_group", "check_equivalence", "train_on_ranks", "nothing_left"}
 
-# A session that a test starts is no worker of xdist, though this one may be.
-for name in [name for name in os.environ if name.startswith("PYTEST_XDIST_")]:
+# A session that a test starts is no worker of xdist and no step of a workflow; this one may be.
+for name in [name for name in os.environ if name.startswith(("PYTEST_XDIST_", "GITHUB_"))]:
     del os.environ[name]
 
 # No test asserts a duration, those of Hypothesis included.

@@ -55,7 +55,8 @@ HELD: AbstractContextManager[object] = contextlib.nullcontext()
 class GateResult:
     """The result of a gate session, with all cells of either side, and what differs for people.
 
-    `refusal` says why nothing was compared at all; without a pair there is no judgement.
+    `refusal` says why nothing was compared at all; without a pair there is no judgement. The names
+    of cells count from `root`.
     """
 
     cells: tuple[CellVerdict, ...] = ()
@@ -63,6 +64,7 @@ class GateResult:
     differs: dict[str, str]
     judgement: Judgement | None = None
     policies: Mapping[str, CellPolicy] = field(default_factory=dict)
+    root: Path = Path()
     seed: int
 
 
@@ -103,6 +105,7 @@ def run_gate(
         differs=differs,
         judgement=judgement,
         policies=session.policies,
+        root=side.suite.root,
         seed=request.seed,
     )
 

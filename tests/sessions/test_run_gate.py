@@ -170,8 +170,9 @@ def result(project: Path) -> GateResult:
     return result
 
 
-def test_every_cell_of_either_side_has_its_verdict(result: GateResult) -> None:
+def test_every_cell_of_either_side_has_its_verdict(project: Path, result: GateResult) -> None:
     assert result.refusal is None
+    assert result.root == project
     assert words(result) == {
         "test_same": "PASS",
         "test_slow": "FAIL",

@@ -201,6 +201,19 @@ def make_shop(path: Path) -> Repository:
     return repository
 
 
+def check_out_change(shop: Repository, /, **files: str) -> Path:
+    """Return a clone at a change of the main branch, as continuous integration has one."""
+    shop.git("switch", "--quiet", "--create", "change")
+    shop.write(**files)
+    (shop.path / "README.md").write_text("A shop.\n")
+    shop.commit()
+    shop.git("switch", "--quiet", "main")
+    folder = shop.path.with_name("clone")
+    shop.git("clone", "--quiet", f"file://{shop.path}", str(folder))
+    Repository(folder).git("checkout", "--quiet", "--detach", "origin/change")
+    return folder
+
+
 class Gated:
     """What a gated session ended in, and what it said."""
 

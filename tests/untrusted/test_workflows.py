@@ -8,38 +8,35 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from made_up_runs import benchmark, stamp, write_run
+from workflow_steps import ACTION, ROOT, path_of, read_yaml, steps_of, write_program
 
-ROOT = Path(__file__).parent.parent.parent
 STARTERS = {path.stem: path for path in (ROOT / "perfsuite/cli/starter").glob("*.yml")}
 WORKFLOWS = {path.stem: path for path in (ROOT / ".github" / "workflows").glob("*.yml")}
-EVERY = WORKFLOWS | STARTERS
+JOBS = WORKFLOWS | STARTERS
+EVERY = JOBS | {"action": ACTION}
+# Those that judge a change: what `perfsuite init` gives away, and the action.
+GATES = ("performance", "gate-gpu", "action")
 # Beside reading the contents: who may do what, and why is written there.
 PERMISSIONS = {
     ("main", "store"): {"contents": "write"},
     ("release", "publish"): {"id-token": "write"},
+    ("performance-comment", "render"): {"actions": "read"},
+    ("performance-comment", "comment"): {"pull-requests": "write"},
 }
 
 
 def read(name: str) -> dict[str, Any]:
-    """The workflow; YAML 1.1 takes its key "on" for a truth value."""
-    document: dict[Any, Any] = yaml.safe_load(EVERY[name].read_text())
-    return {"on" if key is True else key: value for key, value in document.items()}
-
-
-def steps_of(workflow: dict[str, Any]) -> list[dict[str, Any]]:
-    return [step for job in workflow["jobs"].values() for step in job["steps"]]
+    return read_yaml(EVERY[name])
 
 
 def test_there_is_a_workflow_for_each_purpose() -> None:
     assert set(WORKFLOWS) == {"pull-request", "main", "release"}
-    assert set(STARTERS) == {"performance", "gate-gpu"}
+    assert set(STARTERS) == {"performance", "gate-gpu", "performance-comment"}
 
 
 @pytest.mark.parametrize("name", EVERY)
@@ -75,7 +72,7 @@ def test_no_expression_is_put_into_a_shells_text(name: str) -> None:
         assert "${{" not in step.get("run", "")
 
 
-@pytest.mark.parametrize("name", EVERY)
+@pytest.mark.parametrize("name", JOBS)
 def test_every_job_ends_and_every_workflow_has_its_turn(name: str) -> None:
     workflow = read(name)
 
@@ -83,8 +80,8 @@ def test_every_job_ends_and_every_workflow_has_its_turn(name: str) -> None:
     assert all(job["timeout-minutes"] <= 90 for job in workflow["jobs"].values())
 
 
-@pytest.mark.parametrize("name", EVERY)
-def test_a_job_may_read_and_two_may_do_one_thing_more(name: str) -> None:
+@pytest.mark.parametrize("name", JOBS)
+def test_a_job_may_read_and_four_may_do_one_thing_else(name: str) -> None:
     workflow = read(name)
 
     default = workflow["permissions"]
@@ -94,11 +91,9 @@ def test_a_job_may_read_and_two_may_do_one_thing_more(name: str) -> None:
         assert described.get("permissions", default) == allowed
 
 
-@pytest.mark.parametrize("name", ["pull-request", *STARTERS])
+@pytest.mark.parametrize("name", ["pull-request", *GATES])
 def test_a_pull_request_runs_as_one_and_stores_nothing(name: str) -> None:
-    workflow = read(name)
-
-    assert workflow["on"] == {"pull_request": None}
+    assert name == "action" or read(name)["on"] == {"pull_request": None}
     text = EVERY[name].read_text()
     assert "--benchmark-save" not in text
     assert "--benchmark-autosave" not in text
@@ -119,6 +114,30 @@ def test_main_alone_writes_and_what_writes_runs_nothing_of_the_repository() -> N
     assert re.findall(r"git push .*?;", runs[0]) == ["git push origin HEAD:refs/heads/baselines;"]
 
 
+def test_what_comments_runs_nothing_of_a_change_and_installs_nothing_where_it_may_write() -> None:
+    workflow = read("performance-comment")
+
+    gates = [read(name)["name"] for name in GATES if name in STARTERS]
+    assert workflow["on"] == {"workflow_run": {"workflows": gates, "types": ["completed"]}}
+    uses = [step.get("uses", "") for step in steps_of(workflow)]
+    assert not any(action.startswith("actions/checkout@") for action in uses)
+    comment = workflow["jobs"]["comment"]
+    assert [step.get("uses", "").partition("@")[0] for step in comment["steps"]] == [
+        "actions/download-artifact",
+        "",
+    ]
+    script = comment["steps"][1]["run"]
+    assert not re.search(r"^ *(python|pip|make|pytest|perfsuite|nox|git) ", script, re.MULTILINE)
+
+
+def test_the_action_writes_the_comment_that_the_workflow_writes() -> None:
+    def loop(name: str) -> str:
+        return script_of(name, "Comment").partition("for body in ")[2].partition("\ndone")[0]
+
+    assert loop("action") == loop("performance-comment")
+    assert "gh api" in loop("action")
+
+
 def test_what_publishes_runs_nothing_but_actions() -> None:
     workflow = read("release")
 
@@ -136,15 +155,12 @@ def script_of(name: str, step: str) -> str:
 def run_step(script: str, folder: Path, **programs: str) -> subprocess.CompletedProcess[str]:
     """Run a step as GitHub does, with programs that are made up."""
     for program, text in programs.items():
-        path = folder / program.replace("_", "-")
-        path.write_text(f"#!/bin/sh\n{text}\n")
-        path.chmod(0o700)
+        write_program(folder, program.replace("_", "-"), text)
     environment = os.environ | {
-        "PATH": os.pathsep.join(
-            [str(folder), str(Path(sys.executable).parent), os.environ["PATH"]]
-        ),
+        "PATH": path_of(folder),
         "BASE": "main",
         "NUM_GPUS": "2",
+        "GITHUB_OUTPUT": os.devnull,
     }
     return subprocess.run(
         ["bash", "-e", "-c", script],
@@ -157,7 +173,7 @@ def run_step(script: str, folder: Path, **programs: str) -> subprocess.Completed
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", STARTERS)
+@pytest.mark.parametrize("name", GATES)
 def test_a_first_change_passes_and_nothing_else_that_compares_nothing(
     tmp_path: Path, name: str
 ) -> None:

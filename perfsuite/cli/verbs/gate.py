@@ -26,6 +26,7 @@ from perfsuite.records.verdict import exit_code
 from perfsuite.report.formats.markdown import to_markdown
 from perfsuite.report.model import report_on_verdicts
 from perfsuite.report.summary import explanation_text
+from perfsuite.report.terminal.annotations import annotation_lines
 from perfsuite.report.terminal.gate import verdict_lines
 from perfsuite.stats.sequential import DEFAULT_MAX_PAIRS
 from perfsuite.system.files import check_writable, write_atomically
@@ -110,7 +111,8 @@ def gate(
     request = _request(context.params, context.obj)
     check_writable(*request.outputs)
     result = run_gate(request, say=say, machine=options.wait_for_machine())
-    for text in verdict_lines(result.cells, result.refusal, result.differs):
+    annotations = annotation_lines(result.cells, result.root, os.environ)
+    for text in (*verdict_lines(result.cells, result.refusal, result.differs), *annotations):
         typer.echo(text)
     if (judged := result.judgement) is not None:
         pairs = counted(judged.num_pairs, "pair")

@@ -20,6 +20,7 @@ _STARTERS = {
     Path(".github/workflows/performance.yml"): "performance.yml",
 }
 _ON_GPUS = {Path(".github/workflows/gate-gpu.yml"): "gate-gpu.yml"}
+_COMMENTS = {Path(".github/workflows/performance-comment.yml"): "performance-comment.yml"}
 # pytest takes its configuration from the first file that has one of these sections (pytest's
 # documentation, "Configuration file formats").
 _PYTEST_SECTIONS = {
@@ -59,6 +60,9 @@ def init(
             "--gpus", min=1, help="Write a workflow for runners of your own with so many."
         ),
     ] = None,
+    comments: Annotated[
+        bool, typer.Option("--comment", help="Write a workflow that comments on pull requests.")
+    ] = False,
     json_file: JsonFile = None,
 ) -> None:
     """Write a starter benchmark, a configuration and a workflow into a repository.
@@ -69,7 +73,7 @@ def init(
     if not folder.is_dir():
         raise SettingError(f"{folder} is not a folder; name the root of a repository")
     check_writable(json_file)
-    written, kept = write_starters(folder, num_gpus=num_gpus)
+    written, kept = write_starters(folder, num_gpus=num_gpus, comments=comments)
     for path in written:
         typer.echo(f"wrote {path}")
     for path in kept:
@@ -86,12 +90,15 @@ def init(
     write_json(json_file, written=written, kept=kept)
 
 
-def write_starters(folder: Path, *, num_gpus: int | None = None) -> tuple[list[str], list[str]]:
-    """Return which files were written and which were there; `num_gpus` adds a workflow for them."""
+def write_starters(
+    folder: Path, *, num_gpus: int | None = None, comments: bool = False
+) -> tuple[list[str], list[str]]:
+    """Return which files were written and which were there; each option adds its workflow."""
+    on_gpus = {} if num_gpus is None else _ON_GPUS
     configured = _pytest_configuration(folder)
     configuration = None if configured is None else _with_gate(folder / configured)
     written, kept = [], []
-    for path, name in (_STARTERS if num_gpus is None else _STARTERS | _ON_GPUS).items():
+    for path, name in (_STARTERS | on_gpus | (_COMMENTS if comments else {})).items():
         if (folder / path).exists():
             kept.append(str(path))
             continue

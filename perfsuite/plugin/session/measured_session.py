@@ -31,6 +31,7 @@ from perfsuite.records.cell import CellLine, Outcome, encode_line
 from perfsuite.records.verdict import CellVerdict, exit_code
 from perfsuite.report.rows import not_exercised_lines, slow_rank_lines
 from perfsuite.report.summary import verdict_sentence
+from perfsuite.report.terminal.annotations import annotation_lines
 from perfsuite.report.terminal.gate import verdict_lines
 from perfsuite.report.terminal.tables import progress_line, terminal_table
 from perfsuite.system.files import append_line, write_atomically
@@ -55,6 +56,7 @@ class MeasuredSession:
         Where it is not ours, it runs ranks for the fixtures and changes nothing else.
         """
         self._config = config
+        self._environ = ownership.environ
         self.choices = choices
         self._saver: saving.RunSaver | None = None
         self._gate: SessionGate | None = None
@@ -320,7 +322,9 @@ class MeasuredSession:
         if self._gate is not None and self._gate.result is not None:
             terminalreporter.section("perfsuite gate", sep="=")
             result = self._gate.result
-            for text in verdict_lines(result.cells, result.refusal, result.differs):
+            annotations = annotation_lines(result.cells, self._config.rootpath, self._environ)
+            verdicts = verdict_lines(result.cells, result.refusal, result.differs)
+            for text in (*verdicts, *annotations):
                 terminalreporter.write_line(legible(text))
         for remark in filter(None, [self._foreign_markers, self._sharding.why_empty]):
             terminalreporter.write_line(f"perfsuite: {remark}")

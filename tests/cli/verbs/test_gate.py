@@ -71,13 +71,14 @@ NEW = CellVerdict(name="b.py::new", word="NEW", by="collection", reason="the bas
 ARMS = {"head": "main at 1a2b3c4", "base": "HEAD~1"}
 
 
-def result(*cells: CellVerdict, refusal: str | None = None) -> GateResult:
+def result(*cells: CellVerdict, refusal: str | None = None, root: Path = Path()) -> GateResult:
     judgement = Judgement(trials=(), num_pairs=3, wall_s=2.4)
     return GateResult(
         cells=cells,
         refusal=refusal,
         differs=ARMS,
         judgement=judgement if cells and refusal is None else None,
+        root=root,
         seed=7,
     )
 
@@ -200,6 +201,24 @@ def test_verdicts_are_printed_and_progress_goes_to_the_other_stream(
     assert "b.py::new: the base has no such cell" in lines
     assert lines[-1] == "3 pairs in 2 s, seed 7"
     assert err == "comparing\n"
+
+
+def test_on_github_a_failure_is_told_beside_its_line(
+    gate: Gate, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub" / "b.py").write_text("import pytest\ndef slow(benchmark): ...\n")
+    monkeypatch.setenv("GITHUB_ACTIONS", "true")
+    monkeypatch.setenv("GITHUB_WORKSPACE", str(tmp_path))
+
+    gate(found=result(FAILED, NEW, root=tmp_path / "sub"))
+
+    told = [line for line in capsys.readouterr().out.splitlines() if "::" in line[:2]]
+    assert told == [
+        "::error file=sub/b.py,line=2::b.py::slow: FAIL: +20.0 %25 against the base, between "
+        "+10.0 %25 and +30.0 %25 (3 pairs); moved most: load 1.00 ms -> 2.00 ms (+100.0 %25); "
+        "counts: ops 3 -> 4; tolerance 2.0 %25; limit 5.0 %25"
+    ]
 
 
 def test_a_refusal_is_printed_without_a_table(

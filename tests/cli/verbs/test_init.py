@@ -223,13 +223,17 @@ def test_the_workflow_can_only_read_and_every_action_is_pinned_by_hash(tmp_path:
     assert not re.search(r"run: .*\$\{\{", workflow)
 
 
-WORKFLOWS = (".github/workflows/performance.yml", ".github/workflows/gate-gpu.yml")
+WORKFLOWS = (
+    *(".github/workflows/performance.yml", ".github/workflows/gate-gpu.yml"),
+    ".github/workflows/performance-comment.yml",
+)
+EVERYTHING = ("--gpus", "2", "--comment")
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 EXTRAS = "perfsuite[torch,workloads]"
 
 
 def installs(folder: Path) -> list[str]:
-    """What each workflow gives to pip; both say it once."""
+    """What each workflow gives to pip; each says it once."""
     found = [
         re.findall(r"^          PERFSUITE: (.*)$", (folder / path).read_text(), re.MULTILINE)
         for path in WORKFLOWS
@@ -261,9 +265,9 @@ def test_the_workflows_install_what_is_installed_here(
 ) -> None:
     monkeypatch.setattr(init, "distribution", lambda _: Installed(**origin))
 
-    result = CliRunner().invoke(app, ["init", str(tmp_path), "--gpus", "2"])
+    result = CliRunner().invoke(app, ["init", str(tmp_path), *EVERYTHING])
 
-    assert installs(tmp_path) == [f'"{requirement}"'] * 2
+    assert installs(tmp_path) == [f'"{requirement}"'] * 3
     assert "change" not in result.output.replace("the next change", "")
 
 
@@ -285,11 +289,11 @@ def test_a_path_that_no_runner_has_is_to_be_changed_in_the_workflow(
         "(perfsuite[...] @ git+https://HOST/REPOSITORY@COMMIT)"
     )
 
-    first = CliRunner().invoke(app, ["init", str(tmp_path), "--gpus", "2"])
-    second = CliRunner().invoke(app, ["init", str(tmp_path), "--gpus", "2"])
+    first = CliRunner().invoke(app, ["init", str(tmp_path), *EVERYTHING])
+    second = CliRunner().invoke(app, ["init", str(tmp_path), *EVERYTHING])
 
-    assert installs(tmp_path) == [f'"{EXTRAS} @ {place}" # CHANGE THIS: {advice}'] * 2
-    (line, _) = installs(tmp_path)
+    assert installs(tmp_path) == [f'"{EXTRAS} @ {place}" # CHANGE THIS: {advice}'] * 3
+    line = installs(tmp_path)[0]
     assert yaml.safe_load(line) == f"{EXTRAS} @ {place}"
     told = [line for line in first.output.splitlines() if line.startswith("change")]
     assert told == [
@@ -306,6 +310,17 @@ def test_a_workflow_for_gpus_is_written_where_it_is_asked_for(tmp_path: Path) ->
     assert 'NUM_GPUS: "4"\n' in (tmp_path / path).read_text()
     assert write_starters(tmp_path, num_gpus=8)[1][:3] == [*WRITTEN[:2], path]
     assert 'NUM_GPUS: "4"\n' in (tmp_path / path).read_text()
+
+
+def test_a_workflow_that_may_write_comments_is_written_where_it_is_asked_for(
+    tmp_path: Path,
+) -> None:
+    result = CliRunner().invoke(app, ["init", str(tmp_path), "--comment"])
+
+    path = ".github/workflows/performance-comment.yml"
+    assert result.output.splitlines()[2] == f"wrote {path}"
+    assert "pull-requests: write" in (tmp_path / path).read_text()
+    assert write_starters(tmp_path, comments=True)[1][:3] == [*WRITTEN[:2], path]
 
 
 def test_a_folder_that_is_none_is_refused(tmp_path: Path) -> None:
