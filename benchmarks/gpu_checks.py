@@ -61,9 +61,7 @@ def measure(
         yield Synthetic(step)
 
     cell.start_activity = start_activity  # type: ignore[assignment]
-    job = RunCell(
-        activity="train", plan=MeasurePlan(num_rounds=num_rounds, num_iterations=None, seed=0)
-    )
+    job = RunCell(activity="train", plan=MeasurePlan(num_rounds=num_rounds))
     kind = "cuda" if device.is_real else "cpu"
     request = GroupRequest(
         job=job,

@@ -25,7 +25,7 @@ import typer
 from perfsuite.experiments.results import add_digests
 from perfsuite.gate.arms.arm import CellRun
 from perfsuite.gate.judge.numerics_change import describe_numerics_change
-from perfsuite.ranks.user_code import UserCode
+from perfsuite.ranks.messages import UserCode
 from perfsuite.records.stages import untimed
 from perfsuite.worker.jobs.user_code import UserLoop
 from perfsuite.worker.measure.iterations import Iterations

@@ -101,9 +101,8 @@ def time_marked_steps(num_pairs: int, num_steps: int, work_s: float) -> list[tup
     import torch
 
     import perfsuite
-    from perfsuite.ranks.messages import RoundTimes
+    from perfsuite.ranks.messages import RoundTimes, UserCode
     from perfsuite.ranks.progress import Board
-    from perfsuite.ranks.user_code import UserCode
     from perfsuite.worker.jobs.user_code import UserLoop
     from perfsuite.worker.measure.clock import collector_off
     from perfsuite.worker.measure.rounds import measure_rounds

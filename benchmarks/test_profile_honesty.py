@@ -106,7 +106,7 @@ def profile(slow: str, parallel: str) -> Profile:
     recipe = Recipe(parallel=parallel)
     with packed_by_value([sys.modules[__name__]]):
         workload = pack(planted(slow))
-    job = RunProfile(workload=workload, recipe=recipe, seed=0, num_epochs=1)
+    job = RunProfile(workload=workload, recipe=recipe, num_epochs=1)
     plan = recipe.plan
     ranks: Any = run_group(
         GroupRequest(

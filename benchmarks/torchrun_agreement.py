@@ -31,7 +31,7 @@ from torchrun_launches import ROOT, torchrun_command
 
 from perfsuite import Recipe
 from perfsuite.experiments.rank_session import Session
-from perfsuite.experiments.settings import Settings
+from perfsuite.ranks.messages import GroupPolicy
 from perfsuite.ranks.torchrun.membership import read_membership
 from perfsuite.ranks.torchrun.peers import Peers
 from perfsuite.records.cell import Outcome
@@ -116,7 +116,7 @@ def _ask(ranks: Connection, cell: str, rounds: int) -> Outcome:
 
 def _measure(cell: str, rounds: int, peers: Peers | None) -> Outcome:
     """Measure in a session of its own, so that the other side can hold the machine next."""
-    session = Session(Settings(device="cpu", num_rounds=rounds), say=print)
+    session = Session(GroupPolicy(), say=print, num_rounds=rounds)
     if peers is not None:
         session.join(peers)
     try:

@@ -24,8 +24,8 @@ import typer
 
 import perfsuite
 from perfsuite.experiments.rank_session import Session
-from perfsuite.experiments.settings import Settings
 from perfsuite.experiments.verify import every_recipe, verify_every
+from perfsuite.ranks.messages import GroupPolicy
 from perfsuite.records.recipe import Recipe
 
 
@@ -119,7 +119,7 @@ def main(
 
 
 def _verify(workload: str, seed: int, recipes: list[Recipe], steps: int) -> Counter[str]:
-    settings = Settings(seed=seed, import_roots=(Path.cwd(),))
+    settings = GroupPolicy(device="auto", seed=seed, import_roots=(str(Path.cwd()),))
     begin_s = time.monotonic()
     reports = verify_every(
         Session(settings, say=typer.echo), workload, recipes, steps, lambda *_: None

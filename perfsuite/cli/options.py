@@ -18,16 +18,16 @@ import typer
 import perfsuite
 from perfsuite.cli.output import say
 from perfsuite.errors import SettingError
-from perfsuite.experiments.rank_session import Session
-from perfsuite.experiments.settings import DEVICES, MAX_SEED, Settings
+from perfsuite.experiments.rank_session import DEVICES, MAX_SEED, Session
 from perfsuite.experiments.user_code import plan_command, plan_launch
 from perfsuite.gate.arms.command import Command
 from perfsuite.gate.git.repository import find_top, tracked_files
 from perfsuite.gate.judge.trial import draw_seed
+from perfsuite.ranks.messages import GroupPolicy
 from perfsuite.records.parallel import PARALLEL_FORMS
 from perfsuite.records.recipe import COMM_HOOKS, PRECISIONS, Recipe
 from perfsuite.stats.sequential import LEAST_MAX_PAIRS
-from perfsuite.system.environment import host_fingerprint
+from perfsuite.system.environment import describe_host
 from perfsuite.system.timing_lock import WAIT_S, TimingLock
 
 Verb = TypeVar("Verb", bound=Callable[..., None])
@@ -149,13 +149,15 @@ def _recipe_options() -> dict[str, inspect.Parameter]:
     }
 
 
-def open_session(device: str, seed: int = 0, **others: Any) -> Session:
+def open_session(
+    device: str, seed: int = 0, *, round_s: float | None = None, shows_output: bool = True
+) -> Session:
     """Return a session that finds workloads here; an unknown device raises a SettingError."""
-    chosen = next((known for known in DEVICES if known == device), None)
-    if chosen is None:
+    if device not in DEVICES:
         raise SettingError(f"--device is {device!r}; use one of {', '.join(DEVICES)}")
-    settings = Settings(device=chosen, seed=seed, import_roots=(Path.cwd(),), **others)
-    return Session(settings, say=say)
+    roots = (str(Path.cwd()),)
+    policy = GroupPolicy(device=device, seed=seed, import_roots=roots, shows_output=shows_output)
+    return Session(policy, say=say, round_s=round_s)
 
 
 def pytest_command(paths: Sequence[str] | None, select: str | None) -> Command:
@@ -197,4 +199,4 @@ def wait_for_machine() -> TimingLock:
 
 def fingerprint_here() -> str:
     """Return the fingerprint of the environment that a session would find here."""
-    return host_fingerprint(os.environ)
+    return describe_host(os.environ, len(os.sched_getaffinity(0))).fingerprint

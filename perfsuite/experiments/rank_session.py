@@ -5,34 +5,35 @@ import functools
 import importlib.util
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, cast
 
 import msgspec
 
-from perfsuite.errors import EquivalenceError, NotExercisedError, PerfsuiteError, SettingError
+from perfsuite.errors import EquivalenceError, NotExercisedError, SettingError
 from perfsuite.experiments import results
 from perfsuite.experiments import user_code as own_code
 from perfsuite.experiments.launcher import LocalLauncher, TorchrunLauncher
 from perfsuite.experiments.profile import combine_profiles
-from perfsuite.experiments.settings import Settings
 from perfsuite.ranks import messages
-from perfsuite.ranks.bootstrap import make_group_folder, remove_group_folder, sweep_stale_folders
-from perfsuite.ranks.chains import Chain, run_chain, run_chains
+from perfsuite.ranks.bootstrap import sweep_stale_folders
 from perfsuite.ranks.command.group import CommandLaunch
-from perfsuite.ranks.messages import GroupPolicy, GroupRequest
+from perfsuite.ranks.messages import GroupPolicy, GroupRequest, UserCode
 from perfsuite.ranks.pickling import pack, unpack
+from perfsuite.ranks.proof import Run, prove
 from perfsuite.ranks.torchrun.peers import Peers
-from perfsuite.ranks.user_code import UserCode
 from perfsuite.records.capability import Hardware, what_ranks_need, why_not_timed
 from perfsuite.records.cell import Outcome
 from perfsuite.records.equivalence import EquivalenceReport, Numerics
 from perfsuite.records.profile import ProfiledRun
-from perfsuite.records.recipe import Recipe
+from perfsuite.records.recipe import Recipe, parse_recipe
 from perfsuite.records.workload import Workload, find_workload
 from perfsuite.system.gpus import visible_gpus
-from perfsuite.system.timing_lock import TimingLock
+from perfsuite.system.timing_lock import WAIT_S, TimingLock
 
+DEVICES = ("auto", "cpu", "cuda")
+# What torch, numpy and Python's own generator all take.
+MAX_SEED = 2**32 - 1
 # The limits hold for the rounding of each step, so more steps prove little more.
 MAX_VERIFIED_STEPS = 10
 
@@ -40,12 +41,23 @@ MAX_VERIFIED_STEPS = 10
 class Session:
     """Runs cells one after the other on this machine, which it holds while it times."""
 
-    def __init__(self, settings: Settings, *, say: Callable[[str], None]) -> None:
-        """Prepare a session that shows lines with `say`; nothing starts before the first cell."""
-        self._settings = settings
+    def __init__(
+        self,
+        policy: GroupPolicy,
+        *,
+        say: Callable[[str], None],
+        num_rounds: int | None = 10,
+        round_s: float | None = None,
+        wait_s: float = WAIT_S,
+    ) -> None:
+        """Prepare a session that shows lines with `say`; nothing starts before the first cell.
+
+        Device "auto" is CUDA where a GPU is visible. A cell that names no number has `num_rounds`,
+        of `round_s` at least, as in `MeasurePlan`; `wait_s` is the patience with another session.
+        """
         gpus = visible_gpus()
         hardware = Hardware(
-            device=("cuda" if gpus else "cpu") if settings.device == "auto" else settings.device,
+            device=("cuda" if gpus else "cpu") if policy.device == "auto" else policy.device,
             num_gpus=len(gpus),
             num_cores=len(os.sched_getaffinity(0)),
             compute_capability=gpus[0].compute_capability if gpus else None,
@@ -53,21 +65,17 @@ class Session:
             has_torchao=importlib.util.find_spec("torchao") is not None,
         )
         self._gpus = [gpu.uuid for gpu in gpus]
-        self._lock = TimingLock(wait_s=settings.wait_s, say=say)
+        self._lock = TimingLock(wait_s=wait_s, say=say)
         self._launcher = LocalLauncher(hardware, self._lock)
-        self._policy = GroupPolicy(
+        # Ranks wait for a turn in a collective, and the other arm's turn may be a long one.
+        patience_s = policy.collective_timeout_s if policy.turns is None else policy.timeout_s
+        self._policy = dataclasses.replace(
+            policy,
             device=hardware.device,
             num_gpus=hardware.num_gpus,
-            timeout_s=settings.timeout_s,
-            # Ranks wait for a turn in a collective, and the other arm's turn may be a long one.
-            collective_timeout_s=(
-                settings.collective_timeout_s if settings.turns is None else settings.timeout_s
-            ),
-            seed=settings.seed,
-            import_roots=tuple(str(root) for root in settings.import_roots),
-            turns=settings.turns,
-            shows_output=settings.shows_output,
+            collective_timeout_s=patience_s,
         )
+        self._num_rounds, self._round_s = num_rounds, round_s
         self._waited_s = 0.0
         self._sweep_once = functools.cache(sweep_stale_folders)
         self._reports: dict[tuple[object, ...], EquivalenceReport] = {}
@@ -119,21 +127,24 @@ class Session:
         num_rounds: int | None = None,
         num_iterations: int | None = None,
         is_timed: bool = True,
-        numerics: Numerics | None = None,
+        checks_numerics: bool = False,
     ) -> Outcome:
         """Measure one activity of a workload, which may be named "module:attribute".
 
         None is the session's number of rounds, and as many iterations of a round as the ranks
         choose after warming up. What is not timed is one iteration beside whatever else runs.
-        `numerics` goes into the record. Raises a NotExercisedError where this machine would measure
-        something else, a RecipeError for what is no `Recipe`, and a PerfsuiteError where workload,
-        data, training or a rank is at fault.
+        Training may first be checked, as by `require_equivalence`. Raises a NotExercisedError where
+        this machine would measure something else, a RecipeError for what is no `Recipe`, and a
+        PerfsuiteError where workload, data, training or a rank is at fault.
         """
         results.check_is_recipe(recipe)
+        numerics = None
+        if checks_numerics and activity == "train":
+            numerics = self.require_equivalence(workload, recipe).numerics
         if is_timed and activity != "load":
             self._require_timeable(recipe, numerics)
-        if self._settings.turns is not None:
-            recipe = self._settings.turns.inject_into(recipe)
+        if (turns := self._policy.turns) is not None:
+            recipe = parse_recipe("the calibration", turns.planted_recipe, of=recipe)
         job = messages.RunCell(
             workload=pack(find_workload(workload)),
             recipe=recipe,
@@ -167,18 +178,6 @@ class Session:
         trained with the recipe, and a PerfsuiteError where workload, data or a rank is at fault.
         """
         results.check_is_recipe(recipe)
-        return run_chain(self._verify(workload, recipe, num_steps), self._launcher.run)
-
-    def verify_each(
-        self, workload: str, recipes: Sequence[Recipe], *, num_steps: int = 3
-    ) -> Iterator[EquivalenceReport | PerfsuiteError]:
-        """Yield what `verify` returns or raises of each recipe, some of them checked together."""
-        chains = (self._verify(workload, recipe, num_steps) for recipe in recipes)
-        return run_chains(chains, at_once=self.hardware.num_untimed_at_once)
-
-    def _verify(
-        self, workload: str | Workload, recipe: Recipe, num_steps: int
-    ) -> Chain[EquivalenceReport]:
         if not isinstance(num_steps, int) or not 1 <= num_steps <= MAX_VERIFIED_STEPS:
             raise SettingError(
                 f"num_steps is {num_steps!r}; use a whole number from 1 to {MAX_VERIFIED_STEPS}"
@@ -186,42 +185,22 @@ class Session:
         recipe.require_own_loader()
         packed = pack(find_workload(workload))
         try:
-            checked = yield from self._check(packed, recipe, num_steps)
+            checked = self._check(packed, recipe, num_steps)
         except NotExercisedError as error:
             return results.not_exercised(results.name_of(workload), recipe, str(error))
         return results.report(results.name_of(workload), recipe, checked)
 
-    def _check(self, workload: bytes, recipe: Recipe, num_steps: int) -> Chain[messages.RunChecked]:
+    def _check(self, workload: bytes, recipe: Recipe, num_steps: int) -> messages.RunChecked:
         self._sweep_once()
-        folder = make_group_folder()
-        # The timed run of the same steps will print what they print.
-        policy = dataclasses.replace(self._policy, shows_output=False, pins_ranks=False)
-        try:
-            runs = {"tested": recipe}
-            if has_twin := recipe.checkpointing != "none":
-                runs["twin"] = dataclasses.replace(recipe, checkpointing="none")
-            for name, run in runs.items():
-                job = messages.RecordRun(
-                    workload=workload,
-                    recipe=dataclasses.replace(run, pin_memory=False),
-                    seed=self._settings.seed,
-                    folder=str(folder),
-                    name=name,
-                    num_steps=num_steps,
-                )
-                yield self._request(job, run, policy)
-            check = messages.CheckRun(
-                workload=workload,
-                recipe=recipe,
-                seed=self._settings.seed,
-                num_steps=num_steps,
-                folder=str(folder),
-                has_twin=has_twin,
-            )
-            (reply,) = yield GroupRequest(job=check, world_size=1, policy=policy, needs_group=False)
-            return cast(messages.RunChecked, reply)
-        finally:
-            remove_group_folder(folder)
+        recorded = []
+        for name in ("tested",) if recipe.checkpointing == "none" else ("tested", "twin"):
+            run = dataclasses.replace(recipe, pin_memory=False)
+            if name == "twin":
+                run = dataclasses.replace(run, checkpointing="none")
+            job = messages.RecordRun(workload=workload, recipe=run, name=name, num_steps=num_steps)
+            recorded.append(self._request(job, run))
+        check = messages.CheckRun(workload=workload, recipe=recipe, num_steps=num_steps)
+        return prove(recorded, check, self._launcher.run)
 
     def measure_all_reduce(
         self, parallel: str, message_bytes: int, *, is_timed: bool = True
@@ -280,7 +259,7 @@ class Session:
         plan: messages.MeasurePlan,
         is_timed: bool,
         numerics: Numerics | None = None,
-        run: own_code.Run | None = None,
+        run: Run | None = None,
     ) -> Outcome:
         if not is_timed and code.num_steps is not None:
             code = dataclasses.replace(code, num_steps=2, num_warmup=2)
@@ -293,10 +272,9 @@ class Session:
         if not is_timed:
             num_rounds = num_iterations = 1
         return messages.MeasurePlan(
-            num_rounds=self._settings.num_rounds if num_rounds is None else num_rounds,
+            num_rounds=self._num_rounds if num_rounds is None else num_rounds,
             num_iterations=num_iterations,
-            seed=self._settings.seed,
-            round_s=self._settings.round_s,
+            round_s=self._round_s,
         )
 
     def _measure(
@@ -305,7 +283,7 @@ class Session:
         name: str,
         is_timed: bool,
         numerics: Numerics | None = None,
-        run: own_code.Run | None = None,
+        run: Run | None = None,
     ) -> Outcome:
         if job.user_code is None:
             assert job.recipe is not None
@@ -330,34 +308,28 @@ class Session:
         Raises a NotExercisedError where this machine would profile something else.
         """
         self._require_timeable(recipe)
-        job = messages.RunProfile(
-            workload=pack(find_workload(workload)),
-            recipe=recipe,
-            seed=self._settings.seed,
-            num_epochs=num_epochs,
-        )
+        packed = pack(find_workload(workload))
+        job = messages.RunProfile(workload=packed, recipe=recipe, num_epochs=num_epochs)
         replies = self._run_timed(self._request(job, recipe))
         ranks = [cast(messages.ProfileTaken, reply) for reply in replies]
         return combine_profiles(job, results.name_of(workload), self.hardware.device, ranks)
 
     def _run_timed(
-        self, request: GroupRequest, *, is_timed: bool = True, run: own_code.Run | None = None
+        self, request: GroupRequest, *, is_timed: bool = True, run: Run | None = None
     ) -> list[messages.Reply]:
         """What the ranks reply, alone on the machine where their times are kept."""
         self._sweep_once()
-        if is_timed and self._settings.turns is None:
+        if is_timed and self._policy.turns is None:
             self.hold_machine()
         return (run or self._launcher.run)(request)
 
-    def _request(
-        self, job: messages.Job, recipe: Recipe, policy: GroupPolicy | None = None
-    ) -> GroupRequest:
+    def _request(self, job: messages.Job, recipe: Recipe) -> GroupRequest:
         if (reason := self._launcher.why_not_exercised(recipe)) is not None:
             raise NotExercisedError(reason)
         return GroupRequest(
             job=job,
             world_size=recipe.plan.world_size,
-            policy=policy or self._policy,
+            policy=self._policy,
             needs_group=recipe.plan.needs_group,
         )
 

@@ -1,22 +1,20 @@
 """What a user gives of a training of one's own, checked: a function, a command, a reference."""
 
 import contextlib
-import dataclasses
 import inspect
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from perfsuite.errors import EquivalenceError, SettingError
-from perfsuite.ranks.bootstrap import make_group_folder, remove_group_folder
-from perfsuite.ranks.chains import Chain, run_chain
+from perfsuite.ranks import messages
 from perfsuite.ranks.command.group import CommandLaunch, run_command
 from perfsuite.ranks.command.metrics import Metrics, run_logged
-from perfsuite.ranks.messages import GroupPolicy, GroupRequest, Reply, RunChecked
+from perfsuite.ranks.messages import GroupPolicy, GroupRequest, UserCode
 from perfsuite.ranks.pickling import pack
-from perfsuite.ranks.user_code import CheckSteps, RecordSteps, UserCode
+from perfsuite.ranks.proof import Run, prove
 from perfsuite.records.equivalence import (
     EquivalenceReport,
     EquivalenceRow,
@@ -28,8 +26,6 @@ from perfsuite.units import counted
 
 # As `verify` takes where it is not told otherwise.
 _NUM_STEPS = 3
-# Runs a group of ranks.
-Run = Callable[[GroupRequest], list[Reply]]
 
 
 def plan_function(argument: str, function: Any, **code: Any) -> UserCode:
@@ -102,7 +98,7 @@ def plan_command(
     user_code = UserCode(name=launch.name, function=b"", kind="command", **code)
     if metrics is None:
         return user_code, partial(run_command, launch=launch)
-    return user_code, partial(run_logged, launch=launch, metrics=Metrics.parse(metrics))
+    return user_code, partial(run_logged, launch=launch, metrics=Metrics(metrics))
 
 
 def compare_with_reference(
@@ -119,7 +115,9 @@ def compare_with_reference(
         rows: tuple[EquivalenceRow, ...] = (none_given,)
     else:
         plan = plan_function("reference", reference, kind="step", precision=code.precision)
-        checked = run_chain(_compare(code, plan, policy), run)
+        record = messages.RecordSteps(user_code=code, num_steps=_NUM_STEPS)
+        steps = GroupRequest(job=record, world_size=code.world_size, policy=policy)
+        checked = prove([steps], messages.CheckSteps(reference=plan, tested=code), run)
         rows = checked.rows
         missing |= {f"numerics of {what}": why for what, why in checked.inapplicable.items()}
     described = {
@@ -133,19 +131,3 @@ def compare_with_reference(
     if not report:
         missing["numerics"] = report.worst.reason
     return report.numerics, missing
-
-
-def _compare(code: UserCode, reference: UserCode, policy: GroupPolicy) -> Chain[RunChecked]:
-    folder = make_group_folder()
-    # The timed run of the same steps will print what they print.
-    policy = dataclasses.replace(policy, shows_output=False, pins_ranks=False)
-    try:
-        record = RecordSteps(
-            user_code=code, seed=policy.seed, folder=str(folder), num_steps=_NUM_STEPS
-        )
-        yield GroupRequest(job=record, world_size=code.world_size, policy=policy)
-        check = CheckSteps(reference=reference, tested=code, seed=policy.seed, folder=str(folder))
-        (reply,) = yield GroupRequest(job=check, world_size=1, policy=policy, needs_group=False)
-        return cast(RunChecked, reply)
-    finally:
-        remove_group_folder(folder)

@@ -42,14 +42,15 @@ def verify_every(
     SettingError where a package is not there.
     """
     reports: list[EquivalenceReport] = []
-    outcomes = session.verify_each(workload, recipes, num_steps=num_steps)
-    for recipe, outcome in zip(recipes, outcomes, strict=True):
-        if isinstance(outcome, SettingError):  # of this installation, and so of every recipe
-            raise outcome
-        if isinstance(outcome, PerfsuiteError):
-            outcome = results.not_exercised(workload, recipe, str(outcome))
-        reports.append(outcome)
-        show(len(reports), outcome)
+    for recipe in recipes:
+        try:
+            report = session.verify(workload, recipe, num_steps=num_steps)
+        except SettingError:  # of this installation, and so of every recipe
+            raise
+        except PerfsuiteError as error:
+            report = results.not_exercised(workload, recipe, str(error))
+        reports.append(report)
+        show(len(reports), report)
     return reports
 
 

@@ -254,7 +254,6 @@ def _measuring(
     from perfsuite.records.recipe import Recipe
 
     cell = _Cell(request, benchmark)
-    session = cell.session
 
     def measure(
         workload: str | Workload,
@@ -265,22 +264,15 @@ def _measuring(
     ) -> Outcome:
         if isinstance(recipe, Recipe) and request.path != Path(compared_cell.__file__):
             recipe.require_own_loader()
-
-        def run(*, is_timed: bool) -> Outcome:
-            numerics = None
-            if activity == "train" and cell.runner.choices.checks_numerics:
-                numerics = session.require_equivalence(workload, recipe).numerics
-            return session.measure_cell(
-                workload,
-                recipe,
-                numerics=numerics,
-                activity=activity,
-                num_rounds=rounds,
-                num_iterations=iterations,
-                is_timed=is_timed,
-            )
-
-        return cell.record(run)
+        return cell.record(
+            cell.session.measure_cell,
+            workload,
+            recipe,
+            activity=activity,
+            num_rounds=rounds,
+            num_iterations=iterations,
+            checks_numerics=cell.runner.choices.checks_numerics,
+        )
 
     return measure
 

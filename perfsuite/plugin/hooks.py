@@ -24,8 +24,7 @@ TAKES_TURNS = 2
 
 # Before any conftest: pytest loads this module with the entry points.
 _ENVIRONMENT = dict(os.environ)
-# Options that every launch of a gate has on its command line; `choices` gives it an ini value where
-# the session of the gate is ours.
+# Every launch of a gate has them on its command line, and an ini value where the session is ours.
 _SET_BY_ARMS = {"gate", "numerics", "report"}
 # Where a worker of xdist leaves why its session is refused.
 _REFUSAL = "perfsuite_refusal"

@@ -1,7 +1,6 @@
 """The pytest plugin that `perfsuite run` adds: a report of what the session has just written.
 
-The report is made by a process of its own, so that whatever becomes of it, the session's verdict
-and exit code are what they were.
+A process of its own makes it, so that no fault of it changes the session's exit code.
 """
 
 import subprocess

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 class Rendezvous:
     """The TCP store of torchrun or rank 0 where ranks meet that several controllers start.
 
-    `prefix` begins every key of this group and of no other. Ranks that are on one machine share its
-    loopback interface.
+    `prefix` begins every key of this group alone. Ranks on one machine share a loopback interface.
     """
 
     host: str
@@ -37,18 +36,12 @@ class Assignment:
     backend: str
     rendezvous: Rendezvous | None = None
 
-    def core_of(self, cores: Sequence[int]) -> int | None:
-        """Return a processor of the rank's own where there are enough of them, else None."""
-        return cores[self.place] if self.num_neighbours <= len(cores) else None
-
 
 def all_assignments(world_size: int, *, device: str, num_gpus: int) -> tuple[Assignment, ...]:
     """Return the assignments of a group that one controller starts as a whole.
 
     >>> [(one.rank, one.backend) for one in all_assignments(2, device="cuda", num_gpus=2)]
     [(0, 'nccl'), (1, 'nccl')]
-    >>> [one.core_of((4, 5)) for one in all_assignments(2, device="cpu", num_gpus=0)]
-    [4, 5]
     """
     # NCCL where each rank has a GPU of its own.
     backend = "nccl" if device == "cuda" and world_size <= num_gpus else "gloo"

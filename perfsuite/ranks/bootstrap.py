@@ -1,8 +1,7 @@
 """How a process becomes a rank that cannot outlive its controller, and how its files are removed.
 
 `enter_rank` is the first code that runs in a rank. Files of a group in `/tmp` and `/dev/shm` are
-named after the processes that made them, so that a later session can remove what a group left when
-its controller was killed.
+named after the processes that made them: a later session removes what a killed controller left.
 """
 
 import ctypes

@@ -86,8 +86,7 @@ def _remove_own(pid: int, folder: Path) -> None:
 def _ctrl_c_blocked() -> Iterator[None]:
     """Start processes in here that Ctrl-C does not end, although it reaches the whole terminal.
 
-    A process inherits blocked signals, but no handlers: the server would print the traceback of the
-    import that Ctrl-C interrupts.
+    A process inherits blocked signals, but no handlers: the server would print a traceback.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:

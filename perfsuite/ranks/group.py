@@ -95,7 +95,8 @@ class RankGroup:
         self._cleanup.callback(self._end_processes)
         policy = self._policy
         cores = tuple(sorted(os.sched_getaffinity(0)))
-        pins = policy.pins_ranks and policy.device == "cpu"
+        # A processor for each rank that is timed, where there are enough of them.
+        pins = not policy.proof and policy.device == "cpu"
         near = [gpu.cores for gpu in visible_gpus()] if policy.device != "cpu" else []
         beside = cores_beside_gpus(assignments, cores, near) if near else {}
         for one in assignments:
@@ -103,7 +104,7 @@ class RankGroup:
                 request=request,
                 assignment=one,
                 folder=str(self._folder),
-                core=one.core_of(cores) if pins else None,
+                core=cores[one.place] if pins and one.num_neighbours <= len(cores) else None,
                 cores=beside.get(one.rank, cores),
             )
             try:

@@ -9,19 +9,20 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from perfsuite.errors import RecipeError
+from perfsuite.errors import RecipeError, SettingError
 from perfsuite.ranks.assignments import Assignment
-from perfsuite.ranks.user_code import CheckSteps, RecordSteps, UserCode
 from perfsuite.records.cell import Counts, MemoryMetric, Operator, TensorDigest
 from perfsuite.records.equivalence import EquivalenceRow
 from perfsuite.records.profile import ProfilerOutput, RankUsage
-from perfsuite.records.recipe import Recipe, is_int_from, optional, parse_recipe
+from perfsuite.records.recipe import Recipe, is_int_from, optional
 from perfsuite.system.environment import Environment
 
 ActivityName = Literal["train", "load", "evaluate", "all_reduce", "step", "loop", "command"]
 # Faults that a calibration can inject into each iteration, beside slowdowns: memory that the
 # iteration keeps, and a wait for all ranks or for the device.
 INJECTABLE_FAULTS = ("leak", "synchronization")
+# Those that one process can be held to whatever computes them; `Recipe` has more.
+OWN_PRECISIONS = ("fp64", "fp32", "bf16", "amp-bf16", "amp-fp16")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,10 +41,6 @@ class TurnChannel:
     planted_recipe: tuple[str, ...] = ()
     planted_fault: str | None = None
 
-    def inject_into(self, recipe: Recipe) -> Recipe:
-        """Return the recipe with the fields that the calibration changes."""
-        return parse_recipe("the calibration", self.planted_recipe, of=recipe)
-
 
 @dataclass(frozen=True, kw_only=True)
 class GroupPolicy:
@@ -55,8 +52,8 @@ class GroupPolicy:
         collective_timeout_s: A collective that waits for so long has lost its peer.
         import_roots: Folders that come first on the ranks' module path.
         shows_output: Print what the ranks printed when all went well.
-        pins_ranks: Give each rank a processor of its own, on a CPU where there are enough.
         entry: What a rank runs, "package.module:function": by name, as its module imports torch.
+        proof: Folder of what the ranks of a proof record, on the first rank's machine.
         turns: Where rounds ask for their turn; None where no other arm runs beside them.
     """
 
@@ -67,8 +64,8 @@ class GroupPolicy:
     seed: int = 0
     import_roots: tuple[str, ...] = ()
     shows_output: bool = True
-    pins_ranks: bool = True
     entry: str = "perfsuite.worker.main:serve"
+    proof: str = ""
     turns: TurnChannel | None = None
 
 
@@ -100,6 +97,11 @@ class RankStart:
         """The rank's number in its group."""
         return self.assignment.rank
 
+    @property
+    def seed(self) -> int:
+        """Of weights, data order and random numbers."""
+        return self.request.policy.seed
+
 
 @dataclass(frozen=True, kw_only=True)
 class Joined:
@@ -120,21 +122,62 @@ class CallFunction:
 
 @dataclass(frozen=True, kw_only=True)
 class MeasurePlan:
-    """How often and under which seed a cell is run.
+    """How often a cell is run.
 
     `num_rounds` of None lets the gate choose; `num_iterations`, those of a round, rank 0, which
     then aims at rounds of `round_s`, 50 ms if that is None.
     """
 
-    num_rounds: int | None
-    num_iterations: int | None
-    seed: int
+    num_rounds: int | None = None
+    num_iterations: int | None = None
     round_s: float | None = None
 
     def __post_init__(self) -> None:
         for name, value in {"rounds": self.num_rounds, "iterations": self.num_iterations}.items():
             if not optional(is_int_from(1))(value):
                 raise RecipeError(f"{name} is {value!r}; use None or a whole number from 1")
+
+
+@dataclass(frozen=True, kw_only=True)
+class UserCode:
+    """A function or a command of a user's that trains, measured as it is.
+
+    Attributes:
+        function: Packed: `build_step`, or `train`, which is a whole loop; empty for a command.
+        world_size: Of the ranks that call it; a command itself says how many it starts.
+        samples_per_step: Of all ranks together; None where the user does not say.
+        num_steps: Steps of a loop or a command that are timed, after `num_warmup`.
+        optimizer: Name of the class whose steps count; None is the first optimizer that steps.
+    """
+
+    name: str
+    function: bytes
+    kind: Literal["step", "loop", "command"]
+    world_size: int = 1
+    samples_per_step: int | None = None
+    tokens_per_step: int | None = None
+    num_steps: int | None = None
+    num_warmup: int = 3
+    optimizer: str | None = None
+    precision: str = "fp32"
+
+    def __post_init__(self) -> None:
+        amount = optional(is_int_from(1)), "None or a whole number from 1"
+        is_text = optional(lambda value: isinstance(value, str))
+        is_known = OWN_PRECISIONS.__contains__
+        # Two rounds of a step; the time from one step's end to the next one's chooses rounds.
+        at_least_2 = optional(is_int_from(2)) if self.kind == "step" else is_int_from(2)
+        for name, value, is_allowed, allowed in (
+            ("ranks", self.world_size, is_int_from(1), "a whole number from 1"),
+            ("samples_per_step", self.samples_per_step, *amount),
+            ("tokens_per_step", self.tokens_per_step, *amount),
+            ("optimizer", self.optimizer, is_text, "the name of its class, such as 'AdamW'"),
+            ("precision", self.precision, is_known, f"one of {', '.join(OWN_PRECISIONS)}"),
+            ("steps", self.num_steps, at_least_2, "a whole number from 2"),
+            ("warmup", self.num_warmup, is_int_from(2), "a whole number from 2"),
+        ):
+            if not is_allowed(value):
+                raise SettingError(f"{name} is {value!r}; use {allowed}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,15 +197,13 @@ class RunCell:
 
 @dataclass(frozen=True, kw_only=True)
 class RecordRun:
-    """Job: train some steps, and write what each rank saw of them to a file.
+    """Job: train some steps, and write what each rank saw of them to a file of the proof.
 
     `name` is "tested", or "twin" for the same run without checkpointing.
     """
 
     workload: bytes
     recipe: Recipe
-    seed: int
-    folder: str
     name: str
     num_steps: int
 
@@ -173,10 +214,23 @@ class CheckRun:
 
     workload: bytes
     recipe: Recipe
-    seed: int
     num_steps: int
-    folder: str
-    has_twin: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecordSteps:
+    """Job: take the first steps of a user's own, and write what each rank saw to a file."""
+
+    user_code: UserCode
+    num_steps: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckSteps:
+    """Job: compare the steps of `tested` with those of `reference`, which one rank takes here."""
+
+    reference: UserCode
+    tested: UserCode
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -185,7 +239,6 @@ class RunProfile:
 
     workload: bytes
     recipe: Recipe
-    seed: int
     num_epochs: int
 
 

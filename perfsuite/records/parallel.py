@@ -39,7 +39,6 @@ class ParallelMode:
         chunks_per_rank: Parts of a batch for each rank; None where a batch stays whole.
         default_schedule: The pipeline schedule unless the text names one; None if it has none.
         takes_ddp_options: The recipe's options of DistributedDataParallel apply.
-        forward_is_local: The forward pass does not communicate (but for a model's buffers).
         needs_horovod: The ranks import the package horovod.
         why_no_reduction: Why gradients cannot be compared with a sum over ranks (T0), or None.
     """
@@ -57,14 +56,11 @@ class ParallelMode:
     chunks_per_rank: int | None = None
     default_schedule: str | None = None
     takes_ddp_options: bool = False
-    forward_is_local: bool = False
     needs_horovod: bool = False
     why_no_reduction: str | None = None
 
 
-_DDP: Final = ParallelMode(
-    form="ddp:N", strategy="data_parallel:DDP", takes_ddp_options=True, forward_is_local=True
-)
+_DDP: Final = ParallelMode(form="ddp:N", strategy="data_parallel:DDP", takes_ddp_options=True)
 _FSDP: Final = ParallelMode(
     form="fsdp:N",
     strategy="fsdp:FSDP",
@@ -80,9 +76,7 @@ _MP: Final = ParallelMode(
     splits_parameters=True,
     cuts_model=True,
 )
-_HOROVOD_LIKE: Final = ParallelMode(
-    form="horovod-like:N", strategy="horovod:HorovodLike", forward_is_local=True
-)
+_HOROVOD_LIKE: Final = ParallelMode(form="horovod-like:N", strategy="horovod:HorovodLike")
 PARALLEL_MODES: Final[dict[str, ParallelMode]] = {
     "single": ParallelMode(
         form="single",

@@ -66,8 +66,7 @@ class Background:
     def paused(self, *, looks: bool = False) -> Iterator[None]:
         """Stop the other processes of the launch in the block.
 
-        Without a child there is nothing to stop, unless this `looks`, which takes milliseconds, for
-        processes whose parent has ended.
+        Without a child there are none, unless this `looks`, for milliseconds, for orphans too.
         """
         self.stop(looks=looks)
         try:
@@ -79,7 +78,7 @@ class Background:
         """Stop the other processes of the launch, first those that were running before."""
         if self._waker is None:
             return
-        _signal(self._known, signal.SIGSTOP)
+        signal_all(self._known, signal.SIGSTOP)
         self._stopped |= self._known
         found = self.processes(looks=looks)
         new = {pid for pid, process in found.items() if process.state not in _AT_REST}
@@ -87,13 +86,13 @@ class Background:
             with contextlib.suppress(BlockingIOError):  # thousands of processes: those are enough
                 os.write(self._waker, f"{pid}\n".encode())
                 self._told.add(pid)
-        _signal(new, signal.SIGSTOP)
+        signal_all(new, signal.SIGSTOP)
         self._stopped |= new
         self._known = found.keys() & self._stopped
 
     def resume(self) -> None:
         """Resume the processes that `stop` has stopped."""
-        _signal(self._stopped, signal.SIGCONT)
+        signal_all(self._stopped, signal.SIGCONT)
         self._stopped = set()
 
     def processes(self, *, looks: bool = False) -> dict[int, Process]:
@@ -207,7 +206,7 @@ def end_all(process: subprocess.Popen[Any], variable: str) -> bool:
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
     more = left_behind(process.pid, variable)
-    _signal(processes_with(variable), signal.SIGKILL)
+    signal_all(processes_with(variable), signal.SIGKILL)
     return bool(more)
 
 
@@ -231,7 +230,8 @@ def has_children() -> bool:
     return True
 
 
-def _signal(pids: Iterable[int], number: signal.Signals) -> None:
+def signal_all(pids: Iterable[int], number: signal.Signals) -> None:
+    """Send a signal to processes; those that have just ended, or are another user's, get none."""
     for pid in pids:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(pid, number)
@@ -244,8 +244,7 @@ def end_with(gate: int, variable: str) -> int | None:
     outlives this one, and returns a pipe to it: processes whose ids are written there are resumed
     when this one has ended. None where the kernel cannot wait for an end.
     """
-    # The gate cannot ask for that between fork and exec: Python runs its own handlers around such a
-    # fork, which lose a Ctrl-C.
+    # Not between the gate's fork and exec: Python's own handlers around it lose a Ctrl-C.
     prctl = ctypes.CDLL(None).prctl
     prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     try:
@@ -285,9 +284,9 @@ def _clear_up(process: int, gate: int, reader: int, writer: int, variable: str) 
             told += part
     processes = list_processes()
     stopped = {int(pid) for pid in told.split()} & processes.keys()
-    _signal([pid for pid in stopped if processes[pid].state == "T"], signal.SIGCONT)
+    signal_all([pid for pid in stopped if processes[pid].state == "T"], signal.SIGCONT)
     select.select([gate], [], [])
-    _signal(processes_with(variable), signal.SIGKILL)
+    signal_all(processes_with(variable), signal.SIGKILL)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import fnmatch
 import hashlib
-import os
 import platform
 import sys
 from collections.abc import Mapping
@@ -60,11 +59,6 @@ def describe_host(environ: Mapping[str, str], num_cores: int) -> Environment:
         python=f"{sys.version_info.major}.{sys.version_info.minor}",
         knobs={"numpy": installed_version("numpy") or "not installed"} | speed_variables(environ),
     )
-
-
-def host_fingerprint(environ: Mapping[str, str]) -> str:
-    """Return the fingerprint of `describe_host` for this process."""
-    return describe_host(environ, len(os.sched_getaffinity(0))).fingerprint
 
 
 def describe_gpu(gpu: GpuFacts) -> str:

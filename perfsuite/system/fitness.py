@@ -225,7 +225,7 @@ def group_seconds(groups: Path = _OWN_GROUPS, mount: Path = _MOUNT) -> float | N
     for folder in group_folders("cpuacct", groups, mount):
         if usage_ns := read_text(folder / "cpuacct.usage"):
             return int(usage_ns) / 1e9
-        if usage_us := _read_values(folder / "cpu.stat").get("usage_usec"):
+        if usage_us := read_values(folder / "cpu.stat").get("usage_usec"):
             return usage_us / 1e6
     return None
 
@@ -234,7 +234,7 @@ def quota_periods(groups: Path = _OWN_GROUPS, mount: Path = _MOUNT) -> dict[Path
     """Return of each group with a quota its periods so far, and how many used the quota up."""
     found = {}
     for folder in group_folders("cpu", groups, mount):
-        values = _read_values(folder / "cpu.stat")
+        values = read_values(folder / "cpu.stat")
         if values.get("nr_periods"):
             found[folder] = (values["nr_periods"], values.get("nr_throttled", 0))
     return found
@@ -266,7 +266,7 @@ def read_text(path: Path) -> str | None:
         return None
 
 
-def _read_values(path: Path) -> dict[str, int]:
+def read_values(path: Path) -> dict[str, int]:
     """Return the numbers of a file whose lines have a name and a number each."""
     lines = (line.split() for line in (read_text(path) or "").splitlines())
     return {words[0]: int(words[1]) for words in lines}

@@ -17,17 +17,19 @@ MAX_JSON_BYTES: Final = 256 * 2**20
 _FIRST_BYTES: Final = 64 * 2**10
 
 
-def read_json(path: AnyPath) -> Any:
-    """Return the content of a file; raises as `read_bytes`, and ValueError where it is not JSON."""
-    return _decode(_read_text(path))
-
-
 def read_json_as(path: AnyPath, kind: type[_T]) -> _T:
-    """Return the content of a file as a value of a type; many times as fast as `read_json`.
+    """Return the content of a file as a value of a type.
 
-    Raises as that, and a ValidationError of msgspec where it holds another type.
+    Raises as `read_bytes`, ValueError where it is not JSON, and a ValidationError of msgspec where
+    it holds another type.
     """
-    text = _read_text(path)
+    data = read_bytes(path)
+    if not data:
+        raise ValueError("is empty")
+    try:
+        text = data.decode()
+    except UnicodeDecodeError as error:
+        raise ValueError(f"is not UTF-8: {error.reason} at byte {error.start}") from error
     try:
         return msgspec.json.decode(text, type=kind)
     except (msgspec.DecodeError, RecursionError):
@@ -50,16 +52,6 @@ def read_until(path: AnyPath, mark: bytes) -> bytes | None:
             return None
         num_bytes *= 4
     return None
-
-
-def _read_text(path: AnyPath) -> str:
-    data = read_bytes(path)
-    if not data:
-        raise ValueError("is empty")
-    try:
-        return data.decode()
-    except UnicodeDecodeError as error:
-        raise ValueError(f"is not UTF-8: {error.reason} at byte {error.start}") from error
 
 
 def read_bytes(path: AnyPath) -> bytes:

@@ -37,8 +37,7 @@ class TimingLock:
     def __init__(self, *, wait_s: float, say: Callable[[str], None]) -> None:
         """Prepare the lock without taking it; a `wait_s` of 0 refuses where it is taken.
 
-        `say` shows a line at once: it is called before the wait begins. Raises what
-        `lock_folder` does.
+        `say` shows a line at once, before the wait begins. Raises what `lock_folder` does.
         """
         self.folder = folder = lock_folder(os.environ)
         self._wait_s = wait_s

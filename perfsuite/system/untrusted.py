@@ -1,7 +1,6 @@
 """Untrusted input: read within bounds, shown as text without control characters.
 
-Stored runs, records and lists of exceptions come with a checkout, so the author of a proposed
-change may have written them.
+Stored runs, records and lists of exceptions may be by the author of a proposed change.
 """
 
 import stat

@@ -173,8 +173,7 @@ AnyPath: TypeAlias = Path | RemotePath
 def locate(text: str, source: str) -> AnyPath:
     """Return the file or folder of a path or a URL, without a request; `source` is for messages.
 
-    Raises a SettingError for a URL of another kind, without a bucket, with credentials, or of a
-    package that is not installed.
+    Raises a SettingError for another URL, credentials in it, or a package that is not installed.
 
     >>> locate("file://./baselines", "--storage")
     PosixPath('baselines')

@@ -21,21 +21,20 @@ from perfsuite.ranks import messages
 from perfsuite.ranks.failures import says_lost_peer
 from perfsuite.ranks.pickling import pack, unpack
 from perfsuite.ranks.progress import Board, BoardWriter
-from perfsuite.ranks.user_code import CheckSteps, RecordSteps
 from perfsuite.units import counted
 from perfsuite.worker.jobs import verify
 from perfsuite.worker.jobs.cell import run_cell
 from perfsuite.worker.jobs.profile import take_profile
 from perfsuite.worker.store import group_store, patience, prefer_loopback
 
-_PROOFS = (messages.RecordRun, messages.CheckRun, RecordSteps, CheckSteps)
+_PROOFS = (messages.RecordRun, messages.CheckRun, messages.RecordSteps, messages.CheckSteps)
 _JOBS: dict[type, Callable[..., messages.Reply]] = {
     messages.RunCell: run_cell,
     messages.RunProfile: take_profile,
     messages.RecordRun: verify.record_rank,
     messages.CheckRun: verify.check_recorded,
-    RecordSteps: verify.record_own_rank,
-    CheckSteps: verify.check_own_recorded,
+    messages.RecordSteps: verify.record_own_rank,
+    messages.CheckSteps: verify.check_own_recorded,
 }
 _NOT_THE_USERS = (str(Path(__file__).parent.parent), str(Path(torch.__file__).parent))
 
@@ -91,11 +90,10 @@ def _set_up_torch(start: messages.RankStart) -> torch.device:
     policy = start.request.policy
     # Two are bimodal by 22 % on small machines, and of a fixed number the losses repeat exactly.
     torch.set_num_threads(1)
-    random.seed(policy.seed)
-    torch.manual_seed(policy.seed)
+    random.seed(start.seed)
+    torch.manual_seed(start.seed)
     if policy.device != "cuda":
-        # Some of torch asks whether there are GPUs, and not where its tensors are. A function of a
-        # user's may use both.
+        # Some of torch asks whether there are GPUs, not where a tensor is; a user's may use both.
         if not isinstance(start.request.job, messages.CallFunction):
             os.environ["CUDA_VISIBLE_DEVICES"] = ""
         return torch.device("cpu")

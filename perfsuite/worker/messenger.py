@@ -10,10 +10,11 @@ import os
 import signal
 import threading
 import time
+from functools import partial
 from multiprocessing.connection import Connection
 
 from perfsuite.ranks import bootstrap
-from perfsuite.ranks.torchrun.peers import MessengerStart, SessionBroken
+from perfsuite.ranks.torchrun.peers import MessengerStart
 from perfsuite.worker.store import Store, StoreError, open_store
 
 # How often a messenger shows that it is alive, and checks whether others are.
@@ -30,9 +31,10 @@ def serve(start: MessengerStart, pipe: Connection) -> None:
     """Carry letters both ways until the controller closes its end."""
     place = start.membership
     controller = _Controller(pipe, start.controller)
+    prefix = f"{place.prefix}/letters"
+    connect = partial(open_store, place.host, place.port, prefix, start.arrival_s)
     try:
-        outgoing = _connect(start, is_host=place.hosts_store)
-        incoming = _connect(start, is_host=False)
+        outgoing, incoming = connect(is_host=place.hosts_store), connect()
     except StoreError as error:
         controller.give_up(
             f"rank {place.rank} of {place.world_size} cannot reach the store at "
@@ -65,7 +67,7 @@ class _Controller:
         self._pid = pid
         self._lock = threading.Lock()
 
-    def send(self, message: bytes | SessionBroken) -> None:
+    def send(self, message: bytes | str) -> None:
         with self._lock:
             self._pipe.send(message)
 
@@ -73,7 +75,7 @@ class _Controller:
         # A controller that is stopped would never hear it, and not take torchrun's SIGTERM either.
         with contextlib.suppress(ProcessLookupError):  # it is gone, and needs nothing
             os.kill(self._pid, signal.SIGCONT)
-        self.send(SessionBroken(reason))
+        self.send(reason)
 
 
 def _send_on(store: Store, controller: _Controller, world_size: int) -> None:
@@ -82,8 +84,7 @@ def _send_on(store: Store, controller: _Controller, world_size: int) -> None:
     pause_s = _SHORTEST_PAUSE_S
     try:
         while True:
-            # Not a wait with a time-out: one that runs out just as the letter comes may never
-            # return (torch 2.15).
+            # Not a wait: one that runs out just as the letter comes may never return (torch 2.15).
             if store.check([_key(num_read)]):
                 controller.send(_take(store, _key(num_read), world_size))
                 num_read += 1
@@ -141,12 +142,6 @@ class _Heartbeats:
                     f"pytest process for {patience_s:g} s"
                 )
         return None
-
-
-def _connect(start: MessengerStart, *, is_host: bool) -> Store:
-    place, timeout_s = start.membership, start.arrival_s
-    prefix = f"{place.prefix}/letters"
-    return open_store(place.host, place.port, prefix=prefix, timeout_s=timeout_s, is_host=is_host)
 
 
 def _post(store: Store, content: bytes) -> None:

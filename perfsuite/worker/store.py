@@ -4,7 +4,6 @@ import datetime
 import os
 import socket
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -25,13 +24,12 @@ _PREPARATION_S = 600.0
 
 # The base of all that torch raises about a store.
 StoreError = dist.DistError
-# Returns the largest of each value over all ranks, which all call it; no operator of it is in the
-# loop's own process group.
+# Returns the largest of each value over all ranks, which all call it, outside of the loop's group.
 Largest = Callable[[Sequence[float]], list[float]]
 
 
 def open_store(
-    host: str, port: int, *, prefix: str, timeout_s: float, is_host: bool = False
+    host: str, port: int, prefix: str, timeout_s: float, *, is_host: bool = False
 ) -> Store:
     """Return a new connection to the store, which puts `prefix` before every key.
 
@@ -48,9 +46,8 @@ def group_store(start: RankStart) -> Store:
     rendezvous = start.assignment.rendezvous
     if rendezvous is None:
         return FileStore(str(Path(start.folder) / "store"), start.request.world_size)
-    host, port, prefix = rendezvous.host, rendezvous.port, rendezvous.prefix
     timeout_s = start.request.policy.collective_timeout_s
-    return open_store(host, port, prefix=prefix, timeout_s=timeout_s)
+    return open_store(rendezvous.host, rendezvous.port, rendezvous.prefix, timeout_s)
 
 
 def patience(start: RankStart) -> datetime.timedelta:
@@ -83,23 +80,27 @@ def prefer_loopback(start: RankStart) -> None:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
 
 
-def _largest(group: dist.ProcessGroupGloo, values: Sequence[float]) -> list[float]:
-    largest = torch.tensor(values, dtype=torch.float64)
+def _meet(start: RankStart, store: Store) -> Largest:
+    timeout = datetime.timedelta(seconds=start.request.policy.collective_timeout_s)
+    ranks = start.rank, start.request.world_size
+    group = dist.ProcessGroupGloo(PrefixStore("perfsuite", store), *ranks, timeout)
     options = dist.AllreduceOptions()
     options.reduceOp = dist.ReduceOp.MAX
-    group.allreduce([largest], options).wait()  # type: ignore[attr-defined]  # untyped
-    return largest.tolist()
+
+    def largest(values: Sequence[float]) -> list[float]:
+        found = torch.tensor(values, dtype=torch.float64)
+        group.allreduce([found], options).wait()  # type: ignore[attr-defined]  # untyped
+        return found.tolist()
+
+    return largest
 
 
 def meet_ranks(start: RankStart) -> Largest:
     """Meet the other ranks of a command, and change nothing that its code can see."""
-    rank, world_size = start.rank, start.request.world_size
-    timeout = datetime.timedelta(seconds=start.request.policy.collective_timeout_s)
-    store = PrefixStore("perfsuite", group_store(start))
     before = dict(os.environ)
     prefer_loopback(start)
     try:
-        return partial(_largest, dist.ProcessGroupGloo(store, rank, world_size, timeout))
+        return _meet(start, group_store(start))
     finally:
         for name in os.environ.keys() - before:
             del os.environ[name]
@@ -107,8 +108,7 @@ def meet_ranks(start: RankStart) -> Largest:
 
 def join_ranks(start: RankStart) -> Largest:
     """Set torchrun's variables in this rank, and meet the others."""
-    rank, world_size = start.rank, start.request.world_size
-    rendezvous = start.assignment.rendezvous
+    rank, rendezvous = start.rank, start.assignment.rendezvous
     prefer_loopback(start)
     host = _LOCAL_HOST if rendezvous is None else rendezvous.host
     meeting = group_store(start)
@@ -121,7 +121,7 @@ def join_ranks(start: RankStart) -> Largest:
     os.environ |= {
         "RANK": str(rank),
         "LOCAL_RANK": str(start.assignment.place),
-        "WORLD_SIZE": str(world_size),
+        "WORLD_SIZE": str(start.request.world_size),
         "LOCAL_WORLD_SIZE": str(start.assignment.num_neighbours),
         "MASTER_ADDR": host,
         "MASTER_PORT": str(store.port),
@@ -129,5 +129,4 @@ def join_ranks(start: RankStart) -> Largest:
         "TORCHELASTIC_RESTART_COUNT": "0",
         "TORCHELASTIC_USE_AGENT_STORE": "True",
     }
-    group = dist.ProcessGroupGloo(PrefixStore("perfsuite", store), rank, world_size, timeout)
-    return partial(_largest, group)
+    return _meet(start, store)

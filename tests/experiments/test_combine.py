@@ -98,7 +98,7 @@ def measured(model_flops: int | None, *accelerators: str) -> CellMeasured:
 
 
 def combined(precision: str, *ranks: CellMeasured) -> Outcome:
-    plan = MeasurePlan(num_rounds=2, num_iterations=1, seed=0)
+    plan = MeasurePlan(num_rounds=2, num_iterations=1)
     recipe = Recipe(parallel="ddp:2", precision=precision)
     job = RunCell(activity="train", plan=plan, recipe=recipe)
     device = "cuda" if ranks[0].environment.accelerators else "cpu"

@@ -11,7 +11,7 @@ from perfsuite.ranks.messages import ProfileTaken, RankEpoch, RunProfile
 from perfsuite.records.profile import NonFinite, Profile, ProfilerOutput, ProfileStages, RankUsage
 from perfsuite.records.recipe import Recipe
 
-JOB = RunProfile(workload=b"", recipe=Recipe(parallel="ddp:2"), seed=0, num_epochs=1)
+JOB = RunProfile(workload=b"", recipe=Recipe(parallel="ddp:2"), num_epochs=1)
 OUTPUT = ProfilerOutput(
     operators=(), num_steps=3, communication=None, trace=b"", operator_table="", memory_summary=""
 )

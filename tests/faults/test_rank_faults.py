@@ -16,8 +16,8 @@ import pytest
 
 from perfsuite import RankFailureError
 from perfsuite.experiments.rank_session import Session
-from perfsuite.experiments.settings import Settings
 from perfsuite.ranks import group
+from perfsuite.ranks.messages import GroupPolicy
 from perfsuite.ranks.pickling import packed_by_value
 
 RunRanks = Callable[..., list[Any]]
@@ -27,7 +27,7 @@ ILLEGAL = "CUDA error: an illegal memory access was encountered"
 @pytest.fixture
 def impatient_ranks() -> RunRanks:
     """Ranks with a controller timeout of 2 s."""
-    session = Session(Settings(device="cpu", timeout_s=2), say=print)
+    session = Session(GroupPolicy(timeout_s=2), say=print)
 
     def run(num_ranks: int, function: Callable[..., Any], *args: Any) -> list[Any]:
         with packed_by_value([sys.modules[__name__]]):

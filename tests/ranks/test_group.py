@@ -18,8 +18,8 @@ import pytest
 
 from perfsuite import RankFailureError, WorkloadError
 from perfsuite.experiments.rank_session import Session
-from perfsuite.experiments.settings import Settings
 from perfsuite.ranks import bootstrap
+from perfsuite.ranks.messages import GroupPolicy
 from perfsuite.ranks.pickling import packed_by_value
 
 RunRanks = Callable[..., list[Any]]
@@ -28,7 +28,7 @@ RunRanks = Callable[..., list[Any]]
 @pytest.fixture
 def impatient_ranks() -> RunRanks:
     """Ranks with a collective timeout of 2 s and a controller timeout of 4 s."""
-    session = Session(Settings(device="cpu", timeout_s=4, collective_timeout_s=2), say=print)
+    session = Session(GroupPolicy(timeout_s=4, collective_timeout_s=2), say=print)
 
     def run(num_ranks: int, function: Callable[..., Any], *args: Any) -> list[Any]:
         with packed_by_value([sys.modules[__name__]]):
@@ -298,7 +298,7 @@ def test_what_a_rank_prints_reaches_the_test_output(
 CONTROLLER = """
     import os, subprocess, sys, time
     from perfsuite.experiments.rank_session import Session
-    from perfsuite.experiments.settings import Settings
+    from perfsuite.ranks.messages import GroupPolicy
 
     def hold_the_interpreter_lock(folder):
         # A regular expression that backtracks for hours inside one C call.
@@ -323,7 +323,7 @@ CONTROLLER = """
         return lambda worker: enter()
 
     if __name__ == "__main__":
-        session = Session(Settings(device="cpu"), say=print)
+        session = Session(GroupPolicy(), say=print)
         session.run_function(2, hold_the_interpreter_lock, (sys.argv[1],))
 """
 

@@ -405,9 +405,7 @@ def test_any_accepted_recipe_survives_its_journeys(fields: dict[str, Any]) -> No
 def test_a_plan_without_rounds_or_iterations_is_refused(
     fields: dict[str, Any], message: str
 ) -> None:
-    allowed: dict[str, Any] = {"num_rounds": 10, "num_iterations": None, "seed": 0}
-
     with pytest.raises(RecipeError) as refused:
-        MeasurePlan(**allowed | fields)
+        MeasurePlan(**fields)
 
     assert str(refused.value) == message

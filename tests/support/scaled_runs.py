@@ -10,7 +10,7 @@ from made_up_runs import cell
 
 from perfsuite.records.parallel import parse_parallel
 from perfsuite.report.rows import Row
-from perfsuite.report.scaling.ring import RingModel
+from perfsuite.report.scaling.cost_model import RingModel
 
 LINK = RingModel(latency_s=0.001, per_byte_s=1e-9)
 

@@ -10,8 +10,7 @@ from perfsuite.errors import DeviceError
 from perfsuite.system.gpus import GpuFacts, driver_version, if_shown, nvml, visible_gpus
 from perfsuite.units import format_bytes
 
-# nvmlClocksThrottleReasons of NVML's API reference. Left out: an idle GPU, and application clocks,
-# which make timings steadier.
+# nvmlClocksThrottleReasons (NVML API reference), without an idle GPU and application clocks.
 _THROTTLE_REASONS = {
     "power cap": pynvml.nvmlClocksThrottleReasonSwPowerCap,
     "hardware slowdown": pynvml.nvmlClocksThrottleReasonHwSlowdown,

@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 
 from perfsuite.cli.doctor.findings import NOT_READABLE, Finding
-from perfsuite.system.fitness import group_folders, read_text
+from perfsuite.system.fitness import group_folders, read_text, read_values
 from perfsuite.units import format_bytes, format_ratio
 
 _CPU = Path("/sys/devices/system/cpu")
@@ -154,8 +154,6 @@ def memory_left_bytes(groups: Path = _OWN_GROUPS, mount: Path = _MOUNT) -> int |
         limit, usage = (read_text(folder / f"memory.{name}") for name in ("max", "current"))
         if limit and usage and limit != "max":
             # Cached files, which the kernel drops first, count as usage.
-            stat = dict(
-                line.split() for line in (read_text(folder / "memory.stat") or "").splitlines()
-            )
-            left.append(int(limit) - int(usage) + int(stat.get("inactive_file", 0)))
+            cached = read_values(folder / "memory.stat").get("inactive_file", 0)
+            left.append(int(limit) - int(usage) + cached)
     return min(left, default=None)

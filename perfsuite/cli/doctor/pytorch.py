@@ -13,10 +13,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-import pynvml
-
 from perfsuite.cli.doctor.findings import Finding, Status
 from perfsuite.errors import (
+    DeviceError,
     MissingPackageError,
     PerfsuiteError,
     SettingError,
@@ -24,12 +23,11 @@ from perfsuite.errors import (
     require_torch,
 )
 from perfsuite.experiments.rank_session import Session
-from perfsuite.experiments.settings import Settings
+from perfsuite.ranks.messages import GroupPolicy
 from perfsuite.units import counted
 
-# Torch is loaded within 4 s and two ranks have their sum 0.1 s later (measured on 2 cores): ranks
-# that need these times are stuck.
-_SETTINGS = Settings(device="cpu", timeout_s=20.0, collective_timeout_s=5.0)
+# Two ranks load torch in 4 s and have their sum 0.1 s later (on 2 cores): later ones are stuck.
+_POLICY = GroupPolicy(timeout_s=20.0, collective_timeout_s=5.0)
 # Eight GPUs without persistence mode take up to 20 s to wake.
 _WAKING_S = 60.0
 
@@ -42,10 +40,9 @@ def examine_torch(environ: Mapping[str, str] = os.environ) -> list[Finding]:
         status: Status = "ok" if isinstance(error, MissingPackageError) else "fail"
         return [Finding("torch", status, str(error), "only cells that train need it")]
     try:
-        session = Session(_SETTINGS, say=print)
-    except pynvml.NVMLError as error:
-        text = f"cannot be started: NVML says: {error}"
-        return [Finding("ranks", "fail", text, "see nvidia-smi")]
+        session = Session(_POLICY, say=print)
+    except DeviceError as error:
+        return [Finding("ranks", "fail", f"cannot be started: {error}", "see nvidia-smi")]
     return [
         finding_of_ranks(
             lambda: session.run_function(1, read_torch, ()),
@@ -74,7 +71,7 @@ def _examine_nccl(num_gpus: int) -> list[Finding]:
     """Sum over all visible GPUs, where there are any."""
     if not num_gpus:
         return []
-    session = Session(replace(_SETTINGS, device="cuda", timeout_s=_WAKING_S), say=print)
+    session = Session(replace(_POLICY, device="cuda", timeout_s=_WAKING_S), say=print)
     return [
         finding_of_ranks(
             lambda: session.run_function(num_gpus, sum_over_ranks, ()),

@@ -10,12 +10,12 @@ import shlex
 from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
 from perfsuite.errors import SettingError
-from perfsuite.experiments.settings import MAX_SEED, Device, Settings
+from perfsuite.experiments.rank_session import MAX_SEED
 from perfsuite.gate.arms.build import find_interpreter
 from perfsuite.gate.arms.command import Command
 from perfsuite.gate.git.command import answer
@@ -25,7 +25,7 @@ from perfsuite.gate.judge.kept_pairs import PAIRS_FILE
 from perfsuite.gate.judge.trial import LAUNCH_TIMEOUT_S, Budget, draw_seed
 from perfsuite.gate.request import GateRequest
 from perfsuite.plugin.options import OPTIONS, Option, given
-from perfsuite.ranks.messages import INJECTABLE_FAULTS, TurnChannel
+from perfsuite.ranks.messages import INJECTABLE_FAULTS, GroupPolicy, TurnChannel
 from perfsuite.ranks.torchrun.membership import Membership, read_membership
 from perfsuite.records.shard import Shard, parse_shard
 from perfsuite.stats.sequential import LEAST_MAX_PAIRS
@@ -43,6 +43,9 @@ class Choices:
     """Everything that the options say.
 
     Attributes:
+        policy: How ranks are run; its device may be "auto".
+        num_rounds: Of a cell that names no number; None where a gate chooses.
+        wait_s: How long to wait for another timing session.
         require_gpus: GPUs without which nothing runs.
         results: Folder of run.json and cells.jsonl.
         durations: Where it is written how long cells took; None for the stored runs.
@@ -51,7 +54,9 @@ class Choices:
         membership: This process's place among those that torchrun started; None where it is alone.
     """
 
-    settings: Settings
+    policy: GroupPolicy
+    num_rounds: int | None
+    wait_s: float
     matrix: str
     require_gpus: int
     results: Path
@@ -85,10 +90,6 @@ def _whole_number(smallest: int, largest: int | None = None) -> tuple[Callable[[
     return parse, f"a whole number from {smallest}{up_to}"
 
 
-def _interpreter(text: str) -> str | None:
-    return find_interpreter(text) if text else None
-
-
 def _variables(text: str) -> dict[str, str]:
     lines = text.splitlines()
     if any(line.find("=") < 1 for line in lines):
@@ -108,7 +109,10 @@ _PARSERS: dict[str, tuple[Callable[[str], Any], str]] = {
     "rounds": _whole_number(1),
     "tolerance": (parse_ratio, "a ratio such as 2%"),
     "limit": (parse_ratio, "a ratio such as 5%"),
-    "base-python": (_interpreter, "the name or path of an interpreter"),
+    "base-python": (
+        lambda text: find_interpreter(text) if text else None,
+        "the name or path of an interpreter",
+    ),
     "base-env": (_variables, "KEY=VALUE"),
     "max-pairs": _whole_number(LEAST_MAX_PAIRS),
     "max-minutes": (parse_seconds, "a duration such as 30min"),
@@ -140,16 +144,16 @@ def resolve(
         lock_folder(environ)
         _refuse_unused_durations(config, names)
     return Choices(
-        settings=Settings(
-            device=cast(Device, value["device"]),
-            num_rounds=None if turns and "rounds" not in names else value["rounds"],
+        policy=GroupPolicy(
+            device=value["device"],
             seed=value["seed"],
             timeout_s=value["timeout"],
             collective_timeout_s=value["collective-timeout"],
-            wait_s=value["wait"],
-            import_roots=(Path.cwd(), config.rootpath),
+            import_roots=(str(Path.cwd()), str(config.rootpath)),
             turns=turns,
         ),
+        num_rounds=None if turns and "rounds" not in names else value["rounds"],
+        wait_s=value["wait"],
         matrix=value["matrix"],
         require_gpus=value["require-gpus"],
         results=config.rootpath / value["report"],

@@ -61,6 +61,7 @@ class MeasuredSession:
         self._saver: saving.RunSaver | None = None
         self._gate: SessionGate | None = None
         self._torchrun: TorchrunSession | None = None
+        self._writes = True
         self._sharding = sharding.UNCUT
         self._foreign_markers: str | None = None
         self._num_verdicts_that_fail = 0
@@ -77,6 +78,7 @@ class MeasuredSession:
         if choices.membership is not None:
             file, output = choices.results / CELLS_FILE, ownership.held_output
             self._torchrun = TorchrunSession(config, choices.membership, file, output)
+            self._writes = choices.membership.is_first
             register(self._torchrun, "perfsuite-torchrun")
         if self._gate is not None:
             register(HeldReports(self._gate, self._finish_held), "perfsuite-held-reports")
@@ -85,10 +87,6 @@ class MeasuredSession:
         if self._saver is not None:
             register(self._saver, "perfsuite-saver")
             self._saver.replace_writers()
-
-    @property
-    def _writes(self) -> bool:
-        return self._torchrun is None or self._torchrun.is_first
 
     @property
     def finished(self) -> Mapping[str, CellLine]:
@@ -105,7 +103,10 @@ class MeasuredSession:
         if self._session is None:
             if self._torchrun is None:  # which ends all of its processes alike
                 self._signals.enter_context(ends_on_signals(_end_session))
-            self._session = Session(self.choices.settings, say=partial(say, self._config))
+            choices, show = self.choices, partial(say, self._config)
+            self._session = Session(
+                choices.policy, say=show, num_rounds=choices.num_rounds, wait_s=choices.wait_s
+            )
         return self._session
 
     @property
@@ -142,10 +143,10 @@ class MeasuredSession:
 
     def pytest_report_collectionfinish(self) -> list[str]:
         """Say what the session measures with, and which of the cells are its shard's."""
-        settings = self.choices.settings
+        choices, policy = self.choices, self.choices.policy
         lines = [
-            f"perfsuite: device {settings.device}, matrix {self.choices.matrix}, "
-            f"{settings.num_rounds or 'as many as the gate wants'} rounds, seed {settings.seed}"
+            f"perfsuite: device {policy.device}, matrix {choices.matrix}, "
+            f"{choices.num_rounds or 'as many as the gate wants'} rounds, seed {policy.seed}"
         ]
         if self._sharding.described is not None:
             lines.append(f"perfsuite: {self._sharding.described}")

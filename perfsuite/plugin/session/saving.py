@@ -27,7 +27,7 @@ from perfsuite.records.verdict import CellVerdict
 from perfsuite.system.environment import describe_host, is_pull_request
 from perfsuite.system.files import write_atomically
 from perfsuite.system.fitness import probe_host
-from perfsuite.system.json_files import read_json
+from perfsuite.system.json_files import read_json_as
 from perfsuite.system.urls import AnyPath, RemotePath, locate
 
 # A file that could not be written ends the session in 12, unless it ends in something more severe:
@@ -35,8 +35,7 @@ from perfsuite.system.urls import AnyPath, RemotePath, locate
 _LESSER_EXITS: Final = (ExitCode.OK, ExitCode.INCONCLUSIVE, pytest.ExitCode.NO_TESTS_COLLECTED)
 
 
-# Tells later plugins that the session wrote its run.json, and what its verdicts are drawn against:
-# the tolerance and the limit.
+# Tells later plugins where run.json was written, and the tolerance and limit of its verdicts.
 WRITTEN_RUN = pytest.StashKey[tuple[Path, float, float]]()
 # Where runs are stored; None where files cannot be stored there.
 STORAGE = pytest.StashKey[AnyPath | None]()
@@ -299,6 +298,6 @@ class UrlStorage:
             if isinstance(run, Unusable):
                 self.logger.warning(f"Failed to load {run}")
                 continue
-            yield PurePosixPath(path.parent.name, path.name), read_json(path)
+            yield PurePosixPath(path.parent.name, path.name), read_json_as(path, dict)
             if selector is None:
                 return

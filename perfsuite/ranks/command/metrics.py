@@ -8,7 +8,6 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,54 +28,40 @@ _EVENT_FILES = "*tfevents*"
 _MISSING = "the times are those that the command logs (metrics=)"
 
 
-@dataclass(frozen=True, kw_only=True)
 class Metrics:
-    """Where a command logs the time of each step.
+    """Where a command logs the time of each step: in a file, a folder of events, or its output."""
 
-    Attributes:
-        kind: "jsonl", "tensorboard" or "regex".
-        path: A file of lines, or a folder of event files; empty for what is printed.
-        key: A field of each line, a tag, or a pattern with one group.
-        scale: Seconds of one of its units.
-    """
-
-    text: str
-    kind: str
-    path: str
-    key: str
-    scale: float
-
-    @classmethod
-    def parse(cls, text: Any) -> Metrics:
-        """Return what `metrics=` says; raises a SettingError."""
+    def __init__(self, text: Any) -> None:
+        """Read what `metrics=` says; raises a SettingError."""
         found = _FORM.fullmatch(text) if isinstance(text, str) else None
-        kind = (found and found["kind"]) or "regex"
-        scale = float((found and found["scale"]) or 1.0)
-        if not found or not scale or (kind == "regex" and _num_groups(found["key"]) != 1):
+        self._kind = (found and found["kind"]) or "regex"
+        self._scale_s = float((found and found["scale"]) or 1.0)
+        is_regex = self._kind == "regex"
+        if not found or not self._scale_s or (is_regex and _num_groups(found["key"]) != 1):
             raise SettingError(
                 f"metrics is {text!r}; use jsonl:FILE:KEY, tensorboard:FOLDER:TAG or regex:PATTERN "
                 "with one group, and *0.001 after it where that is not in seconds"
             )
-        return cls(text=text, kind=kind, path=found["path"] or "", key=found["key"], scale=scale)
+        self.text, self.path, self._key = text, found["path"] or "", found["key"]
 
     def files(self, folder: Path) -> dict[Path, int]:
         """Return the files that are there, with their sizes."""
         place = folder / self.path
-        files = place.rglob(_EVENT_FILES) if self.kind == "tensorboard" else [place]
+        files = place.rglob(_EVENT_FILES) if self._kind == "tensorboard" else [place]
         return {file: file.stat().st_size for file in files if file.is_file()}
 
     def values(self, folder: Path, output: str, before: Mapping[Path, int]) -> Iterator[float]:
         """Yield what a launch logged, in seconds; `before` are the `files` before it."""
-        if self.kind == "regex":
-            found: Iterable[Any] = re.findall(self.key, output)
-        elif self.kind == "jsonl":
+        if self._kind == "regex":
+            found: Iterable[Any] = re.findall(self._key, output)
+        elif self._kind == "jsonl":
             file = folder / self.path
-            found = _read_lines(file, self.key, before.get(file, 0))
+            found = _read_lines(file, self._key, before.get(file, 0))
         else:
-            found = _read_events(sorted(self.files(folder).keys() - before), self.key)
+            found = _read_events(sorted(self.files(folder).keys() - before), self._key)
         for value in found:
             try:
-                yield float(value) * self.scale
+                yield float(value) * self._scale_s
             except (TypeError, ValueError):
                 yield math.nan
 

@@ -51,13 +51,6 @@ class MessengerStart:
     silence_s: float
 
 
-@dataclass(frozen=True)
-class SessionBroken:
-    """A messenger's last message after the broadcasts: which rank is gone, or that the store is."""
-
-    reason: str
-
-
 class Peers:
     """All ranks' controllers, this one included.
 
@@ -156,9 +149,9 @@ class Peers:
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # `receive` says why
             self._pipe.send_bytes(pickle.dumps((self.membership.rank, phase, topic, value)))
 
-    def _take(self, message: bytes | SessionBroken) -> None:
-        if isinstance(message, SessionBroken):
-            self._why_broken = message.reason
+    def _take(self, message: bytes | str) -> None:
+        if isinstance(message, str):  # the last one: why no broadcast will come any more
+            self._why_broken = message
             return
         rank, phase, topic, value = pickle.loads(message)
         if phase == _SESSION or phase >= self.phase:

@@ -1,14 +1,14 @@
-"""Scaling as charts: throughput, efficiency with what the model says, and the model itself."""
+"""Scaling as charts: throughput, and efficiency with what the model says."""
 
 from collections.abc import Iterator, Sequence
 from typing import Final
 
 from perfsuite.report.charts.line_chart import PlotLine, draw_lines, logarithmic
 from perfsuite.report.charts.sections import Picture, Section, draw_each
-from perfsuite.report.scaling.cost_model import NUM_DEVICES, Links, Scaling, environment_of
+from perfsuite.report.scaling.cost_model import NUM_DEVICES, Scaling, environment_of
 from perfsuite.report.scaling.series import ScalingSeries
 from perfsuite.report.scaling.tables import scaling_grids, scaling_notes
-from perfsuite.units import format_bytes, format_count, format_ratio, format_seconds
+from perfsuite.units import format_count, format_ratio
 
 _TITLE: Final = "Scaling"
 
@@ -24,11 +24,10 @@ def draw_scaling(scaling: Scaling) -> tuple[Section, ...]:
     groups = list(by_batch.values())
     throughputs, num_left_out = draw_each(_throughput, groups)
     efficiencies, _ = draw_each(lambda group: _efficiency(scaling, group), groups)
-    models, _ = draw_each(_model, list(scaling.links.values()))
     return (
         Section(
             title=_TITLE,
-            charts=(*models, *throughputs, *efficiencies),
+            charts=(*throughputs, *efficiencies),
             num_left_out=num_left_out,
             notes=tuple(scaling_notes(scaling)),
             grids=scaling_grids(scaling),
@@ -95,43 +94,3 @@ def _model_lines(scaling: Scaling, series: ScalingSeries) -> Iterator[PlotLine]:
             points=tuple((float(one.num_devices), one.efficiency[side]) for one in found),
             is_reference=True,
         )
-
-
-def _model(links: Links) -> Picture | None:
-    """Measured and modelled times over bytes, for each world size, both axes logarithmic."""
-    if links.model is None:
-        return None
-    lines = []
-    for measured, what in (
-        (links.all_reduces, "measured"),
-        (links.all_reduces_sharing_cores, "measured, sharing cores"),
-    ):
-        times: dict[int, list[tuple[float, float]]] = {}
-        for one in measured:
-            if one.num_bytes > 0:
-                times.setdefault(one.world_size, []).append((float(one.num_bytes), one.time_s))
-        lines += [
-            PlotLine(name=f"{num} ranks, {what}", points=tuple(sorted(points)))
-            for num, points in sorted(times.items())
-        ]
-    sizes = sorted({one.num_bytes for one in links.all_reduces if one.num_bytes > 0})
-    further = [num for num in NUM_DEVICES if num > links.world_sizes[-1]]
-    for num in (*links.world_sizes, *further):
-        is_fitted = num in links.world_sizes
-        lines.append(
-            PlotLine(
-                name=f"{'model of' if is_fitted else 'estimate for'} {num} ranks",
-                points=tuple((float(size), links.model.time_s(num, size)) for size in sizes),
-                is_reference=is_fitted,
-            )
-        )
-    return draw_lines(
-        lines,
-        _TITLE,
-        f"cost of an all_reduce on {links.device}",
-        ("bytes of each rank", "time"),
-        format_seconds,
-        format_bytes,
-        x_axis=logarithmic([x for line in lines for x, _ in line.points], base=2),
-        y_axis=logarithmic([y for line in lines for _, y in line.points]),
-    )

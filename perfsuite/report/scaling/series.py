@@ -100,7 +100,7 @@ class ScalingPoint:
         if self.cell is self.base:
             return None
         speedup = ratio_interval(self.base.samples_s, self.cell.samples_s)
-        share = self._batch_share
+        share = self.cell.batch_per_device / self.base.batch_per_device
         return Interval(
             centre=share * speedup.centre, low=share * speedup.low, high=share * speedup.high
         )
@@ -111,15 +111,6 @@ class ScalingPoint:
         if self.efficiency is None or not math.isfinite(self.efficiency.high):
             return None
         return self.efficiency.low, self.efficiency.high
-
-    @property
-    def forward_ratio(self) -> float | None:
-        """Seconds of forward for a sample of a device, over the base's; None if not comparable."""
-        forward_s, base_forward_s = self.cell.stage_s("forward"), self.base.stage_s("forward")
-        is_local = self.cell.recipe.plan.properties.forward_is_local
-        if self.cell is self.base or not is_local or forward_s is None or not base_forward_s:
-            return None
-        return forward_s / base_forward_s / self._batch_share
 
     @property
     def exposed_ratio(self) -> float | None:
@@ -136,10 +127,6 @@ class ScalingPoint:
         if forward_s is None or backward_s is None or not base_forward_s or base_backward_s is None:
             return None
         return (backward_s - forward_s * base_backward_s / base_forward_s) / self.cell.step_time_s
-
-    @property
-    def _batch_share(self) -> float:
-        return self.cell.batch_per_device / self.base.batch_per_device
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,7 +7,7 @@ from typing import Final, NamedTuple
 
 from perfsuite.report.charts.sections import Grid
 from perfsuite.report.rows import NOT_AVAILABLE, Column
-from perfsuite.report.scaling import ring
+from perfsuite.report.scaling import cost_model
 from perfsuite.report.scaling.cost_model import NUM_DEVICES, Estimate, Links, Scaling
 from perfsuite.report.scaling.series import ScaledCell, ScalingPoint, ScalingSeries
 from perfsuite.units import format_bytes, format_count, format_ratio, format_seconds
@@ -63,7 +63,6 @@ _MEASURED: Final[tuple[Column[_Measured], ...]] = (
     ),
     Column("interval_over", "interval over", lambda one: one.basis, is_number=False),
     Column("exposed_ratio", "exposed", lambda one: one.point.exposed_ratio, format_ratio),
-    Column("forward_ratio", "forward", lambda one: one.point.forward_ratio, "{:.2f}x".format),
     Column("num_processes", "", lambda one: one.cell.num_processes),
     Column("num_cores", "", lambda one: one.series.row.num_cores),
     Column("shares_cores", "", lambda one: one.cell.shares_cores),
@@ -121,8 +120,8 @@ def scaling_json(scaling: Scaling) -> str:
     """Return series, models, errors and estimates as JSON, in base units; null is unknown."""
     document = {
         "schema": 1,
-        "formula": ring.FORMULA,
-        "source": ring.SOURCE,
+        "formula": cost_model.FORMULA,
+        "source": cost_model.SOURCE,
         "links": [asdict(links) for links in scaling.links.values()],
         "series": [
             {
@@ -153,15 +152,15 @@ def _measured(scaling: Scaling, series: ScalingSeries) -> Iterator[_Measured]:
 def _predicted(links: Links) -> Iterator[tuple[str, ...]]:
     for one in links.held_out:
         left_out = f"{one.value} ranks" if one.axis == "world_size" else format_bytes(one.value)
-        errors = ring.describe_errors(one.ratios) if one.ratios else (NOT_AVAILABLE,) * 3
+        errors = cost_model.describe_errors(one.ratios) if one.ratios else (NOT_AVAILABLE,) * 3
         yield links.device, left_out, *errors, one.reason or ""
     if links.model is not None:
         sharing = links.all_reduces_sharing_cores
         for world_size in sorted({one.world_size for one in sharing}):
             measured = [one for one in sharing if one.world_size == world_size]
-            ratios = ring.prediction_ratios(links.model, measured)
+            ratios = cost_model.prediction_ratios(links.model, measured)
             left_out = f"{world_size} ranks on {links.num_cores} cores, in no fit"
-            yield links.device, left_out, *ring.describe_errors(ratios), ""
+            yield links.device, left_out, *cost_model.describe_errors(ratios), ""
 
 
 def _estimated(scaling: Scaling) -> Iterator[tuple[str, ...]]:
@@ -203,8 +202,7 @@ def _series_notes(series: Sequence[ScalingSeries]) -> Iterator[str]:
     yield (
         "Efficiency is the samples per second of a device over those of one process (of the "
         "fewest devices where that was not measured). Weak scaling keeps the batch of a device, "
-        "strong scaling that of all devices together. Forward is the time of the forward pass for "
-        "a sample of a device, against the same."
+        "strong scaling that of all devices together."
     )
     bases = {cell.basis for one in series for cell in one.cells}
     if "launches" in bases:
@@ -224,31 +222,12 @@ def _series_notes(series: Sequence[ScalingSeries]) -> Iterator[str]:
             "Under ddp backward waits and forward does not, so it is what backward takes beyond "
             "its proportion on one process: backward(p) - forward(p) backward(1) / forward(1)."
         )
-    yield from _core_notes(series)
-
-
-def _core_notes(series: Sequence[ScalingSeries]) -> Iterator[str]:
-    """Which cells had more processes than cores, by that rule alone, and what shows it."""
-    pairs = [(one, point) for one in series for point in one.points]
-    for size in dict.fromkeys(_size(point.cell) for _, point in pairs if point.cell.shares_cores):
-        # Of equal batches: a smaller one has more overhead for a sample.
-        ratios = [
-            point.forward_ratio
-            for one, point in pairs
-            if one.kind == "weak" and _size(point.cell) == size and point.forward_ratio is not None
-        ]
-        shown = ""
-        if ratios:
-            ends = dict.fromkeys(f"{ratio:.2f}" for ratio in (min(ratios), max(ratios)))
-            shown = (
-                f"; forward, which does not communicate, takes {' to '.join(ends)} times as long "
-                "as on one process"
-            )
+    for size in dict.fromkeys(_size(point.cell) for point in points if point.cell.shares_cores):
         yield (
             f"{size[0]} processes on {size[1]} cores, loader workers included: they take turns, "
-            f"so that their efficiency measures the sharing of cores and not of links{shown}."
+            "so that their efficiency measures the sharing of cores and not of links."
         )
-    rows = [point.cell.rows[0] for _, point in pairs]
+    rows = [point.cell.rows[0] for point in points]
     if any(row.num_cores is None and row.record and row.record.device == "cpu" for row in rows):
         yield "How many cores the machine has is not known, so ranks may share them."
 
@@ -259,13 +238,13 @@ def _link_note(links: Links) -> str:
     sizes = [one.num_bytes for one in links.all_reduces]
     ranks = " and ".join(map(str, links.world_sizes))
     note = (
-        f"Cost model for {links.device}: {ring.FORMULA} ({ring.SOURCE}; beta includes the "
-        f"additions) with {ring.describe(links.model)}, from {len(sizes)} launches of all_reduce "
-        f"over {ranks} ranks, {format_bytes(min(sizes))} to {format_bytes(max(sizes))}."
+        f"Cost model for {links.device}: {cost_model.FORMULA} ({cost_model.SOURCE}; beta includes "
+        f"the additions) with {links.model}, from {len(sizes)} launches of all_reduce over {ranks} "
+        f"ranks, {format_bytes(min(sizes))} to {format_bytes(max(sizes))}."
     )
     ratios = [ratio for held_out in links.held_out for ratio in held_out.ratios]
     if ratios:
-        _, typical, worst = ring.describe_errors(ratios)
+        _, typical, worst = cost_model.describe_errors(ratios)
         note += (
             f" Of measurements left out in turn, half were predicted within {typical}, the worst "
             f"with {worst}."

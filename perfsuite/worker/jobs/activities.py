@@ -11,13 +11,13 @@ from perfsuite.errors import PerfsuiteError
 from perfsuite.ranks.messages import COUNTED, RankStart, RunCell
 from perfsuite.ranks.pickling import unpack
 from perfsuite.records.stages import Stage
-from perfsuite.records.workload import Split, Workload, load_workload
+from perfsuite.records.workload import Split, load_workload
 from perfsuite.worker.jobs.activity import (
     NUM_RECORDED_LOSSES,
     Activity,
     Repeatable,
     held_by,
-    hidden_in_compiled,
+    hidden_by_compile,
 )
 from perfsuite.worker.jobs.loader_workers import open_batches
 from perfsuite.worker.jobs.user_code import start_user_code
@@ -42,18 +42,20 @@ def start_activity(job: RunCell, start: RankStart, device: torch.device) -> Iter
         yield _AllReduce(job.message_bytes, device)
         return
     if job.user_code is not None:
-        yield start_user_code(job.user_code, job.plan.seed, start)
+        yield start_user_code(job.user_code, start)
         return
     assert job.workload is not None
     assert job.recipe is not None
     workload = load_workload(unpack(job.workload))
     trainer = None
     if job.activity != "load":
-        trainer = build_trainer(workload, job.recipe, device=device, seed=job.plan.seed)
-    split: Split = _evaluated_split(workload) if job.activity == "evaluate" else "train"
+        trainer = build_trainer(workload, job.recipe, device=device, seed=start.seed)
+    split: Split = "train"
+    if job.activity == "evaluate":
+        split = "test" if workload.has_split("test") else "validation"
     plan = job.recipe.plan
     shard = (plan.shard_of(start.rank), plan.data_parallel_size)
-    with open_batches(workload, job.recipe, shard, job.plan.seed, device, start, split) as batches:
+    with open_batches(workload, job.recipe, shard, device, start, split) as batches:
         if trainer is None:
             yield _Load(batches)
         elif job.activity == "train":
@@ -73,7 +75,7 @@ class _OnModel(Repeatable):
         self.global_batch_size = batches.step_size * num_micro_batches
         self.missing = {}
         if trainer.recipe.compile:
-            self.missing = hidden_in_compiled()
+            self.missing = hidden_by_compile()
         elif trainer.recipe.plan.properties.runs_threads:
             reason = "DataParallel's replicas run in threads of their own"
             self.missing = dict.fromkeys(_HIDDEN_IN_THREADS, reason)
@@ -163,7 +165,3 @@ class _AllReduce(Repeatable):
 
     def held_tensors(self) -> Iterator[Tensor]:
         return iter((self._tensor,))
-
-
-def _evaluated_split(workload: Workload) -> Split:
-    return "test" if workload.has_split("test") else "validation"

@@ -92,7 +92,7 @@ class Repeatable(Activity):
         run_iterations(asked, iterate)
 
 
-def hidden_in_compiled() -> dict[str, str]:
+def hidden_by_compile() -> dict[str, str]:
     """Return what cannot be counted of a compiled model, with the reason."""
     # torch.compile is off under a dispatch mode, so eager operators would be counted. The memory of
     # an accelerator is its allocator's to count, and its kernels are chosen by their time.

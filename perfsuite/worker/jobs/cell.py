@@ -41,8 +41,7 @@ _TURN_S = 0.010
 _MOST_SPANS = 10_000
 # Of a loop: with fewer an outlier moves any location.
 _LEAST_ROUNDS = 5
-# More than the exact gate leaves to any peak; one that was recorded as `max_memory_allocated` may
-# grow by 16 MiB.
+# More than the exact gate leaves to any peak: 16 MiB to one of `max_memory_allocated`.
 LEAKED_BYTES = 17 * 2**20
 # Stages explain a time and gate nothing, so the mean of a few rounds will do.
 _NUM_STAGE_ROUNDS = 3
@@ -186,8 +185,7 @@ class Measurement:
     def _measure(self, num_rounds: int) -> Iterations[None]:
         """Take the timed rounds; losses are checked between them, outside of the time.
 
-        On an accelerator the events of its stages are in rounds of their own: eight a step make a
-        small one slower.
+        On an accelerator stages have rounds of their own: their events make a small step slower.
         """
         if not self._on_accelerator:
             yield from self._take_rounds(self._found.rounds, num_rounds, self._stages)

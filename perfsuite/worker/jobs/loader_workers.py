@@ -31,14 +31,13 @@ def open_batches(
     workload: Workload,
     recipe: Recipe,
     shard: tuple[int, int],
-    seed: int,
     device: torch.device,
     start: RankStart,
     split: Split,
 ) -> Iterator[EpochBatches]:
     """Yield this rank's batches of a split; their loader workers end with the context."""
     # The dataset is the same on every rank; what it and the model draw later is not.
-    seed_random_numbers(seed)
+    seed_random_numbers(start.seed)
     batches: EpochBatches
     if workload.build_loader is not None:
         let_children_be_loader_workers(start.folder, start.cores)
@@ -46,9 +45,11 @@ def open_batches(
         _check_lengths(workload, split, batches, device)
     else:
         enter = loader_worker_entry(start.folder, start.cores)
-        batches = EpochBatches(workload, recipe, split, shard, seed=seed, on_worker_start=enter)
+        batches = EpochBatches(
+            workload, recipe, split, shard, seed=start.seed, on_worker_start=enter
+        )
     with batches:
-        seed_random_numbers(seed + shard[0])
+        seed_random_numbers(start.seed + shard[0])
         yield batches if recipe.loader == "own" else CachedBatches(batches)
 
 
@@ -91,9 +92,7 @@ def resume_loader_workers() -> None:
 
 def _signal_children(number: signal.Signals) -> None:
     workers = {child.pid for child in multiprocessing.active_children() if child.pid is not None}
-    for child in workers | _descendants():
-        with contextlib.suppress(ProcessLookupError, PermissionError):  # it has just ended
-            os.kill(child, number)
+    background.signal_all(workers | _descendants(), number)
 
 
 def _descendants() -> set[int]:

@@ -1,7 +1,6 @@
 """A user's own training step, or whole loop, as an activity of a cell. Runs in a rank.
 
-A loop calls, and is not called: where one of its steps ends, a hook of torch's optimizers has the
-measurement go on to the next one.
+A loop is not called but calls: at the end of a step torch's hook has the measurement go on.
 """
 
 from __future__ import annotations
@@ -20,18 +19,12 @@ from torch import Tensor
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
 from perfsuite.errors import NonFiniteError, PerfsuiteError, WorkloadError
-from perfsuite.ranks.messages import COUNTED, RankStart
+from perfsuite.ranks.messages import COUNTED, RankStart, UserCode
 from perfsuite.ranks.pickling import unpack
-from perfsuite.ranks.user_code import UserCode
 from perfsuite.records.cell import TensorDigest
 from perfsuite.records.stages import Stage, Step, StopLoop, listening, untimed
 from perfsuite.units import counted
-from perfsuite.worker.jobs.activity import (
-    NUM_RECORDED_LOSSES,
-    Activity,
-    held_by,
-    hidden_in_compiled,
-)
+from perfsuite.worker.jobs.activity import NUM_RECORDED_LOSSES, Activity, held_by, hidden_by_compile
 from perfsuite.worker.jobs.loader_workers import let_children_be_loader_workers
 from perfsuite.worker.measure.iterations import Iterations, run_iterations
 from perfsuite.worker.measure.weights_digest import FirstWeights
@@ -45,25 +38,25 @@ _MOST_OTHERS = 20
 _NOT_IN_TWO_STEPS = ("kernel_launches", "collected_objects", "operators")
 
 
-def start_user_code(code: UserCode, seed: int, start: RankStart) -> Activity:
+def start_user_code(code: UserCode, start: RankStart) -> Activity:
     """Return the step that a user's function builds, or the loop that it is."""
     if code.kind == "step":
-        return build_step(code, seed, start)
-    function = _load(code, seed, start)
+        return build_step(code, start)
+    function = _load(code, start)
     largest = None if code.world_size == 1 else join_ranks(start)
     is_gated = start.request.policy.turns is not None
     return UserLoop(code, function, largest, digests_weights=is_gated)
 
 
-def build_step(code: UserCode, seed: int, start: RankStart) -> UserStep:
+def build_step(code: UserCode, start: RankStart) -> UserStep:
     """Return the step that a user's function builds under the cell's seed."""
-    return UserStep(code, _load(code, seed, start))
+    return UserStep(code, _load(code, start))
 
 
-def _load(code: UserCode, seed: int, start: RankStart) -> Callable[[], Any]:
+def _load(code: UserCode, start: RankStart) -> Callable[[], Any]:
     let_children_be_loader_workers(start.folder, start.cores)
     function: Callable[[], Any] = unpack(code.function)
-    seed_random_numbers(seed)
+    seed_random_numbers(start.seed)
     return function
 
 
@@ -135,7 +128,7 @@ class _UserCode(Activity):
         self._unchecked.clear()
         dynamo = sys.modules.get("torch._dynamo.utils")
         if dynamo is not None and dynamo.counters["frames"]:
-            self.missing |= hidden_in_compiled()
+            self.missing |= hidden_by_compile()
 
     def first_losses(self) -> tuple[float, ...] | None:
         return tuple(self._losses) or None

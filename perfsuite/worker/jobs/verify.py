@@ -7,10 +7,9 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from perfsuite.ranks.messages import CheckRun, RankStart, RecordRun, RunChecked, RunRecorded
+from perfsuite.ranks import messages
 from perfsuite.ranks.pickling import unpack
 from perfsuite.ranks.progress import BoardWriter
-from perfsuite.ranks.user_code import CheckSteps, RecordSteps, UserCode
 from perfsuite.records.recipe import Recipe
 from perfsuite.records.workload import load_workload
 from perfsuite.worker.equivalence.checks.own_reference import OwnCase, check_own_steps
@@ -29,68 +28,62 @@ from perfsuite.worker.jobs.loader_workers import open_batches
 from perfsuite.worker.jobs.user_code import build_step
 from perfsuite.worker.training.build import build_trainer
 
+# The run that is compared; its files have this name.
+_TESTED = "tested"
+
 
 def record_rank(
-    job: RecordRun, start: RankStart, device: torch.device, board: BoardWriter
-) -> RunRecorded:
+    job: messages.RecordRun, start: messages.RankStart, device: torch.device, board: BoardWriter
+) -> messages.RunRecorded:
     """Train, and write what this rank saw to its file."""
     board.enter_phase("build")
     workload = load_workload(unpack(job.workload))
-    trainer = build_trainer(workload, job.recipe, device=device, seed=job.seed)
+    trainer = build_trainer(workload, job.recipe, device=device, seed=start.seed)
     board.enter_phase("record")
     shard = trainer.strategy.shard
-    with open_batches(workload, job.recipe, shard, job.seed, device, start, "train") as batches:
-        trace = record_run(
-            trainer,
-            batches,
-            num_steps=job.num_steps,
-            on_step=board.begin_step,
-        )
+    with open_batches(workload, job.recipe, shard, device, start, "train") as batches:
+        trace = record_run(trainer, batches, num_steps=job.num_steps, on_step=board.begin_step)
         trace = dataclasses.replace(trace, indices=read_epochs(batches))
-    return _keep(trace, job, start, device, board)
+    return _keep(trace, job.name, start, device, board)
 
 
 def record_own_rank(
-    job: RecordSteps, start: RankStart, device: torch.device, board: BoardWriter
-) -> RunRecorded:
+    job: messages.RecordSteps, start: messages.RankStart, device: torch.device, board: BoardWriter
+) -> messages.RunRecorded:
     """Take the first steps of a user's own, and write what this rank saw to its file."""
     board.enter_phase("build")
-    steps = _build_steps(job.user_code, job.seed, start)
+    steps = _build_steps(job.user_code, start)
     board.enter_phase("record")
     trace = record_steps(steps, rank=start.rank, num_steps=job.num_steps, on_step=board.begin_step)
-    return _keep(trace, job, start, device, board)
+    return _keep(trace, _TESTED, start, device, board)
 
 
-def _build_steps(code: UserCode, seed: int, start: RankStart) -> OwnSteps:
-    step = build_step(code, seed, start)
+def _build_steps(code: messages.UserCode, start: messages.RankStart) -> OwnSteps:
+    step = build_step(code, start)
     return OwnSteps(code.name, step.model, step.take)
 
 
 def _keep(
-    trace: RankTrace,
-    job: RecordRun | RecordSteps,
-    start: RankStart,
-    device: torch.device,
-    board: BoardWriter,
-) -> RunRecorded:
+    trace: RankTrace, name: str, start: messages.RankStart, device: torch.device, board: BoardWriter
+) -> messages.RunRecorded:
     """Write what this rank saw to its file, where the first rank's machine has it."""
-    save_trace(share_trace(trace), _trace_path(job.folder, job.name, start.rank))
+    save_trace(share_trace(trace), _trace_path(start, name, start.rank))
     is_local = start.assignment.rendezvous is None
     for rank in () if is_local else range(1, start.request.world_size):
         board.begin_step()
-        path = _trace_path(job.folder, job.name, rank)
+        path = _trace_path(start, name, rank)
         if start.rank == rank:
             dist.send_object_list([path.read_bytes()], dst=0, device=device)
         elif start.rank == 0:
             received = [b""]
             dist.recv_object_list(received, src=rank, device=device)
             path.write_bytes(received[0])
-    return RunRecorded()
+    return messages.RunRecorded()
 
 
 def check_recorded(
-    job: CheckRun, _: RankStart, device: torch.device, board: BoardWriter
-) -> RunChecked:
+    job: messages.CheckRun, start: messages.RankStart, device: torch.device, board: BoardWriter
+) -> messages.RunChecked:
     """Compare what the ranks have recorded with references computed here."""
     board.enter_phase("check")
     rows, inapplicable = check_run(
@@ -98,19 +91,19 @@ def check_recorded(
             workload=load_workload(unpack(job.workload)),
             recipe=job.recipe,
             device=device,
-            seed=job.seed,
+            seed=start.seed,
             num_steps=job.num_steps,
-            trace=_load(job.folder, "tested", job.recipe),
-            twin=_load(job.folder, "twin", job.recipe) if job.has_twin else None,
+            trace=_load(start, _TESTED, job.recipe),
+            twin=None if job.recipe.checkpointing == "none" else _load(start, "twin", job.recipe),
             on_step=board.begin_step,
         )
     )
-    return RunChecked(rows=rows, inapplicable=inapplicable)
+    return messages.RunChecked(rows=rows, inapplicable=inapplicable)
 
 
 def check_own_recorded(
-    job: CheckSteps, start: RankStart, device: torch.device, board: BoardWriter
-) -> RunChecked:
+    job: messages.CheckSteps, start: messages.RankStart, device: torch.device, board: BoardWriter
+) -> messages.RunChecked:
     """Compare the steps that the ranks have recorded with the user's reference."""
     board.enter_phase("check")
     world_size = job.tested.world_size
@@ -118,17 +111,17 @@ def check_own_recorded(
         parallel="single" if world_size == 1 else f"ddp:{world_size}",
         precision=job.tested.precision,
     )
-    trace = _load(job.folder, "tested", recipe)
+    trace = _load(start, _TESTED, recipe)
     recipe = dataclasses.replace(recipe, grad_accumulation_steps=trace.num_accumulated)
-    build = partial(_build_steps, job.reference, job.seed, start)
+    build = partial(_build_steps, job.reference, start)
     case = OwnCase(recipe=recipe, trace=trace, build=build, device=device, on_step=board.begin_step)
     row, missing = check_own_steps(case)
-    return RunChecked(rows=(row,), inapplicable=missing)
+    return messages.RunChecked(rows=(row,), inapplicable=missing)
 
 
-def _load(folder: str, name: str, recipe: Recipe) -> Trace:
-    return load_traces([_trace_path(folder, name, r) for r in range(recipe.plan.world_size)])
+def _load(start: messages.RankStart, name: str, recipe: Recipe) -> Trace:
+    return load_traces([_trace_path(start, name, r) for r in range(recipe.plan.world_size)])
 
 
-def _trace_path(folder: str, name: str, rank: int) -> Path:
-    return Path(folder) / f"{name}-{rank}.pt"
+def _trace_path(start: messages.RankStart, name: str, rank: int) -> Path:
+    return Path(start.request.policy.proof) / f"{name}-{rank}.pt"

@@ -45,16 +45,11 @@ class IterationCounts:
 def count_iteration() -> Iterations[IterationCounts]:
     """Return the counts of one iteration on this rank; every rank must run it.
 
-    - `ops`: operators of any namespace that reach a dispatch mode after composite ones were taken
-      apart, including recomputation, except profiler markers and the `prim` queries. An operator
-      on a list of tensors (`_foreach_add_`) counts as one.
-    - `flops`: by the formulas of `torch.utils.flop_counter`, so equal to `FlopCounterMode` on plain
-      tensors; on DTensors the local share.
-    - `model_flops`: those, less what a backward pass computes anew: checkpointed parts of the
-      model, and the scores inside of fused attention.
-    - `collectives`: operators that move data between ranks, including point to point, without
-      waiting and barriers. An operator that calls others counts as one.
-    - `collective_bytes`: for each, the larger of what this rank sends and what it receives.
+    Operators of any namespace count, recomputation included, after composite ones were taken apart:
+    one on a list of tensors (`_foreach_add_`) or a collective that calls others is one, profiler
+    markers and `prim` queries are none. FLOPs are by the formulas of `torch.utils.flop_counter`, on
+    DTensors of the local share; `model_flops` are those, less what a backward pass computes anew:
+    checkpointed parts of the model, and the scores inside of fused attention.
 
     `StepMode` says what is not seen. Two iterations must have run before: DDP rebuilds its buckets
     after the first, in which DTensor runs operators once more to learn the shapes of results.
@@ -111,8 +106,7 @@ class _Counter(StepMode):  # type: ignore[no-untyped-call]
     def recomputed_flops(self) -> int:
         """Return the part of `flops` that a backward pass computed anew.
 
-        A backward pass records only what it recomputes, unless it is differentiated itself: then
-        it records all that it does.
+        A backward pass records only that, unless it is differentiated itself: then all it does.
         """
         recorded = self._recorded_flops.items()
         return self._scores_flops + sum(

@@ -27,7 +27,7 @@ def memory_stats(device: torch.device) -> dict[str, int]:
     return dict(_module(device).memory_stats(device))
 
 
-def reset_peak_memory(device: torch.device) -> None:
+def reset_peak(device: torch.device) -> None:
     """Have the allocator's peaks start anew from what is in use now."""
     _module(device).reset_peak_memory_stats(device)
 

@@ -16,12 +16,7 @@ from torch import Tensor
 from perfsuite.ranks.messages import PeakMemory
 from perfsuite.records.stages import Stage, untimed
 from perfsuite.worker.measure.clock import collector_off
-from perfsuite.worker.measure.device import (
-    is_accelerator,
-    memory_stats,
-    reset_peak_memory,
-    synchronize,
-)
+from perfsuite.worker.measure.device import is_accelerator, memory_stats, reset_peak, synchronize
 from perfsuite.worker.measure.dispatch import StepMode, tensors_in
 from perfsuite.worker.measure.iterations import Iterations
 
@@ -57,7 +52,7 @@ def _measure_allocator(device: torch.device) -> Iterations[PeakMemory]:
     saved = _SavedBytes(lambda: memory_stats(device)["requested_bytes.all.current"], untimed)
     with collector_off():
         synchronize(device)
-        reset_peak_memory(device)
+        reset_peak(device)
         yield saved.stage
         synchronize(device)
         stats = memory_stats(device)

@@ -1,5 +1,6 @@
 """What the operators of a few iterations cost, by `torch.profiler`, which slows them down."""
 
+import math
 import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
@@ -79,7 +80,7 @@ def measure_communication(events: Iterable[Any], device: torch.device) -> Commun
             computed.append(interval)
     if not communicated:
         return None
-    total_s = total(merge(communicated)) / _US_PER_S
+    total_s = covered(communicated) / _US_PER_S
     hidden_s = overlap(communicated, computed) / _US_PER_S
     return Communication(total_s=total_s, exposed_s=total_s - hidden_s, overlapped_s=hidden_s)
 
@@ -125,26 +126,16 @@ def _silent_errors() -> Iterator[None]:
         os.close(kept)
 
 
-Span = tuple[float, float]
-
-
-def merge(intervals: Iterable[Span]) -> list[Span]:
-    """Return the times that intervals cover, as disjoint intervals in order."""
-    merged: list[Span] = []
+def covered(intervals: Iterable[tuple[float, float]]) -> float:
+    """Return how long at least one of the intervals is under way."""
+    length, reached = 0.0, -math.inf
     for start, end in sorted(intervals):
-        if merged and start <= merged[-1][1]:
-            merged[-1] = (merged[-1][0], max(end, merged[-1][1]))
-        else:
-            merged.append((start, end))
-    return merged
+        length += max(0.0, end - max(start, reached))
+        reached = max(reached, end)
+    return length
 
 
-def total(merged: Sequence[Span]) -> float:
-    """Return how long disjoint intervals are together."""
-    return sum(end - start for start, end in merged)
-
-
-def overlap(one: Sequence[Span], other: Sequence[Span]) -> float:
+def overlap(one: Sequence[tuple[float, float]], other: Sequence[tuple[float, float]]) -> float:
     """Return how long intervals of both lists are under way at the same time."""
-    shared = total(merge(one)) + total(merge(other)) - total(merge([*one, *other]))
-    return max(0, shared)  # rounding may leave less than nothing
+    # Rounding may leave less than nothing.
+    return max(0.0, covered(one) + covered(other) - covered([*one, *other]))

@@ -23,8 +23,7 @@ from perfsuite.worker.measure.stages import StageClock
 ROUND_S = 0.050
 # Iterations of a round on an accelerator, at least: of one or two, the host's lead is gone at once.
 LEAST_ON_ACCELERATOR = 8
-# Taken alike one after the other: with the same loss scale, so that none was skipped for it, and
-# without another graph compiled.
+# Taken alike one after the other: with one loss scale, so that none was skipped, and one graph.
 _ALIKE = 3
 # An idle H200 runs at a sixth of its clock; milliseconds of work do not raise that.
 _LEAST_WARM_UP_S = 0.5

@@ -17,7 +17,6 @@ from perfsuite.cli.doctor.pytorch import (
     torch_finding,
 )
 from perfsuite.errors import RankFailureError
-from perfsuite.system.gpus import GpuFacts
 
 
 def facts(**changed: Any) -> dict[str, Any]:
@@ -132,14 +131,17 @@ def test_real_ranks_tell_about_torch_and_sum_over_gloo() -> None:
 def test_broken_nvml_is_reported_in_place_of_the_ranks_findings(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def broken() -> list[GpuFacts]:
+    def broken() -> int:
         raise pynvml.NVMLError(pynvml.NVML_ERROR_GPU_IS_LOST)
 
-    monkeypatch.setattr("perfsuite.experiments.rank_session.visible_gpus", broken)
+    monkeypatch.setattr(pynvml, "nvmlInit", lambda: None)
+    monkeypatch.setattr(pynvml, "nvmlShutdown", lambda: None)
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetCount", broken)
 
-    assert examine_torch({}) == [
-        Finding("ranks", "fail", "cannot be started: NVML says: GPU is lost", "see nvidia-smi")
-    ]
+    (found,) = examine_torch({})
+
+    assert (found.subject, found.status, found.advice) == ("ranks", "fail", "see nvidia-smi")
+    assert found.text.startswith("cannot be started: a GPU does not answer: GPU is lost (NVML); ")
 
 
 def test_a_host_name_that_does_not_resolve_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,7 @@ from perfsuite.experiments.claims.exact import (
 )
 from perfsuite.experiments.interleave import Bench
 from perfsuite.experiments.rank_session import Session
-from perfsuite.experiments.settings import Settings
+from perfsuite.ranks.messages import GroupPolicy
 from perfsuite.records.equivalence import EquivalenceReport, EquivalenceRow
 from perfsuite.records.recipe import Recipe
 
@@ -37,7 +37,7 @@ FLOPS = {
 
 @pytest.fixture
 def bench() -> Bench:
-    session = Session(Settings(device="cpu", shows_output=False), say=print)
+    session = Session(GroupPolicy(shows_output=False), say=print)
     return Bench(session=session, seed=3, say=print)
 
 

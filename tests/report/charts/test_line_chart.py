@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from perfsuite.report.charts.line_chart import Axis, logarithmic, ticks
+from perfsuite.report.charts.line_chart import Axis, PlotLine, draw_lines, logarithmic, ticks
 
 
 @pytest.mark.parametrize("largest", [1e-9, 0.0021, 0.999, 1.0, 4.1, 7.0, 12345.0, 3e15])
@@ -31,3 +31,12 @@ def test_equal_factors_are_equal_lengths_on_a_logarithmic_axis() -> None:
     assert [axis.position(value) for value in (1.0, 2.0, 4.0, 8.0, 16.0)] == pytest.approx(
         [0.0, 0.25, 0.5, 0.75, 1.0]
     )
+
+
+def test_a_long_last_tick_ends_within_its_chart() -> None:
+    line = PlotLine(name="a", points=((0.1, 1.0),))
+
+    chart = draw_lines([line], "kind", "title", ("step", "y"), str, lambda x: f"{x:.3f} s")
+
+    (last,) = [text for text in chart.texts if text.anchor == "end" and text.x > chart.width / 2]
+    assert last.x == chart.width - 2

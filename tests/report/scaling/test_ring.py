@@ -8,11 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perfsuite.report.scaling.ring import (
+from perfsuite.report.scaling.cost_model import (
     AllReduce,
     HeldOut,
     RingModel,
-    describe,
     fit_ring,
     hold_out,
     prediction_ratios,
@@ -225,4 +224,4 @@ def test_where_the_rest_gives_no_parameters_the_reason_is_kept() -> None:
 def test_parameters_are_shown_with_their_units() -> None:
     model = RingModel(latency_s=2.5e-5, per_byte_s=5e-11)
 
-    assert describe(model) == "alpha 25.0 us a step, beta 50.0 ms a GB (20 GB/s)"
+    assert str(model) == "alpha 25.0 us a step, beta 50.0 ms a GB (20 GB/s)"

@@ -225,18 +225,8 @@ def test_what_backward_takes_longer_than_forward_predicts_is_exposed() -> None:
     )
 
     assert series.points[0].exposed_ratio == pytest.approx(0.05 / 0.25)
-    assert series.points[0].forward_ratio == pytest.approx(2.0)
     base = ScalingPoint(series.base, series.base)
-    assert (base.efficiency, base.exposed_ratio, base.forward_ratio) == (None, None, None)
-
-
-def test_forward_is_compared_for_one_sample() -> None:
-    series = only(
-        trained("single", forward_s=0.08),
-        trained("ddp:2", batch_per_device=4, forward_s=0.05),
-    )
-
-    assert series.points[0].forward_ratio == pytest.approx(1.25)
+    assert (base.efficiency, base.exposed_ratio) == (None, None)
 
 
 @pytest.mark.parametrize("parallel", ["fsdp:2", "tp:2", "pp:2"])
@@ -246,7 +236,6 @@ def test_where_forward_communicates_it_tells_nothing(parallel: str) -> None:
 
     series = only(trained("single"), other)
 
-    assert series.points[0].forward_ratio is None
     assert series.points[0].exposed_ratio is None
 
 
@@ -259,7 +248,6 @@ def test_a_stage_that_is_no_time_tells_nothing(seconds: float | None) -> None:
 
     series = only(trained("single"), dataclasses.replace(row, record=record))
 
-    assert series.points[0].forward_ratio is None
     assert series.points[0].exposed_ratio is None
 
 

@@ -7,6 +7,7 @@ import importlib.util
 import sys
 from collections.abc import Callable
 from typing import Any
+from unittest.mock import Mock
 
 import made_up_torchao
 import pytest
@@ -17,7 +18,7 @@ from torch.utils.data import TensorDataset
 from perfsuite import Recipe, Workload
 from perfsuite.errors import NotExercisedError, RecipeError
 from perfsuite.experiments.rank_session import Session
-from perfsuite.experiments.settings import Settings
+from perfsuite.ranks.messages import GroupPolicy
 from perfsuite.records.equivalence import EquivalenceReport, EquivalenceRow, Numerics
 from perfsuite.worker.equivalence.proof import Case
 from perfsuite.worker.equivalence.run_checks import check_run
@@ -96,11 +97,13 @@ def test_it_is_equivalent_or_names_the_package(
 
 def test_where_it_is_emulated_it_has_numerics_and_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
-    session = Session(Settings(device="cpu"), say=print)
+    session = Session(GroupPolicy(), say=print)
     proven = Numerics(status="equivalent", check="T2", error=0.05, limit=0.1, power="6/6")
 
+    monkeypatch.setattr(session, "require_equivalence", lambda *_, **__: Mock(numerics=proven))
+
     with pytest.raises(NotExercisedError) as raised:
-        session.measure_cell(WORKLOAD, Recipe(precision="fp8-rowwise"), numerics=proven)
+        session.measure_cell(WORKLOAD, Recipe(precision="fp8-rowwise"), checks_numerics=True)
 
     assert str(raised.value) == (
         "precision 'fp8-rowwise' has no time here: 8-bit products need an NVIDIA GPU of compute "

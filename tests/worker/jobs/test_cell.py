@@ -88,7 +88,7 @@ def accelerator(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def measure(folder: Path) -> CellMeasured:
-    plan = MeasurePlan(num_rounds=NUM_ROUNDS, num_iterations=None, seed=0, round_s=1e-9)
+    plan = MeasurePlan(num_rounds=NUM_ROUNDS, round_s=1e-9)
     request = GroupRequest(
         job=RunCell(activity="train", plan=plan),
         world_size=1,

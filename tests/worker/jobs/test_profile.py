@@ -25,7 +25,7 @@ def profile(workload: Workload, recipe: Recipe, *, num_epochs: int = 1) -> Profi
     """Profile on fresh ranks, without holding the machine."""
     with packed_by_value([sys.modules[__name__]]):
         packed = pack(workload)
-    job = RunProfile(workload=packed, recipe=recipe, seed=0, num_epochs=num_epochs)
+    job = RunProfile(workload=packed, recipe=recipe, num_epochs=num_epochs)
     plan = recipe.plan
     ranks: Any = run_group(
         GroupRequest(

@@ -13,8 +13,7 @@ from torch import nn
 
 import perfsuite
 from perfsuite.errors import NonFiniteError, PerfsuiteError, WorkloadError
-from perfsuite.ranks.messages import RoundTimes
-from perfsuite.ranks.user_code import UserCode
+from perfsuite.ranks.messages import RoundTimes, UserCode
 from perfsuite.records.stages import STAGES, untimed
 from perfsuite.worker.jobs.user_code import UserLoop, UserStep
 from perfsuite.worker.measure.iterations import Iterations

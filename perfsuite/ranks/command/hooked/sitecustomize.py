@@ -1,8 +1,7 @@
 """Finds the ranks of a measured command: those of its processes in which an optimizer steps.
 
 Its folder comes first on PYTHONPATH, so every Python process of the command imports it as it
-begins. Until one imports torch's optimizers, or perfsuite's marks, nothing more is done. Standard
-library alone.
+begins. Nothing more is done until one imports torch's optimizers, or perfsuite's marks.
 """
 
 from __future__ import annotations
