@@ -43,9 +43,8 @@ def norm(tensor: Tensor) -> float:
 
 def distance(tested: Tensor, expected: Tensor) -> float:
     """||tested - expected||; infinite where their shapes differ."""
-    if tested.shape != expected.shape:
-        return math.inf
-    return norm(in_double(tested) - in_double(expected))
+    mine, its = in_double(tested), in_double(expected)
+    return norm(mine - its) if mine.shape == its.shape else math.inf
 
 
 def ratio(distance: float, size: float) -> float:
