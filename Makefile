@@ -52,6 +52,7 @@ test-examples: $(EXAMPLES)/.installed
 
 # The site, and what its pages promise; it is read from site/index.html, without a network.
 docs: bytecode
+	$(BIN)/perfsuite schemas docs/reference/schemas
 	$(BIN)/python -m zensical build --clean --strict
 	$(TESTS) tests/packaging/docs
 

@@ -68,6 +68,7 @@ class MyData(torch.utils.data.Dataset):
 WITHOUT_TORCH = (
     ("tensorboard", "report run.json --tensorboard events", 0),
     ("wandb", "report run.json --wandb", 0),
+    ("mlflow", "report run.json --mlflow", 0),
     ("s3", "baseline list --storage s3://bucket/runs", 12),
     ("gcs", "baseline list --storage gs://bucket/runs", 12),
 )
@@ -81,6 +82,8 @@ WITH_TORCH = (
 ENVIRONMENT = {
     **{name: value for name, value in os.environ.items() if not name.startswith("PYTHON")},
     "WANDB_MODE": "offline",
+    "MLFLOW_TRACKING_URI": "file:mlruns",
+    "MLFLOW_ALLOW_FILE_STORE": "true",
     "AWS_ACCESS_KEY_ID": "none",
     "AWS_SECRET_ACCESS_KEY": "none",
     "AWS_ENDPOINT_URL": "http://127.0.0.1:9",

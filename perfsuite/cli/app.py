@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from perfsuite.cli.doctor.verb import doctor
+from perfsuite.cli.schemas import schemas
 from perfsuite.cli.verbs.baseline import app as baseline
 from perfsuite.cli.verbs.bisect import bisect_commits
 from perfsuite.cli.verbs.calibrate import calibrate_machine
@@ -102,6 +103,7 @@ _VERBS: dict[str, tuple[Callable[..., None], str]] = {
     "bisect": (bisect_commits, "--good v1.2 'benchmarks/test_step.py::test_step\\[ddp:2]'"),
     "calibrate": (calibrate_machine, "benchmarks/ --sessions 20"),
     "doctor": (doctor, "--json doctor.json"),
+    "schemas": (schemas, "schemas"),
 }
 for _name, (_verb, _example) in _VERBS.items():
     app.command(

@@ -6,11 +6,18 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
-from perfsuite.system.files import write_atomically
+from perfsuite.system.files import check_writable, write_atomically
 from perfsuite.system.untrusted import printable_lines
 
+
+def _writable(path: Path | None) -> Path | None:
+    check_writable(path)
+    return path
+
+
 JsonFile = Annotated[
-    Path | None, typer.Option("--json", metavar="FILE", help="Write the result there.")
+    Path | None,
+    typer.Option("--json", metavar="FILE", help="Write the result there.", callback=_writable),
 ]
 
 

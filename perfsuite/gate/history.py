@@ -8,6 +8,8 @@ from pathlib import Path
 from statistics import geometric_mean
 from typing import Final
 
+import msgspec
+
 from perfsuite.gate.baselines.accepted import Accepted, Rename, Slowdown
 from perfsuite.gate.baselines.select import choose_runs, trunk_rules
 from perfsuite.gate.git.find_base import find_trunk
@@ -15,24 +17,28 @@ from perfsuite.gate.git.repository import count_commits, find_top, read_log
 from perfsuite.records.run_file import StoredRun, Unusable
 from perfsuite.stats.trend import Trend, as_ratio, find_trend
 from perfsuite.system.urls import AnyPath
+from perfsuite.units import short_commit
 
 _WEEK: Final = timedelta(weeks=1)
 _UNLISTED: Final = "by an exception that is no longer listed"
 
 
-@dataclass(frozen=True)
-class Point:
-    """One stored run of a cell, or of the host, with the median of its rounds.
+class Point(msgspec.Struct, frozen=True):
+    """One stored run of a cell, or of the host, by its path, with the median of its rounds.
 
     It was made with its commit; outside of git, when it was saved. `is_accepted`: only a reviewed
     exception let the cell through there.
     """
 
-    path: AnyPath
+    path: str
     commit: str | None
     made_at: datetime
     time_s: float
     is_accepted: bool
+
+    def __str__(self) -> str:
+        day = f"{self.made_at:%Y-%m-%d}"
+        return day if self.commit is None else f"{short_commit(self.commit)} ({day})"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,7 +84,7 @@ def timeline_of(
         if name is not None:
             is_accepted = run.stamp is not None and name in run.stamp.accepted
             stored = run.cells[name]
-            point = Point(run.path, run.commit, made_at, stored.median_s, is_accepted)
+            point = Point(str(run.path), run.commit, made_at, stored.median_s, is_accepted)
             found.append((point, stored.fingerprint))
     return _timeline(cell, found)
 
@@ -89,7 +95,7 @@ def probe_timeline(runs: Sequence[tuple[datetime, StoredRun]]) -> Timeline:
     for made_at, run in runs:
         if run.probe_s:
             time_s = geometric_mean(run.probe_s.values())
-            point = Point(run.path, run.commit, made_at, time_s, is_accepted=False)
+            point = Point(str(run.path), run.commit, made_at, time_s, is_accepted=False)
             found.append((point, sorted(run.probe_s)))
     return _timeline("the host", found)
 
@@ -109,8 +115,7 @@ def names_of(cell: str, accepted: Accepted) -> list[str]:
     return names
 
 
-@dataclass(frozen=True, kw_only=True)
-class DatedChange:
+class DatedChange(msgspec.Struct, frozen=True, kw_only=True):
     """A change of level between the runs `before` and `after`; ratios have 95 % bounds.
 
     `num_commits` is None outside of git. A slowdown is recovered that was undone later.
@@ -122,7 +127,7 @@ class DatedChange:
     after: Point
     num_commits: int | None
     accepted: str | None
-    is_recovered: bool
+    is_recovered: bool = msgspec.field(name="is_mended")
 
     @property
     def is_open(self) -> bool:
@@ -130,8 +135,7 @@ class DatedChange:
         return self.ratio > 1 and self.accepted is None and not self.is_recovered
 
 
-@dataclass(frozen=True, kw_only=True)
-class DatedDrift:
+class DatedDrift(msgspec.Struct, frozen=True, kw_only=True):
     """A drift over the whole history, since its first run, with bounds of 95 % confidence."""
 
     ratio_per_week: float

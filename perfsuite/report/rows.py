@@ -4,6 +4,7 @@ Numbers are as they were recorded; one that is not available is None, shown as a
 """
 
 import dataclasses
+import math
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -252,6 +253,12 @@ RECIPE_FIELDS: Final = tuple(field.name for field in dataclasses.fields(Recipe))
 def columns_of(*keys: str) -> tuple[Column[Row], ...]:
     """Return columns by key, in the order given."""
     return tuple(_BY_KEY[key] for key in keys)
+
+
+def numbers_of(row: Row) -> dict[str, float]:
+    """Return each number that was measured of a cell and is finite, by its column's key."""
+    found = {column.key: column.value(row) for column in COLUMNS if column.key != "num_workers"}
+    return {k: v for k, v in found.items() if isinstance(v, int | float) and math.isfinite(v)}
 
 
 def filled(columns: Sequence[Column[T]], rows: Sequence[T]) -> tuple[Column[T], ...]:

@@ -81,7 +81,7 @@ class Run:
         return ", ".join(filter(None, [files, self.when, commit, changes, self.machine]))
 
 
-class _PlainRecord(msgspec.Struct, frozen=True):
+class PlainRecord(msgspec.Struct, frozen=True):
     """What a gate leaves in `extra_info["perfsuite"]` of a benchmark without our fixtures."""
 
     verdict: Verdict | None = None
@@ -170,7 +170,7 @@ def _row(benchmark: Benchmark, num_cores: Any) -> Row:
             record = msgspec.convert(plain, CellRecord)
             recipe, verdict = recipe_of(record), record.verdict
         else:
-            verdict = msgspec.convert(plain, _PlainRecord).verdict
+            verdict = msgspec.convert(plain, PlainRecord).verdict
     except (msgspec.ValidationError, RecipeError, TypeError) as error:
         raise invalid_record(benchmark.fullname, error) from error
     return Row(

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 from types import SimpleNamespace
 
+import msgspec
 import pytest
+from json_schemas import assert_valid
 from made_up_machine import Machine
 from made_up_pairs import plain_pairs
 
@@ -145,6 +148,7 @@ def test_the_lines_say_alarms_power_and_what_the_machine_supports(judge: Gate) -
 def test_the_json_has_a_power_for_each_slowdown_and_verdicts_for_each_plant(judge: Gate) -> None:
     document = to_document(run(Plant(ratio=0.05), Plant(in_recipe="num_workers=0")))
 
+    assert_valid("calibrate", json.loads(msgspec.json.encode({"schema": 1, **document})))
     assert document["pair_sd"] == pytest.approx(0.01825, abs=1e-4)
     assert document["session_sd"] == 0.0
     assert document["false_alarms"] == [0, 2]

@@ -106,7 +106,7 @@ def test_a_cell_that_its_ranks_ran_elsewhere_is_counted_and_left_out() -> None:
 
     timeline = timeline_of(CELL, ordered, NOTHING)
 
-    assert [point.path.name for point in timeline.points] == ["b", "d"]
+    assert [point.path for point in timeline.points] == ["b", "d"]
     assert timeline.num_elsewhere == 1
 
 

@@ -26,7 +26,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 # What all has not: itself, and what works on perfsuite.
 _NOT_OF_USERS = ("all", "dev", "docs")
 EXTRAS = {
-    *("torch", "workloads", "plots", "hf", "fp8", "gcs", "s3", "tensorboard", "wandb"),
+    *("torch", "workloads", "plots", "hf", "fp8", "gcs", "mlflow", "s3", "tensorboard", "wandb"),
     *_NOT_OF_USERS,
 }
 

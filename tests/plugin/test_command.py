@@ -14,6 +14,7 @@ from typing import Any
 import psutil
 import pytest
 import torch  # noqa: F401
+from json_schemas import assert_results_valid
 
 # Trains as it is told by its arguments, and knows nothing of perfsuite.
 TRAIN = """
@@ -99,6 +100,7 @@ def run(
 
 
 def records_of(project: pytest.Pytester) -> dict[str, Any]:
+    assert_results_valid(project.path / "results")
     found = json.loads((project.path / "results" / "run.json").read_text())["benchmarks"]
     return {one["name"]: one["extra_info"]["perfsuite"] for one in found}
 

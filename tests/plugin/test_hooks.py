@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch  # noqa: F401
+from json_schemas import assert_results_valid
 
 from perfsuite.records.cell import CellLine, decode_line
 from perfsuite.system.timing_lock import TimingLock
@@ -181,6 +182,7 @@ def test_the_record_has_exactly_the_keys_of_the_contract(project: pytest.Pyteste
     run(project, ONE_CELL)
 
     document = json.loads((project.path / "results" / "run.json").read_text())
+    assert_results_valid(project.path / "results")
     record = document["benchmarks"][0]["extra_info"]["perfsuite"]
     assert list(record) == [
         "schema",

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch  # noqa: F401
 from command_line import call_verb
+from json_schemas import assert_results_valid
 
 TRAINING = """
     import os
@@ -90,6 +91,7 @@ def run(project: pytest.Pytester, test: str, *arguments: str) -> pytest.RunResul
 
 
 def benchmarks_of(project: pytest.Pytester) -> dict[str, Any]:
+    assert_results_valid(project.path / "results")
     found = json.loads((project.path / "results" / "run.json").read_text())["benchmarks"]
     return {one["name"]: one for one in found}
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from gated_repository import ENVIRONMENT, Gated, Repository
+from json_schemas import assert_valid
 
 from perfsuite.system.timing_lock import LOCK_DIR
 
@@ -141,6 +142,7 @@ def test_the_verb_needs_no_benchmark_and_leaves_the_repository_as_it_is(
     )
 
     failed.expect(10, "train FAIL +*")
+    assert_valid("gate", json.loads(result.read_text()))
     (cell,) = json.loads(result.read_text())["cells"]
     assert (cell["id"], cell["word"], cell["by"]) == ("train", "FAIL", "pairs")
     assert repository.git("status", "--porcelain", "--ignored") == ""

@@ -14,6 +14,7 @@ from gated_repository import (
     Repository,
     make_shop,
 )
+from json_schemas import assert_results_valid
 
 PRICE = "benchmarks/test_steps.py::test_price"
 STOCK = "benchmarks/test_steps.py::test_stock"
@@ -75,6 +76,7 @@ def test_a_re_run_keeps_what_failed_and_goes_on_from_what_was_inconclusive(
         f"{PRICE} FAIL +200.0 % * 3",
         f"{STOCK} INCONCLUSIVE * 3",
     )
+    assert_results_valid(shop.path / "results")
 
     shop.git("commit", "--quiet", "--all", "--message", "the same code")
     rerun = gate()

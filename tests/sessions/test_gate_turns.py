@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from gated_repository import make_shop
+from json_schemas import assert_results_valid
 
 pytestmark = pytest.mark.slow
 
@@ -218,6 +219,7 @@ def test_a_change_of_the_mathematics_fails_where_its_base_asks_for_that(tmp_path
 
 def records_of(folder: Path) -> dict[str, tuple[str, str, str]]:
     """Word, by and the change of the mathematics of each cell of the session's own run."""
+    assert_results_valid(folder / "results")
     run = json.loads((folder / "results" / "run.json").read_text())
     verdicts = {one["name"]: one["extra_info"]["perfsuite"]["verdict"] for one in run["benchmarks"]}
     return {

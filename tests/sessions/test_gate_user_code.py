@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from gated_repository import make_shop
+from json_schemas import assert_results_valid
 
 pytestmark = pytest.mark.slow
 
@@ -122,6 +123,7 @@ def test_loops_are_told_apart_by_their_times_and_by_what_they_compute(tmp_path: 
         "*::test_mathematics[faster_rate]: mathematics: changed: * of parameter * at step 1 *",
         "*::test_times[slower-1]: *moved most: forward *",
     )
+    assert_results_valid(tmp_path / "results")
     run = json.loads((tmp_path / "results" / "run.json").read_text())
     records = {one["name"]: one["extra_info"]["perfsuite"] for one in run["benchmarks"]}
     found = {name: (one["verdict"], one["recipe"], one["weights"]) for name, one in records.items()}

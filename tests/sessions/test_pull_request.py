@@ -138,7 +138,13 @@ def test_a_slower_change_is_told_beside_its_line_and_in_one_comment(tmp_path: Pa
     ]
     assert [one["body"].splitlines()[-1] for one in hub.read("comments")] == ["PASS", "PASS"]
 
+    # A comment that cannot be written changes nothing.
+    job.failed, job.values["github.token"] = 0, ""
+    job.run([steps[-1]])
+    assert (job.failed, len(hub.changes)) == (0, 3)
+
     # A fork's token cannot write: the other workflow does, and finds the same comment.
+    job.values["github.token"] = "a token"
     job.values["github.event.pull_request.head.repo.full_name"] = "fork/shop"
     job.run([steps[-1]])
     assert len(hub.changes) == 3

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from json_schemas import assert_results_valid
 
 from perfsuite.plugin.session.torchrun import first_difference
 from perfsuite.records.cell import CellLine, decode_line
@@ -347,6 +348,7 @@ def test_a_restart_goes_on_after_the_last_finished_cell(tmp_path: Path) -> None:
     assert "restart 1" in ended.outputs[0]
     assert ended.exits == [0, 0]
     assert (tmp_path / "builds").read_text() == "built\n" * 2  # once on each rank
+    assert_results_valid(tmp_path / "results")
     run = json.loads((tmp_path / "results" / "run.json").read_text())
     assert {
         benchmark["name"]: tuple(benchmark["stats"]["data"]) for benchmark in run["benchmarks"]

@@ -7,7 +7,7 @@ from pathlib import Path
 # By the names under which they are imported, and installed.
 ABSENT = (
     *("torch", "torchvision", "sklearn", "scikit-learn", "matplotlib", "torchao", "fsspec"),
-    *("s3fs", "gcsfs", "tensorboard", "wandb", "transformers", "peft", "accelerate"),
+    *("s3fs", "gcsfs", "tensorboard", "wandb", "mlflow", "transformers", "peft", "accelerate"),
 )
 _FINDER = f"""
 from importlib.machinery import PathFinder

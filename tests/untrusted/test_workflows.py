@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from git_checkouts import commit, git
 from made_up_runs import benchmark, stamp, write_run
-from workflow_steps import ACTION, ROOT, path_of, read_yaml, steps_of, write_program
+from workflow_steps import ACTION, ROOT, Job, path_of, read_yaml, steps_of, write_program
 
 STARTERS = {path.stem: path for path in (ROOT / "perfsuite/cli/starter").glob("*.yml")}
 WORKFLOWS = {path.stem: path for path in (ROOT / ".github" / "workflows").glob("*.yml")}
@@ -112,6 +113,43 @@ def test_main_alone_writes_and_what_writes_runs_nothing_of_the_repository() -> N
     assert not re.search(r"\b(python|pip|make|pytest|perfsuite|nox)\b", runs[0])
     assert "git add -- baselines\n" in runs[0]
     assert re.findall(r"git push .*?;", runs[0]) == ["git push origin HEAD:refs/heads/baselines;"]
+
+
+@pytest.mark.slow
+def test_each_push_to_main_adds_its_run_to_the_branch_of_baselines(tmp_path: Path) -> None:
+    git(tmp_path, "init", "--quiet", "--bare", "--initial-branch=main", "origin.git")
+    programs = tmp_path / "programs"
+    write_program(programs, "gh", 'test "$*" = "auth setup-git"')
+    for number in (1, 2):
+        folder = tmp_path / str(number)
+        git(tmp_path, "clone", "--quiet", str(tmp_path / "origin.git"), str(folder))
+        if number == 1:
+            git(folder, "switch", "--quiet", "--create", "main")
+        sha = commit(folder, f"code{number}.py")
+        git(folder, "push", "--quiet", "origin", "main")
+        run = tmp_path / f"artifacts-{number}" / "measured" / "Linux" / f"000{number}_{sha}.json"
+        run.parent.mkdir(parents=True)
+        run.write_text("{}")
+        job = Job(
+            workspace=folder,
+            temp=tmp_path / f"temp-{number}",
+            artifacts=tmp_path / f"artifacts-{number}",
+            programs=[programs],
+            environ={"GITHUB_SHA": sha, "HOME": str(tmp_path), "GIT_CONFIG_NOSYSTEM": "1"},
+            values={"github.token": "a token"},
+        )
+
+        job.run(read("main")["jobs"]["store"]["steps"])
+
+        assert job.failed == 0, job.output
+    stored = git(tmp_path / "origin.git", "ls-tree", "-r", "--name-only", "baselines")
+    assert re.fullmatch(
+        r"baselines/Linux/0001_[0-9a-f]{40}\.json\nbaselines/Linux/0002_[0-9a-f]{40}\.json", stored
+    )
+    assert git(tmp_path / "origin.git", "log", "--format=%an", "baselines").splitlines() == [
+        "github-actions[bot]",
+        "github-actions[bot]",
+    ]
 
 
 def test_what_comments_runs_nothing_of_a_change_and_installs_nothing_where_it_may_write() -> None:

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
+import msgspec
 import typer
 
 from perfsuite.cli import options
@@ -17,7 +18,6 @@ from perfsuite.gate.request import GateRequest
 from perfsuite.records.verdict import exit_code
 from perfsuite.report.summary import reason_text
 from perfsuite.stats.sequential import DEFAULT_MAX_PAIRS
-from perfsuite.system.files import check_writable
 from perfsuite.system.untrusted import printable_lines
 from perfsuite.units import counted, format_change, format_ratio, option_bounds, short_commit
 
@@ -60,7 +60,6 @@ def bisect_commits(
         seed=seed,
         priors=read_priors(Path.cwd() / CALIBRATION_FILE, options.fingerprint_here()),
     )
-    check_writable(json_file)
     machine = options.wait_for_machine()
     result = bisect(request, good=good, bad=bad, bounds=bounds, say=say, machine=machine)
     for line in _describe(result):
@@ -114,6 +113,6 @@ def _end_code(result: BisectResult) -> ExitCode:
 
 
 def _step(step: BisectStep) -> dict[str, Any]:
-    verdict = pick(step.verdict, "word ratio pairs reason explanation", pairs="num_pairs")
-    interval = step.verdict.as_record().interval
-    return {**pick(step, "commit subject mark"), **verdict, "interval": interval}
+    verdict: dict[str, Any] = msgspec.to_builtins(step.verdict.as_record())
+    verdict |= pick(step.verdict, "reason explanation")
+    return verdict | pick(step, "commit subject mark")

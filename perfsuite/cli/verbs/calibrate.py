@@ -2,10 +2,11 @@
 
 from typing import Annotated, Any
 
+import msgspec
 import typer
 
 from perfsuite.cli import options
-from perfsuite.cli.output import JsonFile, pick, say, write_json
+from perfsuite.cli.output import JsonFile, say, write_json
 from perfsuite.gate.calibrate import CalibrationResult, Plant, PlantedResult, calibrate
 from perfsuite.gate.judge.trial import Budget
 from perfsuite.gate.noise import (
@@ -50,7 +51,7 @@ def calibrate_machine(
     """
     plants = [_plant(text) for text in (planted or ["5%"])]
     bounds = option_bounds(tolerance, limit)
-    check_writable(CALIBRATION_FILE, json_file)
+    check_writable(CALIBRATION_FILE)
     request = GateRequest(
         command=options.pytest_command(paths, select),
         tolerance=bounds[0],
@@ -143,10 +144,8 @@ def to_document(result: CalibrationResult) -> dict[str, Any]:
         "session_sd": typical(noise.session_sd for noise in result.noise.values()),
         "pair_sd_by_cell": {name: noise.sd for name, noise in result.noise.items()},
         "noise": {
-            name: pick(
-                noise, "sd round_sd launch_sd order_effect order_error session_sd bias bias_error"
-            )
-            | {"recommended": recommend_for(noise, result)}
+            name: msgspec.structs.asdict(noise)
+            | {"launch_sd": noise.launch_sd, "recommended": recommend_for(noise, result)}
             for name, noise in result.noise.items()
         },
         "verdicts": {str(one.plant): one.verdicts for one in results},

@@ -10,7 +10,6 @@ from perfsuite.cli.output import JsonFile, pick, say, write_json
 from perfsuite.errors import ExitCode
 from perfsuite.experiments.claims.catalogue import choose_claims, try_claims
 from perfsuite.experiments.interleave import ROUND_S, Bench
-from perfsuite.system.files import check_writable
 
 
 @explained(only="Test this claim alone; may be given several times.")
@@ -26,7 +25,6 @@ def claims(
     Exit code: 0 whatever the statuses, 1 if an experiment itself broke.
     """
     chosen = choose_claims(only or [])
-    check_writable(json_file)
     results: list[dict[str, Any]] = []
     # Ranks that warn of many workers would bury the findings.
     with closing(open_session(device, shows_output=False, round_s=ROUND_S)) as session:

@@ -16,7 +16,6 @@ from perfsuite.gate.judge.trial import Budget
 from perfsuite.records.recipe import describe_recipe, parse_recipe
 from perfsuite.report.terminal.compare import comparison_sentence, comparison_table
 from perfsuite.stats.sequential import DEFAULT_MAX_PAIRS
-from perfsuite.system.files import check_writable
 from perfsuite.units import counted, option_bounds
 
 
@@ -49,7 +48,6 @@ def compare_recipes(
         raise SettingError(
             "a and b are the same recipe; say what differs, such as --b precision=amp-bf16"
         )
-    check_writable(json_file)
     request = ComparisonRequest(
         **cells,
         tolerance=bounds[0],

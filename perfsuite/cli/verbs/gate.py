@@ -11,7 +11,7 @@ import typer
 import typer.core
 
 from perfsuite.cli import options
-from perfsuite.cli.output import JsonFile, say, write_json
+from perfsuite.cli.output import JsonFile, pick, say, write_json
 from perfsuite.errors import ExitCode, SettingError
 from perfsuite.gate.arms.build import find_interpreter
 from perfsuite.gate.arms.command import Command
@@ -203,13 +203,11 @@ def _end_code(result: GateResult) -> ExitCode:
 
 def _document(result: GateResult) -> dict[str, Any]:
     """The verb's JSON, with all that it takes to compute a verdict again."""
+    judged = result.judgement
     return {
-        "cells": result.cells,
-        "seed": result.seed,
-        "arms": result.differs,
-        "refusal": result.refusal,
-        "pairs": 0 if result.judgement is None else result.judgement.num_pairs,
-        "wall_s": None if result.judgement is None else result.judgement.wall_s,
+        **pick(result, "cells seed arms refusal", arms="differs"),
+        "pairs": 0 if judged is None else judged.num_pairs,
+        "wall_s": None if judged is None else judged.wall_s,
         "exit_code": _end_code(result),
     }
 
@@ -221,7 +219,6 @@ def explain(
     json_file: JsonFile = None,
 ) -> None:
     """Say why cells moved between two runs: the stage that moved most, the counts that changed."""
-    check_writable(json_file)
     before, after = _read(base, "BASE"), _read(head, "HEAD")
     common = [name for name in after.cells if name in before.cells]
     if cell is not None and cell not in common:

@@ -5,6 +5,7 @@ import shlex
 import statistics
 from collections.abc import Iterator, Sequence
 from datetime import date
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,19 +15,13 @@ from rich.progress import track
 
 from perfsuite.cli import options
 from perfsuite.cli.output import JsonFile, pick, write_json
+from perfsuite.cli.site import write_site
 from perfsuite.errors import ExitCode, SettingError
 from perfsuite.gate.baselines.accepted import read_accepted
-from perfsuite.gate.history import (
-    CellHistory,
-    DatedChange,
-    DatedDrift,
-    Point,
-    StoredHistory,
-    read_history,
-)
+from perfsuite.gate.history import CellHistory, DatedChange, DatedDrift, StoredHistory, read_history
+from perfsuite.report.formats.folder import PAGE
 from perfsuite.report.terminal.tables import text_table
 from perfsuite.stats.trend import MIN_VALUES
-from perfsuite.system.files import check_writable
 from perfsuite.system.untrusted import printable
 from perfsuite.system.urls import locate
 from perfsuite.units import (
@@ -50,6 +45,7 @@ _BLOCKS = "▁▂▃▄▅▆▇█"
     fingerprint="Runs of this environment; of this machine unless given.",
     num_runs="The newest N, at most.",
     smallest="Changes below it are not shown.",
+    html="Write index.html and a page for each cell there.",
     fails_on_change="End in 10 where a cell is slower than it was and no entry accepts that.",
 )
 def history(
@@ -63,6 +59,7 @@ def history(
     num_runs: Annotated[int, typer.Option("--runs", min=1, metavar="N")] = _NUM_RUNS,
     smallest: str = "1%",
     fails_on_change: Annotated[bool, typer.Option("--fail-on-change")] = False,
+    html: Annotated[Path | None, typer.Option(metavar="SITE")] = None,
     json_file: JsonFile = None,
 ) -> None:
     """Date what became slower or faster over the stored runs, and find a drift of many weeks.
@@ -77,7 +74,6 @@ def history(
             "baseline list' shows, or leave it out for this machine's"
         )
     least = option_ratio("--smallest", smallest)
-    check_writable(json_file)
     stored = read_history(
         Path.cwd(),
         locate(storage, "--storage"),
@@ -92,6 +88,9 @@ def history(
         found = _show_all(stored, least)
     else:
         found = [_show_one(_known(cell, stored), stored, least)]
+    if html is not None:
+        write_site(html, stored, [(one, [*_overview(one), *describe(one)]) for one in found])
+        typer.echo(f"written to {html / PAGE}")
     refused = [{"path": str(one.path), "reason": one.reason} for one in stored.refused]
     write_json(json_file, cells=[_cell(one) for one in found], refused=refused)
     if fails_on_change and any(one.is_slower for one in found):
@@ -146,7 +145,7 @@ def _known(cell: str, stored: StoredHistory) -> str:
 def _overview(one: CellHistory) -> Iterator[str]:
     points = one.timeline.points
     runs = counted(len(points), "run")
-    yield f"{one.timeline.cell}: {runs}, {_named(points[0])} to {_named(points[-1])}"
+    yield f"{one.timeline.cell}: {runs}, {points[0]} to {points[-1]}"
     if num_elsewhere := one.timeline.num_elsewhere:
         yield f"further runs, whose ranks found another environment: {num_elsewhere}"
     if one.trend is not None:
@@ -158,10 +157,8 @@ def _overview(one: CellHistory) -> Iterator[str]:
 def _sparkline(times_s: Sequence[float]) -> str:
     """Return times as one line of blocks, the least the lowest."""
     num_columns = min(_LINE_WIDTH, len(times_s))
-    columns: list[list[float]] = [[] for _ in range(num_columns)]
-    for place, time_s in enumerate(times_s):
-        columns[place * num_columns // len(times_s)].append(time_s)
-    heights = [statistics.median(column) for column in columns]
+    bounds = [number * len(times_s) // num_columns for number in range(num_columns + 1)]
+    heights = [statistics.median(times_s[start:end]) for start, end in pairwise(bounds)]
     low, span = min(heights), max(heights) - min(heights)
     steps = [(height - low) / span if span else 0.0 for height in heights]
     return "".join(_BLOCKS[round(step * (len(_BLOCKS) - 1))] for step in steps)
@@ -188,7 +185,7 @@ def _describe_change(change: DatedChange) -> str:
 
 
 def _where(change: DatedChange) -> str:
-    text = f"between {_named(change.before)} and {_named(change.after)}"
+    text = f"between {change.before} and {change.after}"
     if change.num_commits is None:
         return text
     commits = counted(change.num_commits, "commit") if change.num_commits else "so not by a commit"
@@ -201,7 +198,7 @@ def _describe_drift(drift: DatedDrift) -> str:
     accepted = "" if drift.accepted is None else f", accepted: {drift.accepted}"
     return (
         f"drifts by {rate} a week ({low} to {high}), "
-        f"{format_change(drift.total_ratio)} since {_named(drift.since)}{accepted}"
+        f"{format_change(drift.total_ratio)} since {drift.since}{accepted}"
     )
 
 
@@ -217,11 +214,6 @@ def _advise(one: CellHistory) -> list[str]:
     return []
 
 
-def _named(point: Point) -> str:
-    day = f"{point.made_at:%Y-%m-%d}"
-    return day if point.commit is None else f"{short_commit(point.commit)} ({day})"
-
-
 def _table(found: list[CellHistory]) -> str:
     titles = ("cell", "runs", "times", "what became of it")
     rows = []
@@ -233,22 +225,9 @@ def _table(found: list[CellHistory]) -> str:
 
 
 def _cell(one: CellHistory) -> dict[str, Any]:
-    drift = one.drift
     return {
         "id": one.timeline.cell,
-        "runs": [_point(point) for point in one.timeline.points],
+        "runs": one.timeline.points,
         "is_long_enough": one.trend is not None,
-        "changes": [
-            pick(change, "ratio interval num_commits is_mended accepted", is_mended="is_recovered")
-            | {"before": _point(change.before), "after": _point(change.after)}
-            for change in one.changes
-        ],
-        "drift": None
-        if drift is None
-        else pick(drift, "ratio_per_week interval total_ratio accepted")
-        | {"since": _point(drift.since)},
+        **pick(one, "changes drift"),
     }
-
-
-def _point(point: Point) -> dict[str, Any]:
-    return {"path": str(point.path), **pick(point, "commit made_at time_s")}

@@ -12,7 +12,7 @@ import typer
 
 from perfsuite.cli.output import JsonFile, write_json
 from perfsuite.errors import SettingError
-from perfsuite.system.files import append_line, check_writable, write_atomically
+from perfsuite.system.files import append_line, write_atomically
 
 # Where each starter file goes, from the repository's root.
 _STARTERS = {
@@ -72,7 +72,6 @@ def init(
     """
     if not folder.is_dir():
         raise SettingError(f"{folder} is not a folder; name the root of a repository")
-    check_writable(json_file)
     written, kept = write_starters(folder, num_gpus=num_gpus, comments=comments)
     for path in written:
         typer.echo(f"wrote {path}")

@@ -36,7 +36,7 @@ def profile(
     after the last epoch results/trace.json, operators.txt and memory.txt.
     """
     recipe.require_own_loader()
-    check_writable(_FOLDER / "trace.json", json_file)
+    check_writable(_FOLDER / "trace.json")
     import_extra("matplotlib", "plots")  # before the training, which takes minutes
     with closing(open_session(device, seed)) as session:
         say(f"training {workload} for {num_epochs} {'epoch' if num_epochs == 1 else 'epochs'}")

@@ -9,10 +9,11 @@ from perfsuite.cli.options import explained
 from perfsuite.errors import ExitCode
 from perfsuite.report.charts.learning_curves import read_trainings
 from perfsuite.report.formats.csv_file import to_csv
+from perfsuite.report.formats.dashboards import to_action_benchmark, to_bencher, to_hud
 from perfsuite.report.formats.folder import PAGE, write_folder
 from perfsuite.report.formats.latex import to_latex
 from perfsuite.report.formats.markdown import to_markdown
-from perfsuite.report.formats.trackers import log_to_tensorboard, log_to_wandb
+from perfsuite.report.formats.trackers import log_to_mlflow, log_to_tensorboard, log_to_wandb
 from perfsuite.report.model import report_on_runs
 from perfsuite.report.runs import Run, read_runs, with_reasons
 from perfsuite.report.shards import merge_shards
@@ -34,8 +35,12 @@ Runs = Annotated[
     markdown="For a summary or a comment.",
     latex="A table.",
     csv="Every number, in base units.",
+    bencher="Bencher Metric Format.",
+    github_action_benchmark="For its tool customSmallerIsBetter.",
+    hud="Records of PyTorch's HUD, v3.",
     tensorboard="Write event files, one folder a cell.",
     wandb="Log to Weights & Biases; WANDB_MODE=offline holds.",
+    mlflow="Log to MLflow; MLFLOW_TRACKING_URI holds.",
     require_verdicts="End in 12 where a cell has no verdict.",
     tolerance="What verdicts are drawn against.",
     limit="What verdicts are drawn against.",
@@ -47,8 +52,12 @@ def report(
     markdown: Annotated[Path | None, typer.Option(metavar="FILE")] = None,
     latex: Annotated[Path | None, typer.Option(metavar="FILE")] = None,
     csv: Annotated[Path | None, typer.Option(metavar="FILE")] = None,
+    bencher: Annotated[Path | None, typer.Option(metavar="FILE")] = None,
+    github_action_benchmark: Annotated[Path | None, typer.Option(metavar="FILE")] = None,
+    hud: Annotated[Path | None, typer.Option(metavar="FILE")] = None,
     tensorboard: Annotated[Path | None, typer.Option(metavar="DIR")] = None,
     wandb: Annotated[bool, typer.Option("--wandb")] = False,
+    mlflow: Annotated[bool, typer.Option("--mlflow")] = False,
     require_verdicts: Annotated[bool, typer.Option("--require-verdicts")] = False,
     tolerance: str = "2%",
     limit: str = "5%",
@@ -72,7 +81,9 @@ def report(
     if html is not None:
         write_folder(made, html)
         typer.echo(f"written to {html / PAGE}")
-    for path, write in ((markdown, to_markdown), (latex, to_latex), (csv, to_csv)):
+    files = {to_markdown: markdown, to_latex: latex, to_csv: csv, to_bencher: bencher, to_hud: hud}
+    files[to_action_benchmark] = github_action_benchmark
+    for write, path in files.items():
         if path is not None:
             write_atomically(path, write(made).encode())
             typer.echo(f"written to {path}")
@@ -81,7 +92,9 @@ def report(
         typer.echo(f"written to {tensorboard}")
     if wandb:
         log_to_wandb(found, made)
-    if not wandb and not any((html, markdown, latex, csv, tensorboard)):
+    if mlflow:
+        log_to_mlflow(found)
+    if not any((html, *files.values(), tensorboard, wandb, mlflow)):
         typer.echo(report_table(made.rows))
         for section in made.sections:
             for text in (*map(grid_table, section.grids), *section.notes):

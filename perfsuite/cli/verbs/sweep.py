@@ -54,7 +54,7 @@ def sweep(
     Leaves a picture in results/sweep.svg.
     """
     counts = parse_counts(num_workers)
-    check_writable(PICTURE_FILE, json_file)
+    check_writable(PICTURE_FILE)
     recipe = dataclasses.replace(recipe, num_workers=max(1, counts[-1]))
     # Of a hundred launches, most have more workers than torch thinks wise.
     with closing(open_session(device, shows_output=False, round_s=ROUND_S)) as session:

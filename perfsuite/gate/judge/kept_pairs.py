@@ -50,15 +50,19 @@ class KeptCell(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
             raise ValueError(f"it has {len(self.pairs)} pairs and {len(self.raw)} times of them")
 
 
-class _Comparison(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class KeptComparison(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What is kept of two trees, the cells by their printable names."""
+
     base: str
     head: str
     cells: dict[str, KeptCell]
 
 
-class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class KeptFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """The file, with the newest comparison last."""
+
     schema: Literal[1] = 1
-    comparisons: list[_Comparison] = []
+    comparisons: list[KeptComparison] = []
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,8 +88,8 @@ class KeptPairs:
             return
         earlier, _ = _read(self.path)
         others = [one for one in earlier if (one.base, one.head) != (self.base, self.head)]
-        newest = _Comparison(base=self.base, head=self.head, cells=cells)
-        kept = _File(comparisons=[*others, newest][-_MOST_COMPARISONS:])
+        newest = KeptComparison(base=self.base, head=self.head, cells=cells)
+        kept = KeptFile(comparisons=[*others, newest][-_MOST_COMPARISONS:])
         write_atomically(self.path, msgspec.json.format(msgspec.json.encode(kept), indent=1))
 
 
@@ -143,11 +147,11 @@ def _keep(trial: Trial) -> KeptCell:
     return msgspec.convert({**kept, **bounds, "reason": reason}, KeptCell)
 
 
-def _read(path: Path) -> tuple[list[_Comparison], str | None]:
+def _read(path: Path) -> tuple[list[KeptComparison], str | None]:
     """The comparisons in a file, and why it cannot be read: then there are none."""
     try:
         data = untrusted.read_untrusted(path, max_bytes=_MAX_FILE_BYTES)
-        return msgspec.json.decode(data, type=_File).comparisons, None
+        return msgspec.json.decode(data, type=KeptFile).comparisons, None
     except FileNotFoundError:
         return [], None
     except (OSError, ValueError) as error:

@@ -64,14 +64,15 @@ def draw_lines(
     write_x: Callable[[float], str] | None = None,
     *,
     x_axis: Axis | None = None,
+    y_axis: Axis | None = None,
 ) -> Picture:
     """Return a chart of at least one point; `kind` is for its label, `axes` names x and y.
 
-    Both axes begin at 0 unless one is given for x. Without `write_x`, x counts something.
+    Both axes begin at 0 unless given. Without `write_x`, x counts something.
     """
     widest = max(x for line in lines for x, _ in line.points)
     across = x_axis or Axis(ticks=ticks(widest, 0.0 if write_x else 1.0))
-    up = _y_axis(lines, is_binary=write_y is format_bytes)
+    up = y_axis or _y_axis(lines, is_binary=write_y is format_bytes)
     write_x = write_x or write_number
 
     def place(x: float, y: float) -> tuple[float, float]:

@@ -1,5 +1,7 @@
 """The folder of a report: the page, and the same in every other format beside it."""
 
+import hashlib
+import re
 from pathlib import Path
 
 from perfsuite.report.formats.csv_file import to_csv
@@ -11,6 +13,8 @@ from perfsuite.report.scaling.tables import scaling_json
 from perfsuite.system.files import remove_file, write_atomically
 
 PAGE = "index.html"
+# A name may have 255 bytes, and the trackers add to it.
+_MOST_NAME_CHARACTERS = 120
 
 
 def write_folder(report: Report, folder: Path) -> None:
@@ -33,3 +37,10 @@ def write_folder(report: Report, folder: Path) -> None:
     for path in (folder / "scaling.json", *folder.glob("chart-*.svg")):
         if path.name not in files:
             remove_file(path)
+
+
+def file_name(text: str) -> str:
+    """Return a name for a file or a folder: unique to the text, and without path separators."""
+    digest = hashlib.sha256(text.encode()).hexdigest()[:8]
+    readable = re.sub(r"[^A-Za-z0-9=+-]+", "-", text).strip("-")[-_MOST_NAME_CHARACTERS:]
+    return f"{readable}-{digest}"

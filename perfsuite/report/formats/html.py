@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
@@ -54,8 +54,8 @@ class _Cell:
     picture: Picture | None
 
 
-def html_page(report: Report) -> str:
-    """Return the page."""
+def html_page(report: Report, *, home: str = "", links: Mapping[str, str] = {}) -> str:
+    """Return the page; it leads to `home`, and from cells by their names to `links`."""
     columns: list[Column[Row]] = []
     for column in COLUMNS:
         columns.append(column)
@@ -71,6 +71,8 @@ def html_page(report: Report) -> str:
     template = _environment().get_template("page.html.j2")
     return template.render(
         report=report,
+        home=home,
+        links=links,
         columns=columns,
         rows=rows,
         words=sorted({verdict.word for _, verdict in judged}),

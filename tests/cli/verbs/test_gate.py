@@ -13,6 +13,7 @@ import msgspec
 import pytest
 from command_line import call_verb
 from gated_repository import CLOCK, ONE_CELL, SHOP, Repository
+from json_schemas import assert_valid
 
 from perfsuite.cli import app
 from perfsuite.cli.verbs import gate as gate_module
@@ -427,6 +428,7 @@ def test_identical_code_passes_and_the_json_gives_the_verdict_again(
 
     assert ended.value.code == 0
     found = json.loads((repository.path / "gate.json").read_text())
+    assert_valid("gate", found)
     (cell,) = found["cells"]
     assert (cell["id"], cell["word"]) == ("benchmarks/test_steps.py::test_price", "PASS")
     assert (found["seed"], found["exit_code"]) == (9, 0)

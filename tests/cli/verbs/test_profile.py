@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from json_schemas import assert_valid
 from profile_example import PROFILE
 from typer.testing import CliRunner
 
@@ -78,6 +79,7 @@ def test_the_profile_is_shown_and_every_file_written(session: FakeSession, tmp_p
     assert (results / "profile.csv").read_text() == profile_csv(PROFILE)
     assert (results / "trace.json").read_bytes() == b"{}"
     assert read_json_as(tmp_path / "deep" / "p.json", Profile) == PROFILE
+    assert_valid("profile", json.loads((tmp_path / "deep" / "p.json").read_text()))
 
 
 def test_a_file_that_cannot_be_written_ends_in_12(
@@ -109,7 +111,7 @@ def test_a_real_training_leaves_a_profile_with_the_keys_of_the_contract(
 
     assert ended.exit_code == 0, ended.output
     document = json.loads((tmp_path / "p.json").read_text())
-    assert document["schema"] == 1
+    assert_valid("profile", document)
     assert (document["workload"], document["recipe"]) == ("toy-mlp", Recipe().as_dict())
     stages = document["stages_s"]
     assert list(stages) == ["load", "forward", "loss_backward", "evaluation", "other"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import json
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -108,7 +109,8 @@ def test_every_format_is_written_to_its_option(
 ) -> None:
     code = verb(
         *("run.json", "--html", "out", "--markdown", "m.md", "--latex", "t.tex"),
-        *("--csv", "c.csv", "--tensorboard", "events"),
+        *("--csv", "c.csv", "--bencher", "b.json", "--github-action-benchmark", "g.json"),
+        *("--hud", "h.json", "--tensorboard", "events"),
     )
 
     assert code == 0
@@ -118,12 +120,21 @@ def test_every_format_is_written_to_its_option(
         "written to m.md",
         "written to t.tex",
         "written to c.csv",
+        "written to b.json",
+        "written to h.json",
+        "written to g.json",
         "written to events",
     ]
     names = {path.name for path in Path("out").iterdir()}
     assert names == {"index.html", "report.md", "table.tex", "cells.csv", "chart-1.svg"}
     assert Path("m.md").read_text() == Path("out/report.md").read_text()
     assert len(list(Path("events").rglob("events.out.*"))) == 2
+    assert json.loads(Path("b.json").read_text())["slow"]["step_time_s"]["value"] == 0.008
+    assert {one["name"] for one in json.loads(Path("g.json").read_text())} == {
+        "fine step_time_s",
+        "slow step_time_s",
+    }
+    assert json.loads(Path("h.json").read_text())[0]["benchmark"]["name"] == "perfsuite"
 
 
 def test_charts_of_an_earlier_report_do_not_stay(tmp_path: Path) -> None:

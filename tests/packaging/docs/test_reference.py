@@ -5,12 +5,14 @@ from __future__ import annotations
 import ast
 import dataclasses
 import inspect
+import json
 import re
 
 import msgspec
 import pytest
 import typer.main
 from documentation import DOCS, PAGES, ROOT, prose_of
+from json_schemas import schemas
 
 import perfsuite
 from perfsuite.cli.app import app
@@ -109,6 +111,15 @@ def test_every_key_of_a_record_is_listed(kind: type[msgspec.Struct]) -> None:
     listed = set(re.findall(r"`(\w+)`", page("records")))
 
     assert {field.encode_name for field in msgspec.structs.fields(kind)} - {"perfsuite"} <= listed
+
+
+def test_the_schemas_of_the_site_are_those_of_the_code_and_all_are_listed() -> None:
+    folder = DOCS / "reference" / "schemas"
+
+    # `make docs` writes them.
+    assert {path.stem: json.loads(path.read_text()) for path in folder.iterdir()} == schemas()
+    linked = set(re.findall(r"\]\(schemas/([\w-]+)\.json\)", page("schemas")))
+    assert linked == schemas().keys()
 
 
 def test_every_verdict_is_listed() -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+import mlflow
 import pytest
 import wandb
 from made_up_runs import benchmark, record, verdict, write_run
@@ -15,7 +17,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tensorboard.plugins.hparams import plugin_data_pb2
 
 from perfsuite.errors import SettingError, WriteError
-from perfsuite.report.formats.trackers import log_to_tensorboard, log_to_wandb
+from perfsuite.report.formats.trackers import log_to_mlflow, log_to_tensorboard, log_to_wandb
 from perfsuite.report.model import report_on_runs
 from perfsuite.report.runs import Run, read_runs
 
@@ -60,7 +62,7 @@ def test_tensorboard_reads_totals_and_none_of_what_is_not_available(tmp_path: Pa
     assert (flops.step, flops.value) == (0, 10.0)
     assert cells["t-py-a-x"].Scalars("cell/median_step_time_s")[0].value == 0.25
     assert "cell/peak_bytes" not in cells["t-py-a-x"].Tags()["scalars"]
-    assert cells["plain"].Tags()["scalars"] == ["step_time_s", "cell/median_step_time_s"]
+    assert sorted(cells["plain"].Tags()["scalars"]) == ["cell/median_step_time_s", "step_time_s"]
 
 
 def test_tensorboards_hyperparameters_are_the_recipe(tmp_path: Path) -> None:
@@ -91,7 +93,7 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
         log_to_tensorboard(runs(tmp_path), tmp_path / "file")
 
 
-@pytest.mark.parametrize("extra", ["tensorboard", "wandb"])
+@pytest.mark.parametrize("extra", ["mlflow", "tensorboard", "wandb"])
 def test_a_missing_package_is_one_line_that_names_the_extra(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, extra: str
 ) -> None:
@@ -103,6 +105,8 @@ def test_a_missing_package_is_one_line_that_names_the_extra(
     def log() -> None:
         if extra == "wandb":
             log_to_wandb(found, report_on_runs(found, tolerance=0.02, limit=0.05))
+        elif extra == "mlflow":
+            log_to_mlflow(found)
         else:
             log_to_tensorboard(found, tmp_path)
 
@@ -202,11 +206,59 @@ def test_an_offline_run_of_wandb_can_be_read_back(
     assert (cell["config"]["parallel"], cell["config"]["num_workers"]) == ("ddp:2", 2)
     assert cell["axes"] == {"step_time_s": "round", "loss": "step"}
     assert cell["history"] == [
-        {"round": 1, "step_time_s": 0.25},
-        {"round": 2, "step_time_s": 0.5},
+        {"round": 1, "step_time_s": 0.25, "step": 1, "loss": 2.5},
+        {"round": 2, "step_time_s": 0.5, "step": 2, "loss": 1.25},
         {"round": 3, "step_time_s": 0.125},
-        {"step": 1, "loss": 2.5},
-        {"step": 2, "loss": 1.25},
     ]
     assert (cell["summary"]["verdict"], cell["summary"]["cell/flops"]) == ("PASS", 10)
     assert {"report/index.html", "runs/0-run.json"} <= set(tracked["report"]["files"])
+
+
+# --- MLflow ---
+
+
+@pytest.fixture
+def mlflow_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where the client stores what a server would."""
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", (tmp_path / "mlruns").as_uri())
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
+    return tmp_path / "mlruns"
+
+
+def test_mlflow_reads_rounds_and_losses_along_the_step_axis(
+    tmp_path: Path, mlflow_folder: Path
+) -> None:
+    log_to_mlflow(runs(tmp_path))
+
+    client = mlflow.MlflowClient(mlflow_folder.as_uri())
+    experiment = client.get_experiment_by_name("perfsuite")
+    logged = {run.info.run_name: run for run in client.search_runs([experiment.experiment_id])}
+    assert logged.keys() == {"t.py::a[../../x]", "plain"}
+    run = logged["t.py::a[../../x]"]
+
+    def series(tag: str) -> list[tuple[int, float]]:
+        found = client.get_metric_history(run.info.run_id, tag)
+        return sorted((one.step, one.value) for one in found)
+
+    assert series("step_time_s") == [(1, 0.25), (2, 0.5), (3, 0.125)]
+    assert series("loss") == [(1, 2.5), (2, 1.25)]
+    assert series("cell/flops") == [(0, 10.0)]
+    assert (run.data.params["parallel"], run.data.params["num_workers"]) == ("ddp:2", "2")
+    assert (run.data.tags["verdict"], run.info.status) == ("PASS", "FINISHED")
+    assert "cell/peak_bytes" not in run.data.metrics
+    assert logged["plain"].data.metrics.keys() == {"step_time_s", "cell/median_step_time_s"}
+
+
+def test_a_place_that_mlflow_refuses_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "gopher://nowhere")
+
+    with pytest.raises(SettingError) as refused:
+        log_to_mlflow(runs(tmp_path))
+
+    assert re.fullmatch(
+        r"--mlflow: the client refuses: [^\n]*gopher[^\n]*; set MLFLOW_TRACKING_URI",
+        str(refused.value),
+    )
