@@ -1,5 +1,6 @@
 """What one process makes of one step, and how far a path may be off from it by T1 or T2."""
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -33,8 +34,9 @@ class ExpectedStep:
 
     @property
     def is_too_coarse(self) -> bool:
-        """Whether plain training in float32 is no measure of it here."""
-        return not is_low_precision(self.recipe) and self.errors.total > self._coarsest
+        """Whether plain float32 is no measure of it here; an infinite error is judged as ever."""
+        is_full = not is_low_precision(self.recipe)
+        return is_full and self._coarsest < self.errors.total < math.inf
 
     @property
     def loss_limit(self) -> Limit:
