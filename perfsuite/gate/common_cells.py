@@ -1,4 +1,4 @@
-"""Which cells of two suites are compared, how each is judged, and by which reviewed exceptions."""
+"""Which cells of two suites are compared, how each is judged, and which exceptions are made."""
 
 import dataclasses
 import datetime
@@ -7,9 +7,11 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Self
 
-from perfsuite.errors import SettingError
+import msgspec
+
+from perfsuite.errors import ExitCode, SettingError
 from perfsuite.gate.arms.arm import Suite
 from perfsuite.gate.baselines.accepted import EVERY_CELL, Accepted, Entry, Loosening, read_brought
 from perfsuite.gate.judge.counts import parse_slacks
@@ -32,11 +34,43 @@ _BOUNDS: Final = (
     ("tolerance", "tolerance", format_ratio),
     ("floor", "floor_s", format_seconds),
 )
+_UNMEASURED: Final = ("VANISHED", "NO-BASELINE", "INVALID")
 # Why a test is timed by pytest-benchmark and not compared.
 HIDDEN = (
     "it takes 'benchmark' from request.getfixturevalue, which cannot be seen before it runs, so it "
     "is not compared; name the fixture among its arguments"
 )
+
+
+@dataclass
+class Leniency:
+    """What keeps verdicts from the exit code: quarantines, and the policy "advisory"."""
+
+    accepted: Accepted = dataclasses.field(default_factory=Accepted)
+    is_advisory: bool = False
+
+    @classmethod
+    def of(cls, request: GateRequest, accepted: Accepted | None = None) -> Self:
+        """Return what holds before the base's own configuration is known."""
+        return cls(accepted or Accepted(), request.is_advisory and "policy" in request.fixed)
+
+    def mark(self, verdict: CellVerdict) -> CellVerdict:
+        """Return a verdict with what keeps it from the exit code: nothing keeps a failed test.
+
+        A quarantine is for a cell that both arms have measured.
+        """
+        if verdict.policy is not None or verdict.word == "ERROR":
+            return verdict
+        quarantine = self.accepted.quarantine(verdict.name)
+        if quarantine is not None and (verdict.raw or verdict.word not in _UNMEASURED):
+            accepted = (*verdict.accepted, quarantine)
+            return msgspec.structs.replace(verdict, policy="quarantined", accepted=accepted)
+        return msgspec.structs.replace(verdict, policy="advisory") if self.is_advisory else verdict
+
+    def ends(self, code: int) -> int:
+        """Return what a session ends in that would end in a code."""
+        is_verdict = ExitCode.REGRESSION <= code <= ExitCode.NOTHING_COMPARED
+        return ExitCode.OK if self.is_advisory and is_verdict else code
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,12 +80,14 @@ class ChosenCells:
     Attributes:
         used: The exceptions that let a cell be compared so, or be gone.
         loosened: What head loosens and no exception accepts, with the cells; None where nothing.
+        is_advisory: Whether no verdict decides the exit code.
     """
 
     policies: dict[str, CellPolicy]
     others: list[CellVerdict]
     used: dict[str, list[Entry]]
     loosened: str | None
+    is_advisory: bool
 
 
 def choose_cells(request: GateRequest, head: Suite, base: Suite, accepted: Accepted) -> ChosenCells:
@@ -61,6 +97,8 @@ def choose_cells(request: GateRequest, head: Suite, base: Suite, accepted: Accep
     theirs |= {name for name in head.cells if base.why_broken(name) is not None}
     common, others = _find_common(head.cells, theirs, accepted)
     base_request = _request_of_base(request, base)
+    is_looser = request.is_advisory and not base_request.is_advisory
+    advice = [one for one in accepted.loosenings(EVERY_CELL) if one.policy and is_looser]
     policies: dict[str, CellPolicy] = {}
     used: dict[str, list[Entry]] = {}
     loosened: defaultdict[str, list[str]] = defaultdict(list)
@@ -75,9 +113,12 @@ def choose_cells(request: GateRequest, head: Suite, base: Suite, accepted: Accep
         unmarked = {"fixture": head.cells[name].get("fixture")}
         base_policy = _base_policy(base_request, base, old_name, unmarked)
         policies[name], by, refused = _stricter(name, policy, base_policy, accepted)
-        used[name] = [*([] if rename is None else [rename]), *by]
+        used[name] = [*([] if rename is None else [rename]), *by, *advice]
         for text in refused:
             loosened[text].append(name)
+    if is_looser and not advice:
+        text = "head's perf_policy of advisory is looser than enforce, where --perf-policy=advisory"
+        loosened[f"{text} would hold for both sides"].append("every cell")
     for name in theirs:
         if name not in head.cells and (removal := accepted.removal(name)) is not None:
             used[name] = [removal]
@@ -87,6 +128,7 @@ def choose_cells(request: GateRequest, head: Suite, base: Suite, accepted: Accep
         others=[*others, *not_compared("INVALID", head.hidden, HIDDEN)],
         used=used,
         loosened=None if not loosened else f"{held}; the stricter holds; {HOW_TO_ACCEPT}",
+        is_advisory=bool(advice) if is_looser else request.is_advisory,
     )
 
 
@@ -108,12 +150,13 @@ def apply_exceptions(trial: Trial, accepted: Accepted) -> list[Entry]:
     return [*used, *dict.fromkeys(filter(None, increases))]
 
 
-def read_exceptions(side: BaseSide) -> Accepted:
-    """Return the reviewed exceptions that head brings."""
-    if not side.request.heeds_exceptions:
-        return Accepted()
-    path = side.suite.root / ACCEPTED_FILE
-    return read_brought(path, side.read(ACCEPTED_FILE), datetime.date.today())
+def read_leniency(side: BaseSide) -> Leniency:
+    """Return the reviewed exceptions that count, and the policy as far as it is known."""
+    accepted = Accepted()
+    if side.request.heeds_exceptions:
+        path = side.suite.root / ACCEPTED_FILE
+        accepted = read_brought(path, side.read(ACCEPTED_FILE), datetime.date.today())
+    return Leniency.of(side.request, accepted)
 
 
 def read_noise(side: BaseSide, differs: dict[str, str]) -> Mapping[str, Prior]:
@@ -193,6 +236,7 @@ def _request_of_base(request: GateRequest, own: Suite) -> GateRequest:
     return dataclasses.replace(
         request,
         refuses_numerics_change=request.refuses_numerics_change if is_fixed else refuses,
+        is_advisory="policy" in request.fixed or own.settings.get("perf_policy") == "advisory",
         tolerance=of_base("tolerance", request.tolerance, GateRequest.tolerance),
         limit=of_base("limit", request.limit, GateRequest.limit),
     )

@@ -52,7 +52,8 @@ class GateRequest:
         target: The branch that a continuous integration says the change goes to.
         base_dir: A folder instead of a revision.
         found: The base, or why there is none, where that is known already.
-        fixed: Of the bounds and the numerics change, what holds for both sides, configured or not.
+        is_advisory: Whether head lets no verdict decide the exit code.
+        fixed: Of bounds, numerics change and policy, what holds for both sides, configured or not.
         floor_s: None is 50 us for cells of perfsuite, 0 for any others.
         fingerprint: Of this machine, whose calibration at the base gives the priors.
         stored: Where it is written how long cells took.
@@ -76,7 +77,8 @@ class GateRequest:
     tolerance: float = 0.02
     limit: float = 0.05
     refuses_numerics_change: bool = False
-    fixed: frozenset[str] = frozenset({"tolerance", "limit", "numerics-change"})
+    is_advisory: bool = False
+    fixed: frozenset[str] = frozenset({"tolerance", "limit", "numerics-change", "policy"})
     floor_s: float | None = None
     budget: Budget
     seed: int

@@ -13,16 +13,18 @@ from pathlib import Path
 
 import msgspec
 
+from perfsuite.errors import ExitCode
 from perfsuite.gate.arms.arm import Arm, Launch, PairPlan
 from perfsuite.gate.arms.launch import launch_pair, scratch_folder
-from perfsuite.gate.baselines.accepted import Accepted, Entry, in_words
+from perfsuite.gate.baselines.accepted import Entry, in_words
 from perfsuite.gate.baselines.select import read_durations
 from perfsuite.gate.common_cells import (
     HIDDEN,
+    Leniency,
     apply_exceptions,
     choose_cells,
     not_compared,
-    read_exceptions,
+    read_leniency,
     read_noise,
 )
 from perfsuite.gate.git import worktree
@@ -41,7 +43,7 @@ from perfsuite.gate.provenance.dependencies import ANY, changed_dependencies
 from perfsuite.gate.provenance.identical import Comparison
 from perfsuite.gate.provenance.symmetry import name_untracked
 from perfsuite.gate.request import BaseSide, GateRequest, base_of, collect, head_arm
-from perfsuite.records.verdict import CellVerdict, Explanation
+from perfsuite.records.verdict import CellVerdict, Explanation, exit_code
 from perfsuite.system.signals import ends_on_signals
 from perfsuite.units import counted, listed
 
@@ -64,8 +66,16 @@ class GateResult:
     differs: dict[str, str]
     judgement: Judgement | None = None
     policies: Mapping[str, CellPolicy] = field(default_factory=dict)
+    leniency: Leniency = field(default_factory=Leniency)
     root: Path = Path()
     seed: int
+
+    @property
+    def code(self) -> ExitCode:
+        """What all verdicts say but those of quarantined cells."""
+        if self.refusal is not None:
+            return ExitCode.REFUSED
+        return exit_code(cell.word for cell in self.cells if cell.policy != "quarantined")
 
 
 @ends_on_signals()
@@ -86,7 +96,8 @@ def run_gate(
     with scratch_folder() as caches:
         session = _begin(request, caches, differs, say, machine)
         if isinstance(session, str):
-            return GateResult(refusal=session, differs=differs, seed=request.seed)
+            lenient = Leniency.of(request)
+            return GateResult(refusal=session, differs=differs, leniency=lenient, seed=request.seed)
         side = session.side
         has_command = any(
             cell.get("fixture") == "command_benchmark" for cell in side.suite.cells.values()
@@ -97,14 +108,16 @@ def run_gate(
             identical = {cell.name for cell in cells if cell.by == "identical"}
             is_all = all(cell.by in ("identical", "collection") for cell in cells)
             if identical and is_all and request.waiting <= identical:
-                cells, judgement = session.against(side.base.instead).compare()
+                session = session.against(side.base.instead)
+                cells, judgement = session.compare()
         if files is not None and (new := head_files.name_new(side.head.top, files)) is not None:
             differs["head's tree"] = new
     return GateResult(
-        cells=tuple(sorted(cells, key=lambda cell: cell.name)),
+        cells=tuple(sorted(map(session.leniency.mark, cells), key=lambda cell: cell.name)),
         differs=differs,
         judgement=judgement,
         policies=session.policies,
+        leniency=session.leniency,
         root=side.suite.root,
         seed=request.seed,
     )
@@ -138,7 +151,7 @@ def _begin(
         differs=differs,
         collected=head,
         collected_s=collected_s,
-        accepted=read_exceptions(side),
+        leniency=read_leniency(side),
         say=say,
         machine=machine,
     )
@@ -166,7 +179,7 @@ class _Session:
     differs: dict[str, str]
     collected: Launch
     collected_s: float
-    accepted: Accepted
+    leniency: Leniency
     say: Callable[[str], None]
     machine: AbstractContextManager[object]
     policies: dict[str, CellPolicy] = field(default_factory=dict)
@@ -179,7 +192,7 @@ class _Session:
         request = dataclasses.replace(request, cells=cells, waiting=frozenset())
         side = dataclasses.replace(self.side, request=request, base=base)
         self.differs["base"] = base.described
-        return dataclasses.replace(self, side=side, accepted=read_exceptions(side))
+        return dataclasses.replace(self, side=side, leniency=read_leniency(side))
 
     def compare(self) -> tuple[list[CellVerdict], Judgement | None]:
         """Judge what both sides have, and say why the rest is not compared."""
@@ -187,6 +200,7 @@ class _Session:
         with self.side.tree() as tree:
             comparison = self.side.compare(tree, self.collected, self.say)
             if comparison is not None and comparison.reaches_no_cell:
+                self.leniency.is_advisory = request.is_advisory  # as the base's configuration is
                 names = [name for name in suite.cells if request.asks_for(name)]
                 hidden = not_compared("INVALID", suite.hidden, HIDDEN)
                 return [*comparison.find_identical(names), *hidden], None
@@ -214,7 +228,8 @@ class _Session:
         written = [name for name in ours if name not in theirs or theirs[name] != ours[name]]
         if written:  # no launch of the base has them from it
             self.differs["environment"] = f"head's code sets {listed(written)}"
-        chosen = choose_cells(request, suite, own.suite, self.accepted)
+        chosen = choose_cells(request, suite, own.suite, self.leniency.accepted)
+        self.leniency.is_advisory = chosen.is_advisory
         self.used.update(chosen.used)
         self.policies.update(chosen.policies)
         if chosen.loosened is not None:
@@ -268,7 +283,7 @@ class _Session:
                 trial.add_reason(replaced[trial.name])
             for remark in remarks_on(trial, suite.root, changed):
                 trial.add_reason(remark)
-            self.used[trial.name] += apply_exceptions(trial, self.accepted)
+            self.used[trial.name] += apply_exceptions(trial, self.leniency.accepted)
         explanations = self._explain(arms, judgement)
         base = self.differs["base"]
         verdicts = [verdict_of(one, explanations.get(one.name), base) for one in judgement.trials]
@@ -291,6 +306,9 @@ class _Session:
         if cell.word == "NO-BASELINE" and reason is not None:
             found = name_untracked(reason, self.side.suite.root, tree, self.side.import_roots)
             reason = reason if found is None else f"{reason}; {found}"
+        why = self.leniency.accepted.why_counted(cell.name)
+        if why is not None and cell.word not in ("PASS", "IMPROVED"):
+            reason = why if reason is None else f"{reason}; {why}"
         accepted = tuple(map(in_words, self.used[cell.name]))
         return msgspec.structs.replace(cell, reason=reason, accepted=accepted)
 
@@ -326,7 +344,7 @@ class _Session:
     def _look_for_skipped(self, judgement: Judgement) -> None:
         """Find what is skipped since head: with its own benchmark files, the base measures it."""
         skipped = {
-            self.accepted.name_in_base(trial.name): trial
+            self.leniency.accepted.name_in_base(trial.name): trial
             for trial in judgement.trials
             if trial.word == "SKIPPED"
         }

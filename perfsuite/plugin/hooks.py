@@ -116,7 +116,7 @@ class Ownership:
             from perfsuite.plugin.session.choices import refuse_change
 
             with ends_on_mistakes():
-                refuse_change(self._config, self.environ, measures=self.is_ours)
+                refuse_change(self._config, _ENVIRONMENT, measures=self.is_ours)
         if self.is_ours or any(map(fixtures.uses_ranks, items)):
             self._begin()
         result = yield

@@ -51,6 +51,7 @@ _SHOWN = (
         *("numerics-change", "tell|fail", "tell"),
         "report or fail a cell whose first losses differ from the base's, in the gate",
     ),
+    Option("policy", "enforce|advisory", "enforce", "advisory: exit codes 10 to 13 become 0"),
     Option("gate", "on|off", "on", "judge cells under --benchmark-compare, or leave it as it is"),
     Option("limit", "RATIO", "5%", "slowdown that must not pass"),
     Option("base", "REV", "", "what cells are compared with; the merge base unless given"),

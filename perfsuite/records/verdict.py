@@ -22,6 +22,7 @@ VerdictWord = Literal[
     "ERROR",
     "SKIPPED",
 ]
+Policy = Literal["quarantined", "advisory"]
 
 # The most severe first: a failing test says more than a slow cell, that more than a missing one.
 SEVERITY: Final[Mapping[VerdictWord, ExitCode]] = {
@@ -84,6 +85,7 @@ class Verdict(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
         limit: The slowdown that must not pass, likewise.
         numerics_change: "same bits", "rounding", "changed: …" or "cannot be told: …", of head's
             first losses against the base's; None without a pair.
+        policy: Why it changes no exit code; None where it may.
     """
 
     word: VerdictWord
@@ -96,6 +98,12 @@ class Verdict(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     limit: Amount | None = None
     mean_ratio: Amount | None = None
     numerics_change: Sentence | None = None
+    policy: Policy | None = None
+
+    @property
+    def shown(self) -> str:
+        """The word, and why it changes no exit code."""
+        return self.word if self.policy is None else f"{self.word} {self.policy}"
 
 
 class Explanation(msgspec.Struct, frozen=True, kw_only=True):

@@ -213,6 +213,7 @@ def _text(key: str, path: str, title: str = "", write: Callable[..., str] = str)
 COLUMNS: Final[tuple[Column[Row], ...]] = (
     _text("cell", "name"),
     _text("verdict", "verdict.word"),
+    _text("policy", "verdict.policy"),
     Column("change_ratio", "change", _at("verdict.ratio"), format_change),
     _text("interval", "verdict.interval", "between", _write_interval),
     Column("step_time_s", "step", _at("step_time_s"), format_seconds),

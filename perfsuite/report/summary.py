@@ -38,17 +38,19 @@ def summarize(rows: Sequence[Row], *, num_failed: int = 0, gaps: Sequence[str] =
     `num_failed` tests failed by themselves, cells or not, and `gaps` has a line for each missing
     part: with either, the cells alone prove no PASS. Without a judged cell there is no verdict.
     """
-    words = Counter(row.verdict.word for row in by_severity(rows) if row.verdict is not None)
-    text = ", ".join(f"{words[word]} {word}" for word in SEVERITY if word in words)
-    if num_unjudged := len(rows) - words.total():
+    verdicts = [row.verdict for row in by_severity(rows) if row.verdict is not None]
+    shown = Counter(verdict.shown for verdict in verdicts)
+    text = ", ".join(f"{number} {word}" for word, number in shown.items())
+    if num_unjudged := len(rows) - len(verdicts):
         text += f", {num_unjudged} not judged"
-    word = _WORDS[exit_code(words)] if words else None
+    counting = (verdict.word for verdict in verdicts if verdict.policy != "quarantined")
+    word = _WORDS[exit_code(counting)] if verdicts else None
     if word is not None and num_failed:
         word = "ERROR"
     elif word == "PASS" and gaps:
         word = "NO VERDICT"
     cells = counted(len(rows), "cell")
-    judged = f"{cells}: {text}" if words else f"{cells}, none of them judged"
+    judged = f"{cells}: {text}" if verdicts else f"{cells}, none of them judged"
     failures = [f"{num_failed} of its tests failed"] if num_failed else []
     return Summary(word=word, text="; ".join([judged, *failures, *gaps]))
 
@@ -61,7 +63,7 @@ def by_severity(rows: Sequence[Row]) -> list[Row]:
 
 def verdict_sentence(cell: CellVerdict) -> str:
     """Return a verdict in one sentence, for the report of its test."""
-    text: str = cell.word
+    text = cell.shown
     if cell.ratio is not None and cell.num_pairs > 1:
         change = f"{format_change(cell.ratio)} against the base"
         text += f": {change}, between {interval_text(cell)} ({counted(cell.num_pairs, 'pair')})"

@@ -1,19 +1,22 @@
-"""How cells are judged where no marker says it."""
+"""How cells are judged where no marker says it, and which verdicts change no exit code."""
 
 from __future__ import annotations
 
+from datetime import date
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from perfsuite.gate.arms.arm import Suite
 from perfsuite.gate.arms.command import Command
 from perfsuite.gate.arms.launched import collected
-from perfsuite.gate.baselines.accepted import Accepted
-from perfsuite.gate.common_cells import choose_cells
+from perfsuite.gate.baselines.accepted import Accepted, Entry, Loosening, Quarantine
+from perfsuite.gate.common_cells import Leniency, choose_cells
 from perfsuite.gate.judge.trial import Budget
 from perfsuite.gate.request import GateRequest
 from perfsuite.plugin import fixtures
+from perfsuite.records.verdict import CellVerdict
 
 BUDGET = Budget(max_pairs=4, max_s=1.0)
 
@@ -40,3 +43,100 @@ def test_cells_of_our_fixtures_have_a_floor(
 
 def test_an_arm_knows_every_fixture_that_measures() -> None:
     assert set(collected._FIXTURES) == set(fixtures._MEASURING)
+
+
+LOOSER = (
+    "head's perf_policy of advisory is looser than enforce, where --perf-policy=advisory would "
+    "hold for both sides (every cell); the stricter holds; if that is meant, say so with "
+    "'perfsuite baseline accept'"
+)
+ABOUT: dict[str, Any] = {"reason": "at first", "expires": date.max}
+ADVICE = Loosening(cell="*", policy="advisory", **ABOUT)
+
+
+@pytest.mark.parametrize(
+    ("is_advisory", "fixed", "settings", "entries", "holds", "loosened"),
+    [
+        (True, {"policy"}, {}, (), True, None),
+        (True, set(), {"perf_policy": "advisory"}, (), True, None),
+        (True, set(), {"perf_policy": "enforce"}, (), False, LOOSER),
+        (True, set(), {"perf_policy": "advisory?"}, (), False, LOOSER),
+        (True, set(), {}, (Loosening(cell="*", limit="8%", **ABOUT),), False, LOOSER),
+        (True, set(), {}, (ADVICE,), True, None),
+        (False, set(), {"perf_policy": "advisory"}, (ADVICE,), False, None),
+    ],
+)
+def test_an_advisory_policy_holds_on_the_command_lines_the_bases_or_a_reviewers_word(
+    tmp_path: Path,
+    is_advisory: bool,
+    fixed: set[str],
+    settings: dict[str, str],
+    entries: tuple[Entry, ...],
+    holds: bool,
+    loosened: str | None,
+) -> None:
+    request = GateRequest(
+        command=Command(folder=tmp_path),
+        budget=BUDGET,
+        seed=1,
+        is_advisory=is_advisory,
+        fixed=frozenset(fixed),
+    )
+    suite = Suite(
+        cells={"a": {}},
+        root=tmp_path,
+        inifile=None,
+        pythonpath=(),
+        python_files=(),
+        settings=settings,
+    )
+
+    chosen = choose_cells(request, suite, suite, Accepted(entries=entries))
+
+    assert (chosen.is_advisory, chosen.loosened) == (holds, loosened)
+    assert chosen.used["a"] == [one for one in entries if one is ADVICE and is_advisory]
+    assert Leniency.of(request).is_advisory == bool(fixed)
+
+
+def verdict(word: Any, **changes: Any) -> CellVerdict:
+    return CellVerdict(**({"name": "a", "word": word, "by": "pairs"} | changes))
+
+
+MEASURED = ((1.0, 1.1),)
+QUARANTINED = Accepted(entries=(Quarantine(cell="a", **ABOUT),))
+
+
+@pytest.mark.parametrize(
+    ("given", "quarantined", "advisory"),
+    [
+        *((verdict(word), True, True) for word in ("PASS", "FAIL", "IMPROVED", "INCONCLUSIVE")),
+        *((verdict(word), True, True) for word in ("NEW", "SKIPPED")),
+        # A cell that no pair measured, as where its launch was killed.
+        *((verdict(word), False, True) for word in ("INVALID", "NO-BASELINE", "VANISHED")),
+        *((verdict(word, raw=MEASURED), True, True) for word in ("INVALID", "NO-BASELINE")),
+        (verdict("ERROR"), False, False),
+        (verdict("ERROR", raw=MEASURED), False, False),
+    ],
+    ids=lambda one: one.word + " measured" * bool(one.raw) if isinstance(one, CellVerdict) else "",
+)
+def test_a_quarantine_is_for_what_was_measured_and_no_policy_for_a_failed_test(
+    given: CellVerdict, quarantined: bool, advisory: bool
+) -> None:
+    marked = Leniency(QUARANTINED).mark(given)
+    advised = Leniency(is_advisory=True).mark(given)
+    both = Leniency(QUARANTINED, is_advisory=True).mark(given)
+
+    assert marked.policy == ("quarantined" if quarantined else None)
+    assert advised.policy == ("advisory" if advisory else None)
+    assert both.policy == (marked.policy or advised.policy)
+    in_words = (f"a is quarantined until {date.max}: at first",)
+    assert marked.accepted == (in_words if quarantined else ())
+    assert Leniency(QUARANTINED).mark(marked) == marked
+    other = verdict(given.word, name="b")
+    assert Leniency(QUARANTINED).mark(other) == other
+
+
+@pytest.mark.parametrize("code", [*range(14), 130])
+def test_advice_ends_in_0_in_place_of_10_to_13(code: int) -> None:
+    assert Leniency().ends(code) == code
+    assert Leniency(is_advisory=True).ends(code) == (0 if 10 <= code <= 13 else code)

@@ -23,6 +23,7 @@ def shard(
     number: int,
     *cells: str,
     word: str = "PASS",
+    policy: str | None = None,
     minutes: float = 0.0,
     commit: str = HERE,
     fingerprint: str = "0123456789ab",
@@ -30,9 +31,9 @@ def shard(
     stamped: dict[str, Any] | None = None,
     **changes: Any,
 ) -> Path:
-    """Write the run of one of three shards, whose cells all have one verdict."""
+    """Write the run of one of three shards, whose cells all have one verdict and policy."""
     part = {"number": number, "num_shards": 3, "num_cells": 6, "partition": "cccccccccccc"}
-    made = record(given=verdict(word), fingerprint=fingerprint)
+    made = record(given=verdict(word, policy=policy), fingerprint=fingerprint)
     return write_run(
         path / f"{number}-{minutes:g}.json",
         *(benchmark(cell, info=made) for cell in cells),
@@ -70,6 +71,28 @@ def test_all_shards_of_a_session_are_one_run_with_one_verdict(tmp_path: Path) ->
         f"{paths[0]}, {paths[1]}, {paths[2]}, 2026-11-21 08:00 UTC, commit 5db0efb, a CPU, Linux",
     )
     assert made.remarks == (FAMILY,)
+
+
+@pytest.mark.parametrize(("policy", "word"), [("quarantined", "PASS"), ("advisory", "FAIL")])
+def test_a_regression_that_changes_no_exit_code_is_shown_as_such(
+    tmp_path: Path, policy: str, word: str
+) -> None:
+    first, second, _ = three(tmp_path)
+    paths = first, second, shard(tmp_path, 3, "e", "f", word="FAIL", policy=policy)
+
+    made = report(*paths)
+
+    assert (made.summary.word, made.summary.text) == (word, f"6 cells: 2 FAIL {policy}, 4 PASS")
+    assert merged(*paths).unjudged == ()
+
+
+def test_shards_whose_cells_are_all_quarantined_compare_nothing(tmp_path: Path) -> None:
+    made = report(*three(tmp_path, policy="quarantined"))
+
+    assert (made.summary.word, made.summary.text) == (
+        "NOTHING COMPARED",
+        "6 cells: 6 PASS quarantined",
+    )
 
 
 def test_a_regression_in_one_shard_is_one_of_the_session(tmp_path: Path) -> None:

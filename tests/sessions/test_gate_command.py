@@ -179,6 +179,25 @@ def test_a_command_that_is_not_touched_is_judged_by_its_logs_and_what_it_leaves_
     failed.expect(10, "head's tree: new since, and left there: times.jsonl", "ours FAIL +200.0 %*")
 
 
+def test_a_command_is_quarantined_by_its_name_and_its_gate_may_advise(
+    repository: Repository, path: str
+) -> None:
+    repository.write(logged_model="MILLISECONDS = 1.0", logs=LOGS)
+    repository.accept("ours", kind="quarantined")
+    repository.commit()
+    repository.write(logged_model="MILLISECONDS = 3.0")
+    repository.commit()
+
+    gated = gate_command(
+        repository,
+        path,
+        *("--steps=20", "--warmup=3", "--metrics=jsonl:times.jsonl:ms*0.001", "--name=ours"),
+        *("--policy=advisory", "--", "python", "logs.py", "times.jsonl"),
+    )
+
+    gated.expect(0, "ours FAIL quarantined +200.0 %*", "advisory: would have ended in 13")
+
+
 def test_a_command_that_fails_is_the_base_without_a_baseline_or_a_failed_test_of_head(
     repository: Repository, path: str
 ) -> None:

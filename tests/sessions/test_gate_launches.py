@@ -246,7 +246,9 @@ def test_a_change_that_switches_off_what_judges_it_or_names_its_base_is_refused(
     shop: Repository, line: str, name: str
 ) -> None:
     (shop.path / "pytest.ini").write_text(f"[pytest]\npythonpath = .\n{line}\n")
-    shop.write(shop=SLOW_SHOP)
+    # As if the user had typed it.
+    typed = f"import os\n\nos.environ['PYTEST_ADDOPTS'] += ' --{name.replace('_', '-')}=x'\n"
+    shop.write(shop=SLOW_SHOP, benchmarks__conftest=typed)
     shop.commit()
 
     gated = shop.gate("--perf-limit=6%")

@@ -18,6 +18,7 @@ OPTIONS: Final[dict[str, tuple[tuple[str, ...], str]]] = {
     "matrix": (("big", "", "Smoke", "\x1b[2J"), "one of smoke, default, full"),
     "numerics": (("yes", "ON", ""), "on or off"),
     "numerics-change": (("refuse", "FAIL", ""), "tell or fail"),
+    "policy": (("advise", "ENFORCE", ""), "enforce or advisory"),
     "gate": (("maybe", "true", ""), "on or off"),
     "tolerance": (("fast", "-2%", "2%%", "nan", "inf", "1e-2", "", LONG), "a ratio such as 2%"),
     "limit": (("wide", "-5%", "0x5", "5 %%", "", LONG), "a ratio such as 5%"),

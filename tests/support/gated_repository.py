@@ -174,12 +174,14 @@ class Repository:
         output, _ = process.communicate(timeout=_PATIENCE_S)
         return Gated(process.returncode, output)
 
-    def accept(self, cell: str, *, expires: str = "9999-12-31", **fields: str | float) -> None:
-        """Write a reviewed exception."""
+    def accept(
+        self, cell: str, *, expires: str = "9999-12-31", adds: bool = False, **fields: str | float
+    ) -> None:
+        """Write a reviewed exception: the only one, or beside those that are there."""
         lines = {"cell": cell, **fields, "reason": "reviewed"}
         path = self.path / "baselines" / "accepted.toml"
         path.parent.mkdir(exist_ok=True)
-        path.write_text(
+        path.open("a" if adds else "w").write(
             "[[accepted]]\n"
             + "".join(f"{name} = {json.dumps(value)}\n" for name, value in lines.items())
             + f"expires = {expires}\n"

@@ -54,6 +54,7 @@ def list_runs(storage: options.Storage = options.STORAGE, json_file: JsonFile = 
     expires="The last day on which it holds.",
     slowdown="It may take RATIO times its base's time: 1.08.",
     is_removed="It is gone on purpose.",
+    is_quarantined="It is measured and changes no exit code, from the next change on.",
     renamed_to="It is called CELL now.",
     increase="A count or memory may grow, to RATIO times its base's.",
     looser="It may be judged by a looser limit, tolerance, floor, policy or gate: limit=8%.",
@@ -64,6 +65,7 @@ def accept(
     expires: Annotated[datetime, typer.Option(formats=["%Y-%m-%d"], metavar="YYYY-MM-DD")],
     slowdown: Annotated[float | None, typer.Option(metavar="RATIO")] = None,
     is_removed: Annotated[bool, typer.Option("--removed")] = False,
+    is_quarantined: Annotated[bool, typer.Option("--quarantined")] = False,
     renamed_to: Annotated[str | None, typer.Option(metavar="CELL")] = None,
     increase: Annotated[str | None, typer.Option(metavar="COUNT[=RATIO]")] = None,
     looser: Annotated[list[str] | None, typer.Option(metavar="NAME=VALUE")] = None,
@@ -72,7 +74,8 @@ def accept(
 ) -> None:
     """Write down that a cell, or '*', may be slower, larger, gone, renamed or judged more loosely.
 
-    Commit the line with the change that needs it, and have both reviewed; the merge uses it up.
+    Commit the line with the change that needs it, and have both reviewed; the merge uses it up, but
+    for a quarantine, which begins then.
     """
     day = expires.date()
     if day < date.today():
@@ -80,13 +83,14 @@ def accept(
     kinds: dict[str, dict[str, Any] | None] = {
         "slowdown": None if slowdown is None else {"ratio": slowdown},
         "removed": {} if is_removed else None,
+        "quarantined": {} if is_quarantined else None,
         "renamed": None if renamed_to is None else {"to": renamed_to},
         "count": None if increase is None else _parse_increase(increase),
         "limit": _parse_looser(looser) if looser else None,
     }
     given = [{**values, "kind": kind} for kind, values in kinds.items() if values is not None]
     if len(given) != 1:
-        names = "--slowdown, --removed, --renamed-to, --increase and --looser"
+        names = "--slowdown, --removed, --quarantined, --renamed-to, --increase and --looser"
         raise SettingError(f"{len(given)} of {names} are given; use one of them")
     about = {"cell": cell, "reason": reason, "expires": day}
     try:

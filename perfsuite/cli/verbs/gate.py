@@ -12,7 +12,7 @@ import typer.core
 
 from perfsuite.cli import options
 from perfsuite.cli.output import JsonFile, pick, say, write_json
-from perfsuite.errors import ExitCode, SettingError
+from perfsuite.errors import SettingError
 from perfsuite.gate.arms.build import find_interpreter
 from perfsuite.gate.arms.command import Command
 from perfsuite.gate.git.find_base import target_branch
@@ -22,7 +22,6 @@ from perfsuite.gate.judge.trial import LAUNCH_TIMEOUT_S, Budget
 from perfsuite.gate.request import GateRequest
 from perfsuite.gate.run_gate import GateResult, run_gate
 from perfsuite.records.run_file import StoredRun, Unusable, read_run
-from perfsuite.records.verdict import exit_code
 from perfsuite.report.formats.markdown import to_markdown
 from perfsuite.report.model import report_on_verdicts
 from perfsuite.report.summary import explanation_text
@@ -64,6 +63,7 @@ class CommandAfterDashes(typer.core.TyperCommand):
     timeout="A launch that prints and does nothing for so long is stuck.",
     identical="Let cells that no change touches pass, or judge them too.",
     numerics_change="Tell, or fail, a cell whose first losses changed.",
+    policy="advisory: exit codes 10 to 13 become 0.",
     markdown="Write a summary for a pull request.",
     steps="Steps to time; 40 unless given.",
     warmup="Steps before them; 10 unless given.",
@@ -89,6 +89,7 @@ def gate(
     timeout: Annotated[float, typer.Option(min=1, metavar="SECONDS")] = LAUNCH_TIMEOUT_S,
     identical: Literal["pass", "judge"] = "pass",
     numerics_change: Literal["tell", "fail"] = "tell",
+    policy: Literal["enforce", "advisory"] = "enforce",
     steps: NumberOfCommand = None,
     warmup: NumberOfCommand = None,
     name: TextOfCommand = None,
@@ -120,7 +121,9 @@ def gate(
     write_json(json_file, **_document(result))
     if markdown is not None:
         write_atomically(markdown, _to_markdown(result, request).encode())
-    raise typer.Exit(_end_code(result))
+    if (ended := result.leniency.ends(result.code)) != result.code:
+        typer.echo(f"advisory: would have ended in {result.code:d}")
+    raise typer.Exit(ended)
 
 
 def _request(given: Mapping[str, Any], words: list[str] | None) -> GateRequest:
@@ -146,6 +149,7 @@ def _request(given: Mapping[str, Any], words: list[str] | None) -> GateRequest:
         tolerance=tolerance,
         limit=limit,
         refuses_numerics_change=given["numerics_change"] == "fail",
+        is_advisory=given["policy"] == "advisory",
         budget=Budget(
             max_pairs=given["max_pairs"],
             max_s=60 * given["max_minutes"],
@@ -185,20 +189,11 @@ def _interpreter(python: str | None) -> str | None:
 
 
 def _to_markdown(result: GateResult, request: GateRequest) -> str:
+    bounds = {"tolerance": request.tolerance, "limit": request.limit}
     report = report_on_verdicts(
-        result.cells,
-        refusal=result.refusal,
-        differs=result.differs,
-        tolerance=request.tolerance,
-        limit=request.limit,
+        result.cells, refusal=result.refusal, differs=result.differs, **bounds
     )
     return to_markdown(report)
-
-
-def _end_code(result: GateResult) -> ExitCode:
-    if result.refusal is not None:
-        return ExitCode.REFUSED
-    return exit_code(cell.word for cell in result.cells)
 
 
 def _document(result: GateResult) -> dict[str, Any]:
@@ -208,7 +203,7 @@ def _document(result: GateResult) -> dict[str, Any]:
         **pick(result, "cells seed arms refusal", arms="differs"),
         "pairs": 0 if judged is None else judged.num_pairs,
         "wall_s": None if judged is None else judged.wall_s,
-        "exit_code": _end_code(result),
+        "exit_code": result.leniency.ends(result.code),
     }
 
 

@@ -87,7 +87,7 @@ class Suite:
         shared: What git ignores and both arms may use, as head's configuration says.
         paths: What pytest collects from, from the root; `named` are those that the user named.
         variables: Those of the environment that its code has set, None where it has removed one.
-        settings: What its configuration says of limit, tolerance and numerics change, unparsed.
+        settings: What its configuration says of how cells are judged, unparsed.
     """
 
     cells: Mapping[str, Mapping[str, Any]]

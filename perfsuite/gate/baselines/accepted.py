@@ -1,18 +1,20 @@
 """Reviewed exceptions: the entries of `baselines/accepted.toml`.
 
-A gate heeds those that the change itself brings; the merge of the change spends them.
+A gate heeds those that the change itself brings; the merge of the change spends them. A quarantine
+it heeds from then on.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 import itertools
 import math
 import re
 import tomllib
 from collections import Counter
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal, TypeVar
@@ -32,9 +34,10 @@ if TYPE_CHECKING:
 _MAX_FILE_BYTES = 2**20
 
 _ALLOWED = (
-    'use [[accepted]] with cell, kind = "slowdown" (and ratio), "removed", "renamed" (and to), '
-    '"count" (and, to accept less than any increase, count and ratio) or "limit" (and the looser '
-    "limit, tolerance, floor, policy or gate), reason, and expires = YYYY-MM-DD"
+    'use [[accepted]] with cell, kind = "slowdown" (and ratio), "removed", "quarantined", '
+    '"renamed" (and to), "count" (and, to accept less than any increase, count and ratio) or '
+    '"limit" (and the looser limit, tolerance, floor, policy or gate), reason, and expires = '
+    "YYYY-MM-DD"
 )
 # In place of a cell's name: every cell.
 EVERY_CELL: Final = "*"
@@ -67,6 +70,10 @@ class Slowdown(_Entry, frozen=True, kw_only=True, tag="slowdown"):
 
 class Removal(_Entry, frozen=True, kw_only=True, tag="removed"):
     """The cell is gone on purpose."""
+
+
+class Quarantine(_Entry, frozen=True, kw_only=True, tag="quarantined"):
+    """The cell is measured, and changes no exit code."""
 
 
 class Rename(_Entry, frozen=True, kw_only=True, tag="renamed"):
@@ -117,6 +124,8 @@ class Loosening(_Entry, frozen=True, kw_only=True, tag="limit"):
         super().__post_init__()
         if not self.values:
             raise ValueError("nothing is loosened; name limit, tolerance, floor, policy or gate")
+        if self.policy and self.cell != EVERY_CELL:
+            raise ValueError(f"cell is {self.cell!r}; a policy is the session's, so use '*'")
         for name in _PARSERS:
             self.most(name)
 
@@ -135,7 +144,7 @@ class Loosening(_Entry, frozen=True, kw_only=True, tag="limit"):
             raise ValueError(f"{name}: {error}") from error
 
 
-Entry = Slowdown | Removal | Rename | Increase | Loosening
+Entry = Slowdown | Removal | Quarantine | Rename | Increase | Loosening
 _Kind = TypeVar("_Kind", bound=_Entry)
 
 
@@ -146,11 +155,15 @@ def _require_ratio(ratio: float) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Accepted:
-    """The exceptions that hold today, those that have expired, and those that the base has too."""
+    """The exceptions that hold today, those that have expired, and those that the base has too.
+
+    `vain` says of cells that a quarantine names why it does not hold, unless another does.
+    """
 
     entries: tuple[Entry, ...] = ()
     expired: tuple[Entry, ...] = ()
     spent: tuple[Entry, ...] = ()
+    vain: Mapping[str, str] = field(default_factory=dict)
 
     def removal(self, cell: str) -> Removal | None:
         """Return what says that the base's cell is gone on purpose."""
@@ -178,6 +191,14 @@ class Accepted:
         """Return what lets the cell be judged by looser limits than the base's."""
         return tuple(self._of(cell, Loosening))
 
+    def quarantine(self, cell: str) -> str | None:
+        """Return what keeps the cell's verdict from the exit code, in words."""
+        return next(map(in_words, self._of(cell, Quarantine)), None)
+
+    def why_counted(self, cell: str) -> str | None:
+        """Return why a cell that a quarantine names counts all the same; None where none does."""
+        return None if self.quarantine(cell) else self.vain.get(cell, self.vain.get(EVERY_CELL))
+
     def _of(self, cell: str, kind: type[_Kind]) -> Iterator[_Kind]:
         entries = (entry for entry in self.entries if isinstance(entry, kind))
         return (entry for entry in entries if entry.cell in (cell, EVERY_CELL))
@@ -194,23 +215,27 @@ def read_accepted(path: Path, today: datetime.date) -> Accepted:
 def read_brought(path: Path, base: bytes, today: datetime.date) -> Accepted:
     """Return the exceptions of head's file that `base`, the base's own file, does not list.
 
-    Where the base's file cannot be read, head's mends it; none counts. Raises as `read_accepted`.
+    Of quarantines, those that it does list. Where the base's file cannot be read, head's mends it;
+    none counts. Raises as `read_accepted`.
     """
     entries = _parse(path, _read(path))
+    ours: Counter[Entry] = Counter(one for one in entries if not isinstance(one, Quarantine))
     try:
         listed = Counter(_parse(path, base))
     except SettingError:
-        listed = Counter(entries)
-    return _accept(Counter(entries) - listed, today, Counter(entries) & listed)
+        listed = ours
+    quarantines = [one for one in listed if isinstance(one, Quarantine)]
+    new = "its quarantine counts once the base lists it"
+    vain = {one.cell: new for one in entries if isinstance(one, Quarantine)}
+    vain |= {one.cell: f"its quarantine expired on {one.expires}" for one in quarantines}
+    accepted = _accept((*quarantines, *(ours - listed)), today)
+    return dataclasses.replace(accepted, spent=tuple(ours & listed), vain=vain)
 
 
-def _accept(
-    entries: Iterable[Entry], today: datetime.date, spent: Iterable[Entry] = ()
-) -> Accepted:
+def _accept(entries: Iterable[Entry], today: datetime.date) -> Accepted:
     return Accepted(
         entries=tuple(entry for entry in entries if entry.expires >= today),
         expired=tuple(entry for entry in entries if entry.expires < today),
-        spent=tuple(spent),
     )
 
 
@@ -221,6 +246,8 @@ def in_words(entry: Entry) -> str:
             what = f"may take up to {format_ratio(entry.ratio - 1)} more time"
         case Removal():
             what = "may be gone"
+        case Quarantine():
+            what = "is quarantined"
         case Rename():
             what = f"may be called {entry.to}"
         case Increase():

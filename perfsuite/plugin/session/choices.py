@@ -217,7 +217,7 @@ def _gate_request(
             f"--perf-limit is {value['limit']:.3g}, below the tolerance of "
             f"{value['tolerance']:.3g} (--perf-tolerance); use a larger limit"
         )
-    typed = _typed(config, environ)
+    typed = _typed(config, given_environ)
     typed_words = map(str, config.invocation_params.args)
     command = Command.of_this_process(config.invocation_params.dir, typed_words, given_environ)
     typed_bases = typed & {"--perf-base", "--perf-base-dir"}
@@ -230,6 +230,7 @@ def _gate_request(
         tolerance=value["tolerance"],
         limit=value["limit"],
         refuses_numerics_change=value["numerics-change"] == "fail",
+        is_advisory=value["policy"] == "advisory",
         fixed=frozenset(name for name in GateRequest.fixed if f"--perf-{name}" in typed),
         base=value["base"] or None,
         target=target_branch(environ),

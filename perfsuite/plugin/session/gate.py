@@ -13,7 +13,7 @@ import pytest
 
 from perfsuite.errors import PerfsuiteError
 from perfsuite.gate.baselines.stored_verdict import History, read_history
-from perfsuite.gate.common_cells import HIDDEN
+from perfsuite.gate.common_cells import HIDDEN, Leniency
 from perfsuite.gate.git.changes import digest_tree
 from perfsuite.gate.git.repository import Base
 from perfsuite.gate.judge.counts import parse_slacks
@@ -153,8 +153,7 @@ class SessionGate:
         if verdict is None:
             self._open[item.nodeid] = _extra_info(item)
             return None
-        self._record(verdict, _extra_info(item), fails_test=verdict.word == "FAIL")
-        return verdict
+        return self._record(verdict, _extra_info(item))
 
     def may_leave_open(self, item: pytest.Item) -> bool:
         """Whether stored runs may say too little of a cell, so that its pairs come at the end."""
@@ -182,7 +181,7 @@ class SessionGate:
             found, refusal = {}, f"the pairs could not be run: {error}"
         verdicts = {name: found.get(name) or _unknown(name, refusal) for name in self._open}
         for name, extra_info in self._open.items():
-            self._record(verdicts[name], extra_info, fails_test=verdicts[name].word == "FAIL")
+            verdicts[name] = self._record(verdicts[name], extra_info)
         self._open.clear()
         return verdicts
 
@@ -193,6 +192,15 @@ class SessionGate:
                 self._record(
                     CellVerdict(name=name, word="INVALID", by="collection", reason=_NOT_REACHED)
                 )
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_unconfigure(self, config: pytest.Config) -> None:
+        """End in 0 where the gate only advises, and say so last."""
+        session: Any = config.pluginmanager.get_plugin("session")
+        leniency = self._first.leniency if self._first else Leniency.of(self._choices)
+        if (ended := leniency.ends(session.exitstatus)) != session.exitstatus:
+            self._say(f"advisory: would have ended in {int(session.exitstatus)}")
+            session.exitstatus = ended
 
     def record_unmeasured(
         self, item: Any, report: pytest.TestReport, error: BaseException | None
@@ -211,22 +219,18 @@ class SessionGate:
             self._record(verdict, _extra_info(item))
 
     def _record(
-        self,
-        verdict: CellVerdict,
-        extra_info: dict[str, Any] | None = None,
-        *,
-        fails_test: bool = False,
-    ) -> None:
-        """Show a verdict in the table, stamp it, and keep it beside its cell's times."""
-        saver = self._saver
+        self, verdict: CellVerdict, extra_info: dict[str, Any] | None = None
+    ) -> CellVerdict:
+        """Show a verdict as it counts in the table, stamp it, keep it beside its cell's times."""
+        assert self._first is not None
+        saver, verdict = self._saver, self._first.leniency.mark(verdict)
         saver.verdicts[verdict.name] = verdict
         if self._is_accepted(verdict):
             saver.accepted.add(verdict.name)
-        if fails_test:
-            saver.failed_by_verdict.add(verdict.name)
         if extra_info is not None:
             record = extra_info.setdefault("perfsuite", {})
             record["verdict"] = msgspec.to_builtins(verdict.as_record())
+        return verdict
 
     def _is_accepted(self, verdict: CellVerdict) -> bool:
         """Whether only a reviewed exception let a slowdown through."""

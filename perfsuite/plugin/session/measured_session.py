@@ -28,7 +28,7 @@ from perfsuite.plugin.session.choices import Choices
 from perfsuite.plugin.session.gate import HeldReports, SessionGate, refuse_silent_passes
 from perfsuite.plugin.session.torchrun import TorchrunSession, finished_outcome
 from perfsuite.records.cell import CellLine, Outcome, encode_line
-from perfsuite.records.verdict import CellVerdict, exit_code
+from perfsuite.records.verdict import CellVerdict
 from perfsuite.report.rows import not_exercised_lines, slow_rank_lines
 from perfsuite.report.summary import verdict_sentence
 from perfsuite.report.terminal.annotations import annotation_lines
@@ -81,6 +81,7 @@ class MeasuredSession:
             self._writes = choices.membership.is_first
             register(self._torchrun, "perfsuite-torchrun")
         if self._gate is not None:
+            register(self._gate, "perfsuite-gate")
             register(HeldReports(self._gate, self._finish_held), "perfsuite-held-reports")
         register(phases, "perfsuite-phases")
         register(self, "perfsuite-session")
@@ -220,6 +221,7 @@ class MeasuredSession:
         for report in (report for report in reports if report.when == "call"):
             if report.passed:
                 self._tell(item, report, verdict)
+                reports[-1].user_properties = item.user_properties  # as JUnit XML has them
             self._keep_line(item, report, None)
 
     def _tell(self, item: pytest.Item, report: pytest.TestReport, verdict: CellVerdict) -> None:
@@ -227,10 +229,12 @@ class MeasuredSession:
         if (outcome := item.stash.get(OUTCOME, None)) is not None:
             record = msgspec.structs.replace(outcome.record, verdict=verdict.as_record())
             item.stash[OUTCOME] = msgspec.structs.replace(outcome, record=record)
-        report.user_properties.append(("verdict", verdict.word))
+        told = [("verdict", verdict.word), ("policy", verdict.policy)]
+        item.user_properties += [(name, word) for name, word in told if word is not None]
+        report.user_properties = [*item.user_properties]
         text = verdict_sentence(verdict)
         report.sections.append(("verdict", text))
-        if verdict.word == "FAIL":
+        if verdict.shown == "FAIL":
             self._num_verdicts_that_fail += 1
             report.outcome = "failed"
             report.longrepr = text
@@ -306,8 +310,8 @@ class MeasuredSession:
         if own not in (0, 1, 5) or (own == 1 and has_failed_tests):
             return own
         # This includes cells that vanished, were not reached, or were skipped only here.
-        cells = () if self._gate.result is None else self._gate.result.cells
-        return exit_code(cell.word for cell in cells)
+        result = self._gate.result
+        return ExitCode.NOTHING_COMPARED if result is None else result.code
 
     @pytest.hookimpl(trylast=True)
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:

@@ -60,7 +60,6 @@ class RunSaver:
         shard: Which part of a session this is; None of a whole one.
         failed: What failed by itself, tests and files that could not be collected.
         verdicts: What the gate decided of each cell, before the report of its test is logged.
-        failed_by_verdict: Cells whose own test passed.
         accepted: Cells that only a reviewed exception let through.
     """
 
@@ -73,7 +72,6 @@ class RunSaver:
         self._environ = dict(environ)
         self._num_cores = num_cores
         self.verdicts: dict[str, CellVerdict] = {}
-        self.failed_by_verdict: set[str] = set()
         self.accepted: set[str] = set()
         self._durations_s: defaultdict[str, float] = defaultdict(float)
 
@@ -112,7 +110,8 @@ class RunSaver:
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Count a test that failed by itself, in whichever phase, and how long it took."""
         self._durations_s[report.nodeid] += report.duration
-        is_verdicts = report.when == "call" and report.nodeid in self.failed_by_verdict
+        verdict = self.verdicts.get(report.nodeid)
+        is_verdicts = report.when == "call" and verdict is not None and verdict.shown == "FAIL"
         if report.failed and not hasattr(report, "wasxfail") and not is_verdicts:
             self.failed.add(report.nodeid)
 

@@ -8,7 +8,7 @@ from perfsuite.report.model import Report
 from perfsuite.report.rows import Column, Row, columns_of, filled
 
 _COLUMNS: Final = columns_of(
-    *("cell", "verdict", "change_ratio", "interval", "step_time_s"),
+    *("cell", "verdict", "policy", "change_ratio", "interval", "step_time_s"),
     *("spread_ratio", "samples_per_s", "tokens_per_s", "tflops", "mfu", "hfu", "load_ratio"),
     *("peak_bytes", "numerics"),
 )

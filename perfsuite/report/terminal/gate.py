@@ -21,7 +21,7 @@ def verdict_table(cells: Sequence[CellVerdict]) -> str:
     rows = (
         (
             printable(cell.name),
-            cell.word,
+            cell.shown,
             "" if cell.ratio is None else format_change(cell.ratio),
             interval_text(cell),
             str(cell.num_pairs or ""),

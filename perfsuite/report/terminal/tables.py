@@ -44,7 +44,7 @@ def terminal_table(lines: Sequence[CellLine]) -> str:
 def report_table(rows: Sequence[Row]) -> str:
     """Return the table of the cells of any suite, without empty columns."""
     leading = "cell" if any(row.record is None for row in rows) else "workload"
-    keys = dict.fromkeys([leading, "verdict", "change_ratio", *(c.key for c in _COLUMNS)])
+    keys = dict.fromkeys([leading, "verdict", "policy", "change_ratio", *(c.key for c in _COLUMNS)])
     columns = filled(columns_of(*keys), rows)
     return text_table(
         [(column.title, column.is_number) for column in columns],

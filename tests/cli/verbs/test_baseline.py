@@ -18,6 +18,7 @@ from perfsuite.cli import app, options
 from perfsuite.gate.baselines.accepted import (
     Increase,
     Loosening,
+    Quarantine,
     Removal,
     Rename,
     Slowdown,
@@ -228,6 +229,7 @@ def test_a_run_that_was_just_saved_is_listed_as_usable(
             "may take up to 8.0 % more time",
         ),
         (["--removed"], Removal(**ABOUT), "may be gone"),
+        (["--quarantined"], Quarantine(**ABOUT), "is quarantined"),
         (["--renamed-to", "b[c]"], Rename(to="b[c]", **ABOUT), "may be called b[c]"),
         (
             ["--increase", "flops=1.5"],
@@ -282,13 +284,13 @@ def test_accept_adds_to_what_is_there(perfsuite: Call, tmp_path: Path) -> None:
     [
         (
             [CELL, *WHY],
-            "0 of --slowdown, --removed, --renamed-to, --increase and --looser are given; use "
-            "one of them",
+            "0 of --slowdown, --removed, --quarantined, --renamed-to, --increase and --looser are "
+            "given; use one of them",
         ),
         (
             [CELL, "--slowdown", "1.08", "--removed", *WHY],
-            "2 of --slowdown, --removed, --renamed-to, --increase and --looser are given; use "
-            "one of them",
+            "2 of --slowdown, --removed, --quarantined, --renamed-to, --increase and --looser are "
+            "given; use one of them",
         ),
         (
             [CELL, "--slowdown", "0.08", *WHY],

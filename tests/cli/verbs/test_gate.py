@@ -17,6 +17,7 @@ from json_schemas import assert_valid
 
 from perfsuite.cli import app
 from perfsuite.cli.verbs import gate as gate_module
+from perfsuite.gate.common_cells import Leniency
 from perfsuite.gate.judge.trial import Budget, Judgement
 from perfsuite.gate.request import GateRequest
 from perfsuite.gate.run_gate import GateResult
@@ -69,15 +70,23 @@ UNKNOWN = CellVerdict(
     raw=((1.0, 1.0),),
 )
 NEW = CellVerdict(name="b.py::new", word="NEW", by="collection", reason="the base has no such cell")
+BROKEN = CellVerdict(name="b.py::broken", word="ERROR", by="pairs", reason="OSError: disk full")
 ARMS = {"head": "main at 1a2b3c4", "base": "HEAD~1"}
 
 
-def result(*cells: CellVerdict, refusal: str | None = None, root: Path = Path()) -> GateResult:
+def result(
+    *cells: CellVerdict,
+    refusal: str | None = None,
+    is_advisory: bool = False,
+    root: Path = Path(),
+) -> GateResult:
+    leniency = Leniency(is_advisory=is_advisory)
     judgement = Judgement(trials=(), num_pairs=3, wall_s=2.4)
     return GateResult(
-        cells=cells,
+        cells=tuple(map(leniency.mark, cells)),
         refusal=refusal,
         differs=ARMS,
+        leniency=leniency,
         judgement=judgement if cells and refusal is None else None,
         root=root,
         seed=7,
@@ -122,7 +131,7 @@ def test_without_options_the_contracts_defaults_hold(gate: Gate, tmp_path: Path)
     assert (request.budget.max_pairs, request.budget.max_s) == (40, 1800.0)
     assert (request.base, request.base_dir, request.base_python) == (None, None, None)
     assert request.base_environment == {}
-    assert not request.refuses_numerics_change
+    assert (request.refuses_numerics_change, request.is_advisory) == (False, False)
     assert 0 <= request.seed < 2**32
 
 
@@ -131,7 +140,7 @@ def test_every_option_reaches_the_session(gate: Gate, tmp_path: Path) -> None:
         *("a.py", "b::c", "-k", "lenet and not ddp", "--base", "v1", "--base-env", "A=1=2"),
         *("--base-env", "B=", "--tolerance", "1%", "--limit", "0.03", "--max-pairs", "8"),
         *("--max-minutes", "0.5", "--seed", "5", "--json", "gate.json", "--base-build", "make"),
-        *("--numerics-change", "fail", "--timeout", "900"),
+        *("--numerics-change", "fail", "--timeout", "900", "--policy", "advisory"),
     )
 
     (request,) = gate.requests
@@ -142,6 +151,7 @@ def test_every_option_reaches_the_session(gate: Gate, tmp_path: Path) -> None:
     assert request.budget == Budget(max_pairs=8, max_s=30.0, timeout_s=900.0)
     assert request.outputs == (Path("gate.json"),)
     assert request.refuses_numerics_change
+    assert Leniency.of(request).is_advisory
 
 
 def test_what_a_change_of_the_mathematics_does_is_one_of_two_words(
@@ -187,6 +197,62 @@ def test_the_exit_code_is_that_of_the_gravest_verdict(
 ) -> None:
     assert gate("--json", "gate.json", found=found) == code
     assert json.loads(Path("gate.json").read_text())["exit_code"] == code
+
+
+@pytest.mark.parametrize(
+    ("found", "code", "would_have"),
+    [
+        (result(FAILED, UNKNOWN, PASSED, is_advisory=True), 0, 10),
+        (result(UNKNOWN, PASSED, is_advisory=True), 0, 11),
+        (result(refusal="there is no base", is_advisory=True), 0, 12),
+        (result(NEW, is_advisory=True), 0, 13),
+        (result(is_advisory=True), 0, 13),
+        (result(PASSED, is_advisory=True), 0, None),
+        (result(FAILED, BROKEN, is_advisory=True), 1, None),
+    ],
+)
+def test_an_advisory_policy_turns_10_to_13_into_0_and_says_so_last(
+    gate: Gate,
+    capsys: pytest.CaptureFixture[str],
+    found: GateResult,
+    code: int,
+    would_have: int | None,
+) -> None:
+    assert gate("--json", "gate.json", found=found) == code
+
+    document = json.loads(Path("gate.json").read_text())
+    assert document["exit_code"] == code
+    policies = {"b.py::broken": None}
+    for cell in document["cells"]:
+        assert cell["policy"] == policies.get(cell["id"], "advisory")
+    last = capsys.readouterr().out.splitlines()[-1]
+    if would_have is None:
+        assert "advisory: " not in last
+    else:
+        assert last == f"advisory: would have ended in {would_have}"
+
+
+def test_a_quarantined_cell_is_shown_and_has_no_say_in_the_exit_code(
+    gate: Gate, capsys: pytest.CaptureFixture[str]
+) -> None:
+    noisy = msgspec.structs.replace(FAILED, policy="quarantined", accepted=("noisy",))
+
+    assert gate("--markdown", "gate.md", found=result(noisy, PASSED)) == 0
+    assert gate(found=result(noisy, NEW)) == 13
+    assert gate(found=result(noisy, UNKNOWN)) == 11
+    assert gate(found=result(noisy, is_advisory=True)) == 0
+
+    lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    assert "b.py::slow FAIL quarantined +20.0 % +10.0 % and +30.0 % 3" in lines
+    assert "accepted: noisy" in lines
+    assert lines[-1] == "advisory: would have ended in 13"
+    markdown = Path("gate.md").read_text().splitlines()
+    assert markdown[0] == "**PASS**: 2 cells&#58; 1 FAIL quarantined, 1 PASS"
+    assert markdown[2:5] == [
+        "| cell | verdict | policy | change | between | step |",
+        "| :-- | :-- | :-- | --: | :-- | --: |",
+        "| `b.py::slow` | FAIL | quarantined | +20.0 % | +10.0 % and +30.0 % | 1.20 s |",
+    ]
 
 
 def test_verdicts_are_printed_and_progress_goes_to_the_other_stream(
@@ -366,6 +432,7 @@ def test_the_json_has_the_keys_of_the_contract(gate: Gate) -> None:
             "limit": 0.05,
             "mean_ratio": 1.25,
             "numerics_change": None,
+            "policy": None,
             "reason": None,
             "compared_with": None,
             "explanation": {

@@ -17,6 +17,7 @@ from perfsuite.gate.baselines.accepted import (
     Entry,
     Increase,
     Loosening,
+    Quarantine,
     Removal,
     Rename,
     Slowdown,
@@ -30,9 +31,10 @@ TODAY = date(2026, 11, 21)
 LATER = date(2027, 1, 31)
 CELL = "benchmarks/test_x.py::test_y[a]"
 ALLOWED = (
-    'use [[accepted]] with cell, kind = "slowdown" (and ratio), "removed", "renamed" (and to), '
-    '"count" (and, to accept less than any increase, count and ratio) or "limit" (and the looser '
-    "limit, tolerance, floor, policy or gate), reason, and expires = YYYY-MM-DD"
+    'use [[accepted]] with cell, kind = "slowdown" (and ratio), "removed", "quarantined", '
+    '"renamed" (and to), "count" (and, to accept less than any increase, count and ratio) or '
+    '"limit" (and the looser limit, tolerance, floor, policy or gate), reason, and expires = '
+    "YYYY-MM-DD"
 )
 FILE = """\
 # Reviewed like code.
@@ -133,6 +135,52 @@ def test_where_the_bases_list_cannot_be_read_nothing_is_accepted(tmp_path: Path)
     assert read_brought(written(tmp_path, FILE), b"[[accepted]]", TODAY).entries == ()
 
 
+QUARANTINE = """
+[[accepted]]
+cell = "noisy"
+kind = "quarantined"
+reason = "too noisy"
+expires = 2027-01-31
+"""
+IN_WORDS = "noisy is quarantined until 2027-01-31: too noisy"
+
+
+def test_a_quarantine_counts_where_the_base_lists_it_whatever_head_does(tmp_path: Path) -> None:
+    path = written(tmp_path, FILE + QUARANTINE)
+    both = read_brought(path, (FILE + QUARANTINE).encode(), TODAY)
+    path.write_text("")
+    gone = read_brought(path, QUARANTINE.encode(), TODAY)
+
+    assert both.quarantine("noisy") == gone.quarantine("noisy") == IN_WORDS
+    assert (both.quarantine(CELL), both.why_counted("noisy")) == (None, None)
+    # It is none that a merge spends.
+    assert [entry.cell for entry in both.spent] == [CELL, "gone"]
+
+
+def test_a_quarantine_that_head_brings_or_that_has_expired_does_not_count(tmp_path: Path) -> None:
+    path = written(tmp_path, QUARANTINE)
+    brought = read_brought(path, b"", TODAY)
+    past = read_brought(path, QUARANTINE.encode(), LATER + timedelta(days=1))
+    everywhere = QUARANTINE.replace("noisy", "*", 1)
+    of_all = read_brought(written(tmp_path, everywhere), b"[[accepted]]", TODAY)
+
+    assert [one.quarantine("noisy") for one in (brought, past, of_all)] == [None] * 3
+    assert brought.why_counted("noisy") == "its quarantine counts once the base lists it"
+    assert past.why_counted("noisy") == "its quarantine expired on 2027-01-31"
+    assert of_all.why_counted("any") == "its quarantine counts once the base lists it"
+    assert brought.why_counted("other") is None
+
+
+def test_a_changed_quarantine_holds_as_the_base_has_it(tmp_path: Path) -> None:
+    later = QUARANTINE.replace("2027-01-31", "2999-01-31")
+    path = written(tmp_path, later)
+
+    merged = read_brought(path, QUARANTINE.encode(), TODAY)
+
+    assert (merged.quarantine("noisy"), merged.why_counted("noisy")) == (IN_WORDS, None)
+    assert read_brought(path, later.encode(), date(2030, 1, 1)).quarantine("noisy") is not None
+
+
 def block(**changes: str | None) -> str:
     fields: dict[str, str | None] = {
         "cell": '"a"',
@@ -184,6 +232,10 @@ def block(**changes: str | None) -> str:
         (
             block(kind='"limit"', ratio=None, gate='"on"'),
             "Invalid enum value 'on' - at `$.gate`",
+        ),
+        (
+            block(kind='"limit"', ratio=None, policy='"advisory"'),
+            "cell is 'a'; a policy is the session's, so use '*'",
         ),
         (
             block(kind='"count"', count='"time"'),
@@ -256,6 +308,7 @@ TEXT = st.text(st.characters(codec="utf-8"), min_size=1).filter(lambda text: boo
 ENTRIES = st.one_of(
     st.builds(Slowdown, cell=TEXT, reason=TEXT, expires=st.dates(), ratio=st.floats(1.001, 1e9)),
     st.builds(Removal, cell=TEXT, reason=TEXT, expires=st.dates()),
+    st.builds(Quarantine, cell=TEXT, reason=TEXT, expires=st.dates()),
     st.builds(
         Increase,
         cell=TEXT,

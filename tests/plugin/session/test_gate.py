@@ -5,12 +5,16 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Callable, Sequence
+from datetime import date
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
 from perfsuite.errors import WriteError
+from perfsuite.gate.baselines.accepted import Accepted, Quarantine
 from perfsuite.gate.baselines.stored_verdict import History
+from perfsuite.gate.common_cells import Leniency
 from perfsuite.gate.judge.trial import Judgement
 from perfsuite.gate.request import GateRequest
 from perfsuite.gate.run_gate import GateResult
@@ -44,7 +48,10 @@ def words(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
             if request.cells is None or name in request.cells or word in ("NEW", "VANISHED")
         ]
         return GateResult(
-            cells=tuple(cells), refusal=None, differs={}, judgement=None, seed=request.seed
+            cells=tuple(cells),
+            differs={},
+            leniency=Leniency.of(request),
+            seed=request.seed,
         )
 
     monkeypatch.setattr(gate, "run_gate", run_gate)
@@ -182,6 +189,102 @@ def test_a_cell_that_its_launches_skip_and_the_session_measures_is_invalid(
     assert table(result) == {FINE: "PASS", OTHER: "INVALID"}
     reason = "this session measured it and its launches did not: the pairs say SKIPPED"
     assert f"{OTHER}: {reason}" in result.outlines
+
+
+@pytest.mark.parametrize("is_held", [False, True])
+def test_a_verdict_that_only_advises_lets_its_test_pass_and_is_a_property_of_it(
+    pytester: pytest.Pytester,
+    words: dict[str, str],
+    monkeypatch: pytest.MonkeyPatch,
+    is_held: bool,
+) -> None:
+    words[OTHER] = "FAIL"
+    if is_held:
+        leave_open(monkeypatch)
+
+    result = gated(pytester, options=("--perf-policy=advisory", "--junitxml=junit.xml"))
+
+    assert result.ret == 0
+    assert result.outlines[-1] == "advisory: would have ended in 10"
+    result.assert_outcomes(passed=2)
+    found = ElementTree.parse(pytester.path / "junit.xml").iterfind(".//testcase")
+    assert {
+        test.attrib["name"]: [
+            (one.attrib["name"], one.attrib["value"]) for one in test.iter("property")
+        ]
+        for test in found
+    } == {
+        "test_fine": [("verdict", "PASS"), ("policy", "advisory")],
+        "test_other": [("verdict", "FAIL"), ("policy", "advisory")],
+    }
+    assert said(pytester.path) == ("FAIL", "2 cells: 1 FAIL advisory, 1 PASS advisory")
+
+
+@pytest.mark.parametrize(
+    ("word", "other", "code"),
+    [
+        ("FAIL", "benchmark(int); assert not 'right'", 1),
+        ("ERROR", "benchmark(int)", 1),
+        ("PASS", "pytest.exit('enough', 2)", 2),
+        ("INCONCLUSIVE", "benchmark(int)", 11),
+        ("VANISHED", "pytest.skip('not here')", 12),
+        ("FAIL", "pytest.exit('enough', 0)", 10),
+    ],
+)
+def test_an_advisory_policy_turns_10_to_13_into_0_and_nothing_else(
+    pytester: pytest.Pytester, words: dict[str, str], word: str, other: str, code: int
+) -> None:
+    words[OTHER] = word
+
+    enforced = gated(pytester, other)
+    advised = gated(pytester, other, options=("--perf-policy=advisory",))
+
+    assert enforced.ret == code
+    assert advised.ret == (0 if code >= 10 else code)
+    told = [line for line in advised.outlines if line.startswith("advisory: ")]
+    assert told == ([f"advisory: would have ended in {code}"] if code >= 10 else [])
+
+
+def test_a_quarantined_cell_that_stored_runs_decide_counts_as_little_as_any(
+    pytester: pytest.Pytester, words: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    quarantine = Quarantine(cell="*", reason="noisy", expires=date.max)
+    judge = gate.run_gate
+
+    def run_gate(request: GateRequest, *, say: Callable[[str], None]) -> GateResult:
+        leniency = Leniency(Accepted(entries=(quarantine,)))
+        return dataclasses.replace(judge(request, say=say), leniency=leniency)
+
+    def screen(self: History, name: str, *_: object) -> CellVerdict:
+        return CellVerdict(name=name, word="PASS", by="screen")
+
+    monkeypatch.setattr(gate, "run_gate", run_gate)
+    monkeypatch.setattr(History, "can_screen", lambda self, name: True)
+    monkeypatch.setattr(History, "screen", screen)
+
+    result = gated(pytester)
+
+    assert result.ret == 13
+    assert f"accepted: every cell is quarantined until {date.max}: noisy" in result.outlines
+    assert said(pytester.path) == ("NOTHING COMPARED", "2 cells: 2 PASS quarantined")
+
+
+def test_where_every_cell_is_deselected_an_advisory_session_ends_in_0(
+    pytester: pytest.Pytester, words: dict[str, str]
+) -> None:
+    result = gated(pytester, options=("-k", "nothing", "--perf-policy=advisory"))
+
+    assert result.ret == 0
+    assert result.outlines[-1] == "advisory: would have ended in 13"
+
+
+def test_a_machine_that_is_refused_ends_an_advisory_session_in_0_and_in_words(
+    pytester: pytest.Pytester, words: dict[str, str]
+) -> None:
+    result = gated(pytester, options=("--perf-require-gpus=99", "--perf-policy=advisory"))
+
+    assert result.ret == 0
+    assert result.outlines[-1] == "advisory: would have ended in 12"
 
 
 def test_a_cell_that_is_never_reached_is_invalid(

@@ -281,7 +281,6 @@ def test_a_verdict_is_in_the_stamp_and_its_failure_is_not_counted_as_the_tests(
             if report.when == "call" and "slow" in item.name:
                 verdict = CellVerdict(name=item.nodeid, word="FAIL", by="pairs")
                 saver.verdicts[item.nodeid] = verdict
-                saver.failed_by_verdict.add(item.nodeid)
                 report.outcome, report.longrepr = "failed", "FAIL"
             elif report.when == "call":
                 verdict = CellVerdict(name=item.nodeid, word="PASS", by="pairs")

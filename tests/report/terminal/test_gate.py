@@ -103,6 +103,10 @@ def test_a_refusal_says_why_and_shows_no_table() -> None:
         (uncompared("NEW", "the base has no such cell"), "NEW; the base has no such cell"),
         (uncompared("INVALID", None), "INVALID"),
         (
+            cell("FAIL", policy="quarantined"),
+            "FAIL quarantined: +0.4 % against the base, between -1.0 % and +1.6 % (4 pairs)",
+        ),
+        (
             cell("INCONCLUSIVE", interval=(0.97, 1.06)),
             "INCONCLUSIVE: +0.4 % against the base, between -3.0 % and +6.0 % (4 pairs); "
             "the smallest slowdown that it could have seen is +3.1 %",

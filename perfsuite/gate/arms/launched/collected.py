@@ -37,7 +37,7 @@ def policy_of(item: pytest.Item) -> dict[str, Any]:
 def settings_of(config: pytest.Config) -> dict[str, str]:
     """Return what this side's own configuration says about how cells are judged, unparsed."""
     found: dict[str, str] = {}
-    for name in ("perf_limit", "perf_tolerance", "perf_numerics_change"):
+    for name in ("perf_limit", "perf_tolerance", "perf_numerics_change", "perf_policy"):
         with contextlib.suppress(KeyError, ValueError):  # an arm without perfsuite has none
             value = getattr(config.option, name, None) or config.getini(name)
             found |= {} if value is None else {name: str(value)}
