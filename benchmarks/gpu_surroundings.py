@@ -20,14 +20,14 @@ from perfsuite.gate.judge import pair_evidence
 from perfsuite.gate.judge.counts import compare_counts
 from perfsuite.ranks.group import run_group
 from perfsuite.ranks.messages import CallFunction, FunctionReturned, GroupPolicy, GroupRequest
-from perfsuite.ranks.pickling import pack, unpack
+from perfsuite.ranks.pickling import pack, packed_by_value, unpack
 from perfsuite.records.cell import Counts, Memory
 from perfsuite.records.stages import Stage
 from perfsuite.system import fitness, gpus
 from perfsuite.worker.measure.counters import count_kernel_launches
 from perfsuite.worker.measure.iterations import run_iterations
 from perfsuite.worker.measure.memory import measure_peak
-from perfsuite.worker.training.mixed_precision import precision_policy, set_tf32
+from perfsuite.worker.training.mixed_precision import PRECISION_POLICIES, set_tf32
 
 MIB = 2**20
 
@@ -36,7 +36,8 @@ def call_in_ranks(
     num_ranks: int, function: Callable[..., Any], *, device: str = "cpu"
 ) -> list[Any]:
     """Return what the function returned on each of so many fresh ranks."""
-    call = pack((function, ()), by_value=[sys.modules[__name__]])
+    with packed_by_value([sys.modules[__name__]]):
+        call = pack((function, ()))
     policy = GroupPolicy(device=device, num_gpus=num_ranks if device == "cuda" else 0)
     request = GroupRequest(job=CallFunction(call=call), world_size=num_ranks, policy=policy)
     replies = run_group(request)
@@ -299,7 +300,7 @@ def precision(figures: Any) -> None:
     cuda = torch.device("cuda", 0)
     for name, expected in (("fp32", "ieee"), ("tf32", "tf32")):
         torch.backends.fp32_precision = "tf32"  # as a model file may
-        set_tf32(precision_policy(name), cuda)
+        set_tf32(PRECISION_POLICIES[name], cuda)
         found = [
             part.fp32_precision for part in (cudnn.conv, cudnn.rnn, torch.backends.cuda.matmul)
         ]

@@ -16,7 +16,7 @@ from perfsuite import Recipe, Workload
 from perfsuite.experiments.profile import combine_profiles
 from perfsuite.ranks.group import run_group
 from perfsuite.ranks.messages import GroupPolicy, GroupRequest, RunProfile
-from perfsuite.ranks.pickling import pack
+from perfsuite.ranks.pickling import pack, packed_by_value
 from perfsuite.records.profile import Profile
 
 PLANTED_S = 1.0
@@ -104,7 +104,8 @@ def planted(slow: str) -> Workload:
 def profile(slow: str, parallel: str) -> Profile:
     """Profile one epoch; the session holds the machine already, where it times cells."""
     recipe = Recipe(parallel=parallel)
-    workload = pack(planted(slow), by_value=[sys.modules[__name__]])
+    with packed_by_value([sys.modules[__name__]]):
+        workload = pack(planted(slow))
     job = RunProfile(workload=workload, recipe=recipe, num_epochs=1)
     plan = recipe.plan
     ranks: Any = run_group(

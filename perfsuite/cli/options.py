@@ -23,7 +23,7 @@ from perfsuite.experiments.user_code import plan_command, plan_launch
 from perfsuite.gate.arms.command import Command
 from perfsuite.gate.git.repository import find_top, tracked_files
 from perfsuite.gate.judge.trial import draw_seed
-from perfsuite.ranks.messages import GroupPolicy, MeasurePlan
+from perfsuite.ranks.messages import GroupPolicy
 from perfsuite.records.parallel import PARALLEL_FORMS
 from perfsuite.records.recipe import COMM_HOOKS, PRECISIONS, Recipe
 from perfsuite.stats.sequential import LEAST_MAX_PAIRS
@@ -177,7 +177,7 @@ def command_call(words: Sequence[str], given: Mapping[str, Any]) -> Command:
     cell = {"steps": 40, "warmup": 10, **given, "command": [*words], "name": launch.name}
     counts = {f"num_{name}": cell[name] for name in ("steps", "warmup")}
     others = {name: cell[name] for name in cell.keys() & {"samples_per_step", "tokens_per_step"}}
-    plan_command(launch, MeasurePlan(), metrics=cell.get("metrics"), **counts, **others)
+    plan_command(launch, metrics=cell.get("metrics"), **counts, **others)
     # Nothing of the user's configuration of pytest concerns it.
     environment = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
     environment |= {"PYTEST_ADDOPTS": "", "PYTEST_PLUGINS": ""}

@@ -11,7 +11,6 @@ and once with a against b, on the same pairs where they suffice, on further ones
 import dataclasses
 import json
 import statistics
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -20,7 +19,7 @@ import msgspec
 
 from perfsuite.errors import NotExercisedError, WorkloadError
 from perfsuite.experiments import compared_cell
-from perfsuite.experiments.interleave import Cell
+from perfsuite.experiments.interleave import Bench, Cell
 from perfsuite.experiments.rank_session import Session
 from perfsuite.gate.arms.arm import Arm
 from perfsuite.gate.judge.judge import judge
@@ -56,7 +55,6 @@ class ComparisonRequest:
     tolerance: float = 0.02
     limit: float = 0.05
     budget: Budget
-    seed: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,14 +99,12 @@ def check_numerics(session: Session, cell: Cell) -> EquivalenceReport:
     return report
 
 
-def compare(
-    session: Session, request: ComparisonRequest, *, say: Callable[[str], None]
-) -> Comparison:
+def compare(bench: Bench, request: ComparisonRequest) -> Comparison:
     """Return whether b is faster than a, on a machine held from here on; raises a WorkloadError."""
     cells = request.a, request.b
-    num_samples = _count_samples(session, request.a), _count_samples(session, request.b)
-    session.hold_machine()
-    trial, forward, wall_s = _judge(session, request, cells, num_samples, say)
+    num_samples = _count_samples(bench, request.a), _count_samples(bench, request.b)
+    bench.session.hold_machine()
+    trial, forward, wall_s = _judge(bench, request, cells, num_samples)
     raw, backward = list(trial.raw), None
     if forward.word == "PASS":
         pairs, bounds = request.budget.max_pairs, (request.tolerance, request.limit)
@@ -119,9 +115,9 @@ def compare(
         ]
         backward = decide(reverse, rule)
         if backward.word is None:
-            say("b is not slower; is it faster?")
+            bench.say("b is not slower; is it faster?")
             others = cells[::-1], num_samples[::-1]
-            further, backward, further_s = _judge(session, request, *others, say)
+            further, backward, further_s = _judge(bench, request, *others)
             raw += [(a_s, b_s) for b_s, a_s in further.raw]
             wall_s += further_s
     word, interval = weigh(forward, backward)
@@ -150,20 +146,19 @@ def weigh(forward: Decision, backward: Decision | None) -> tuple[Word, tuple[flo
     return word, (1 / back_high, forward.interval[1])
 
 
-def _count_samples(session: Session, cell: Cell) -> int:
+def _count_samples(bench: Bench, cell: Cell) -> int:
     """Return the samples of an iteration, from an untimed one, which also finds mistakes."""
-    outcome = session.measure_cell(cell.workload, cell.recipe, is_timed=False)
+    outcome = bench.count(cell.workload, cell.recipe)
     samples = samples_of_step(outcome.record.samples_per_s, statistics.median(outcome.step_times_s))
     assert samples is not None
     return samples
 
 
 def _judge(
-    session: Session,
+    bench: Bench,
     request: ComparisonRequest,
     cells: tuple[Cell, Cell],
     num_samples: tuple[int, int],
-    say: Callable[[str], None],
 ) -> tuple[Trial, Decision, float]:
     """Return the trial of the second cell against the first, its decision, and its duration."""
     base, head = cells
@@ -174,13 +169,13 @@ def _judge(
         num_samples=num_samples,
     )
     judgement = judge(
-        _arm("base", base, session.hardware.device),
-        _arm("head", head, session.hardware.device),
+        _arm("base", base, bench.session.hardware.device),
+        _arm("head", head, bench.session.hardware.device),
         {f"{_FILE.name}::test_training": policy},
         budget=request.budget,
-        seed=request.seed,
+        seed=bench.seed,
         priors={},
-        say=say,
+        say=bench.say,
     )
     (trial,) = judgement.trials
     if trial.word in _UNMEASURED or trial.decision is None:

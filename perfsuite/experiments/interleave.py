@@ -4,11 +4,12 @@ One launch of each cell is a repetition; repetitions are the replicates, and the
 is drawn anew. For many cells that need no verdict of the gate.
 """
 
+import pkgutil
 import random
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from perfsuite.experiments.rank_session import Session
 from perfsuite.ranks.messages import ActivityName
@@ -33,11 +34,6 @@ class Cell:
     activity: ActivityName = "train"
 
 
-def times_of(outcomes: Sequence[Outcome]) -> tuple[float, ...]:
-    """Return seconds of an iteration in each repetition of a cell."""
-    return tuple(statistics.median(outcome.step_times_s) for outcome in outcomes)
-
-
 def paired_ratio(times_s: Sequence[float], others_s: Sequence[float]) -> Interval:
     """Return where the ratio of two cells' times within a repetition lies."""
     return geometric_interval(
@@ -45,29 +41,56 @@ def paired_ratio(times_s: Sequence[float], others_s: Sequence[float]) -> Interva
     )
 
 
-def measure_interleaved(
-    session: Session,
-    cells: Mapping[Key, Cell],
-    *,
-    num_repetitions: int,
-    seed: int,
-    say: Callable[[str], None],
-) -> dict[Key, list[Outcome]]:
-    """Return the outcomes of every cell, one a repetition, in an order drawn with the seed.
+@dataclass(frozen=True, kw_only=True)
+class Bench:
+    """What experiments measure with; the order of cells is drawn with the seed."""
 
-    The text of a key names its cell in the lines shown.
+    session: Session
+    seed: int
+    say: Callable[[str], None]
+    num_repetitions: int = 5
+
+    def count(self, workload: str, recipe: Recipe) -> Outcome:
+        """Return one untimed iteration of a cell: its counts and its memory."""
+        return self.session.measure_cell(workload, recipe, is_timed=False)
+
+    def measure(self, cells: Mapping[Key, Cell]) -> dict[Key, list[Outcome]]:
+        """Return the outcomes of every cell, one a repetition.
+
+        The text of a key names its cell in the lines shown.
+        """
+        random_numbers = random.Random(self.seed)
+        outcomes: dict[Key, list[Outcome]] = {key: [] for key in cells}
+        for repetition in range(1, self.num_repetitions + 1):
+            keys = list(cells)
+            random_numbers.shuffle(keys)
+            for key in keys:
+                cell = cells[key]
+                outcome = self.session.measure_cell(
+                    cell.workload, cell.recipe, activity=cell.activity, num_rounds=1
+                )
+                outcomes[key].append(outcome)
+                duration = format_seconds(statistics.median(outcome.step_times_s))
+                of_all = f"repetition {repetition} of {self.num_repetitions}"
+                self.say(f"{of_all}, {key}: {duration} an iteration")
+        return outcomes
+
+    def measure_times_s(self, cells: Mapping[Key, Cell]) -> dict[Key, tuple[float, ...]]:
+        """Return seconds of an iteration of each cell in each repetition, as `measure` does."""
+        return {
+            key: tuple(statistics.median(outcome.step_times_s) for outcome in outcomes)
+            for key, outcomes in self.measure(cells).items()
+        }
+
+    def on_ranks(self, num_ranks: int, name: str, *args: Any) -> list[Any]:
+        """Return what "package.module:name", which may need torch, returns on each rank."""
+        return self.session.run_function(num_ranks, call_by_name, (name, *args))
+
+
+def call_by_name(name: str, *args: Any) -> Any:
+    """Return what the function "package.module:name" returns of the arguments.
+
+    >>> call_by_name("math:gcd", 12, 18)
+    6
     """
-    random_numbers = random.Random(seed)
-    outcomes: dict[Key, list[Outcome]] = {key: [] for key in cells}
-    for repetition in range(1, num_repetitions + 1):
-        keys = list(cells)
-        random_numbers.shuffle(keys)
-        for key in keys:
-            cell = cells[key]
-            outcome = session.measure_cell(
-                cell.workload, cell.recipe, activity=cell.activity, num_rounds=1
-            )
-            outcomes[key].append(outcome)
-            duration = format_seconds(statistics.median(outcome.step_times_s))
-            say(f"repetition {repetition} of {num_repetitions}, {key}: {duration} an iteration")
-    return outcomes
+    return pkgutil.resolve_name(name)(*args)

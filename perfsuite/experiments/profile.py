@@ -1,16 +1,13 @@
 """Combines what each rank saw of a training into one profile. Runs in the controller."""
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Literal
 
 import msgspec
 
 from perfsuite.ranks.messages import ProfileTaken, RankEpoch, RunProfile
 from perfsuite.records.profile import Epoch, NonFinite, Profile, ProfiledRun, ProfileStages
-
-# The host's clock is not finer, and so every report shows the same digits.
-_DECIMALS = 6
 
 
 def combine_profiles(
@@ -28,13 +25,22 @@ def combine_profiles(
     assert output is not None, "rank 0 always has it"
     by_epoch = list(zip(*(rank.epochs for rank in ranks), strict=True))
     losses = [_mean_losses(epochs) for epochs in by_epoch]
-    epochs = tuple(map(_epoch, slowest.epochs, losses, by_epoch))
+    epochs = tuple(
+        Epoch(
+            loss=_finite(sum(of_epoch) / len(of_epoch)) if of_epoch else None,
+            duration_s=taken.duration_s,
+            accuracy=_accuracy(epoch),
+            stages_s=_stages(taken),
+            metrics=_metrics(epoch),
+        )
+        for taken, of_epoch, epoch in zip(slowest.epochs, losses, by_epoch, strict=True)
+    )
     profile = Profile(
         workload=name,
         recipe=job.recipe.as_dict(),
         device=device,
         world_size=len(ranks),
-        wall_s=_total(epoch.duration_s for epoch in epochs),
+        wall_s=sum(epoch.duration_s for epoch in epochs),
         stages_s=_sum_stages([epoch.stages_s for epoch in epochs]),
         evaluated_split=slowest.evaluated_split,
         accuracy=epochs[-1].accuracy,
@@ -53,28 +59,18 @@ def combine_profiles(
     return ProfiledRun(profile=profile, profiler=output)
 
 
-def _epoch(taken: RankEpoch, losses: Sequence[float], ranks: Sequence[RankEpoch]) -> Epoch:
-    return Epoch(
-        loss=_finite(sum(losses) / len(losses)) if losses else None,
-        duration_s=round(taken.duration_s, _DECIMALS),
-        accuracy=_accuracy(ranks),
-        stages_s=_stages(taken),
-        metrics=_metrics(ranks),
-    )
-
-
 def _stages(taken: RankEpoch) -> ProfileStages:
-    """Return the five stages of one epoch, rounded so that they add up to its duration."""
-    spent = {name: round(seconds, _DECIMALS) for name, seconds in taken.stages_s.items()}
+    """Return the five stages of one epoch, which add up to its duration."""
+    spent = taken.stages_s
     load, forward, backward = (spent.get(name, 0.0) for name in ("load", "forward", "backward"))
     evaluation = spent.get("evaluation")
-    rest_s = round(taken.duration_s, _DECIMALS) - load - forward - backward - (evaluation or 0.0)
+    rest_s = taken.duration_s - load - forward - backward - (evaluation or 0.0)
     return ProfileStages(
         load=load,
         forward=forward,
         loss_backward=backward,
         evaluation=evaluation,
-        other=max(0.0, round(rest_s, _DECIMALS)),
+        other=max(0.0, rest_s),
     )
 
 
@@ -82,12 +78,8 @@ def _sum_stages(stages: Sequence[ProfileStages]) -> ProfileStages:
     sums = {}
     for name in ProfileStages.__struct_fields__:
         spent = [seconds for one in stages if (seconds := getattr(one, name)) is not None]
-        sums[name] = _total(spent) if spent else None
+        sums[name] = sum(spent) if spent else None
     return msgspec.convert(sums, ProfileStages)
-
-
-def _total(seconds: Iterable[float]) -> float:
-    return round(sum(seconds), _DECIMALS)
 
 
 def _mean_losses(ranks: Sequence[RankEpoch]) -> list[float]:
@@ -101,15 +93,13 @@ def _first_non_finite(by_epoch: Sequence[Sequence[RankEpoch]]) -> Iterator[NonFi
     kinds: tuple[Literal["loss", "gradient"], ...] = ("loss", "gradient")
     for what in kinds:
         for epoch, ranks in enumerate(by_epoch, start=1):
-            if steps := [step for rank in ranks for step in _bad_steps(rank, what)]:
-                yield NonFinite(what=what, epoch=epoch, step=min(steps))
+            steps = [rank.first_bad_gradient for rank in ranks]
+            if what == "loss":
+                losses = (pair for rank in ranks for pair in enumerate(rank.losses, 1))
+                steps = [step for step, loss in losses if not math.isfinite(loss)]
+            if found := [step for step in steps if step is not None]:
+                yield NonFinite(what=what, epoch=epoch, step=min(found))
                 break
-
-
-def _bad_steps(rank: RankEpoch, what: str) -> list[int]:
-    if what == "gradient":
-        return [] if rank.first_bad_gradient is None else [rank.first_bad_gradient]
-    return [step for step, loss in enumerate(rank.losses, 1) if not math.isfinite(loss)]
 
 
 def _counts(ranks: Sequence[RankEpoch]) -> list[tuple[int, int]]:

@@ -6,7 +6,6 @@ import importlib.util
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
-from types import ModuleType
 from typing import Any, Literal, cast
 
 import msgspec
@@ -20,7 +19,7 @@ from perfsuite.ranks import messages
 from perfsuite.ranks.bootstrap import sweep_stale_folders
 from perfsuite.ranks.chains import Chain, prove, run_chain, run_chains
 from perfsuite.ranks.command.group import CommandLaunch
-from perfsuite.ranks.messages import GroupPolicy, GroupRequest
+from perfsuite.ranks.messages import GroupPolicy, GroupRequest, UserCode
 from perfsuite.ranks.pickling import pack, unpack
 from perfsuite.ranks.torchrun.peers import Peers
 from perfsuite.records.capability import Hardware, what_ranks_need, why_not_timed
@@ -106,21 +105,15 @@ class Session:
         self._lock.release()
 
     def run_function(
-        self,
-        num_ranks: int,
-        function: Callable[..., Any],
-        args: Sequence[Any],
-        *,
-        by_value: Sequence[ModuleType] = (),
+        self, num_ranks: int, function: Callable[..., Any], args: Sequence[Any]
     ) -> list[Any]:
         """Return what `function(*args)` returned on each of `num_ranks` ranks, in rank order.
 
-        Modules `by_value`, such as the test's own, hold functions that the ranks cannot import.
         Raises a RankFailureError that names the first rank that crashed, was killed, hung, or
         raised, and a WorkloadError where function or arguments cannot be sent to another process.
         """
         self._sweep_once()
-        job = messages.CallFunction(call=pack((function, tuple(args)), by_value=by_value))
+        job = messages.CallFunction(call=pack((function, tuple(args))))
         request = GroupRequest(job=job, world_size=num_ranks, policy=self._policy)
         replies = self._launcher.run(request)
         return [unpack(cast(messages.FunctionReturned, reply).value) for reply in replies]
@@ -135,36 +128,32 @@ class Session:
         num_iterations: int | None = None,
         is_timed: bool = True,
         checks_numerics: bool = False,
-        by_value: Sequence[ModuleType] = (),
     ) -> Outcome:
         """Measure one activity of a workload, which may be named "module:attribute".
 
         None is the session's number of rounds, and as many iterations of a round as the ranks
         choose after warming up. What is not timed is one iteration beside whatever else runs.
-        Training may first be checked, as by `require_equivalence`; `by_value` is as in
-        `run_function`. Raises a NotExercisedError where this machine would measure something else,
-        a RecipeError for what is no `Recipe`, and a PerfsuiteError where workload, data, training
-        or a rank is at fault.
+        Training may first be checked, as by `require_equivalence`. Raises a NotExercisedError where
+        this machine would measure something else, a RecipeError for what is no `Recipe`, and a
+        PerfsuiteError where workload, data, training or a rank is at fault.
         """
         results.check_is_recipe(recipe)
         numerics = None
         if checks_numerics and activity == "train":
-            numerics = self.require_equivalence(workload, recipe, by_value=by_value).numerics
+            numerics = self.require_equivalence(workload, recipe).numerics
         if is_timed and activity != "load":
             self._require_timeable(recipe, numerics)
         if (turns := self._policy.turns) is not None:
             recipe = parse_recipe("the calibration", turns.planted_recipe, of=recipe)
         job = messages.RunCell(
-            workload=pack(find_workload(workload), by_value=by_value),
+            workload=pack(find_workload(workload)),
             recipe=recipe,
             activity=activity,
             plan=self._plan(is_timed, num_rounds, num_iterations),
         )
         return self._measure(job, results.name_of(workload), is_timed, numerics)
 
-    def require_equivalence(
-        self, workload: str | Workload, recipe: Recipe, *, by_value: Sequence[ModuleType] = ()
-    ) -> EquivalenceReport:
+    def require_equivalence(self, workload: str | Workload, recipe: Recipe) -> EquivalenceReport:
         """Return `verify`'s report, one for recipes that differ in their loader alone.
 
         Raises an EquivalenceError where the recipe computes something else than one process.
@@ -173,19 +162,14 @@ class Session:
         recipe = results.without_loader(recipe)
         key = (workload, *recipe.as_dict().values())
         if key not in self._reports:
-            self._reports[key] = self.verify(workload, recipe, by_value=by_value)
+            self._reports[key] = self.verify(workload, recipe)
         report = self._reports[key]
         if report.status == "mismatch":
             raise EquivalenceError(f"not timed, because it computes something else: {report}")
         return report
 
     def verify(
-        self,
-        workload: str | Workload,
-        recipe: Recipe,
-        *,
-        num_steps: int = 3,
-        by_value: Sequence[ModuleType] = (),
+        self, workload: str | Workload, recipe: Recipe, *, num_steps: int = 3
     ) -> EquivalenceReport:
         """Report whether a recipe, with its loader workers, computes the same as one process.
 
@@ -194,28 +178,24 @@ class Session:
         trained with the recipe, and a PerfsuiteError where workload, data or a rank is at fault.
         """
         results.check_is_recipe(recipe)
-        return run_chain(self._verify(workload, recipe, num_steps, by_value), self._launcher.run)
+        return run_chain(self._verify(workload, recipe, num_steps), self._launcher.run)
 
     def verify_each(
         self, workload: str, recipes: Sequence[Recipe], *, num_steps: int = 3
     ) -> Iterator[EquivalenceReport | PerfsuiteError]:
         """Yield what `verify` returns or raises of each recipe, some of them checked together."""
-        chains = (self._verify(workload, recipe, num_steps, ()) for recipe in recipes)
+        chains = (self._verify(workload, recipe, num_steps) for recipe in recipes)
         return run_chains(chains, at_once=self.hardware.num_untimed_at_once)
 
     def _verify(
-        self,
-        workload: str | Workload,
-        recipe: Recipe,
-        num_steps: int,
-        by_value: Sequence[ModuleType],
+        self, workload: str | Workload, recipe: Recipe, num_steps: int
     ) -> Chain[EquivalenceReport]:
         if not isinstance(num_steps, int) or not 1 <= num_steps <= MAX_VERIFIED_STEPS:
             raise SettingError(
                 f"num_steps is {num_steps!r}; use a whole number from 1 to {MAX_VERIFIED_STEPS}"
             )
         recipe.require_own_loader()
-        packed = pack(find_workload(workload), by_value=by_value)
+        packed = pack(find_workload(workload))
         try:
             checked = yield from self._check(packed, recipe, num_steps)
         except NotExercisedError as error:
@@ -256,7 +236,6 @@ class Session:
         num_rounds: int | None = None,
         num_iterations: int | None = None,
         is_timed: bool = True,
-        by_value: Sequence[ModuleType] = (),
         **code: Any,
     ) -> Outcome:
         """Measure the step that a user's function builds, or the loop that it is.
@@ -266,30 +245,38 @@ class Session:
         `measure_cell`. Raises a SettingError for a value that is not allowed.
         """
         argument = "build_step" if kind == "step" else "train"
-        user_code = own_code.plan_function(argument, function, by_value, kind=kind, **code)
+        user_code = own_code.plan_function(argument, function, kind=kind, **code)
         if (needs := what_ranks_need(user_code.world_size, self.hardware)) is not None:
             raise NotExercisedError(f"ranks={user_code.world_size} needs {needs}")
-        job = messages.RunCell(
-            activity=kind,
-            plan=self._plan(is_timed, num_rounds, num_iterations),
-            user_code=own_code.shortest(user_code, is_timed),
-        )
         numerics, missing = None, dict[str, str]()
         if checks_numerics and kind == "step":
             self._sweep_once()
             numerics, missing = own_code.compare_with_reference(
-                user_code, reference, by_value, self._policy, self._launcher.run
+                user_code, reference, self._policy, self._launcher.run
             )
-        outcome = self._measure(job, user_code.name, is_timed, numerics)
+        plan = self._plan(is_timed, num_rounds, num_iterations)
+        outcome = self._measure_code(user_code, plan, is_timed, numerics)
         return msgspec.structs.replace(outcome, missing=outcome.missing | missing)
 
     def measure_command(self, launch: CommandLaunch, *, is_timed: bool, **code: Any) -> Outcome:
         """Measure a user's command; `code` is what `own_code.plan_command` takes."""
-        plan = self._plan(is_timed)
-        job, run = own_code.plan_command(launch, plan, is_timed=is_timed, **code)
+        user_code, run = own_code.plan_command(launch, **code)
         if isinstance(self._launcher, TorchrunLauncher):
             raise NotExercisedError("a command starts its own ranks; measure it without torchrun")
-        return self._measure(job, launch.name, is_timed, run=run)
+        return self._measure_code(user_code, self._plan(is_timed), is_timed, run=run)
+
+    def _measure_code(
+        self,
+        code: UserCode,
+        plan: messages.MeasurePlan,
+        is_timed: bool,
+        numerics: Numerics | None = None,
+        run: own_code.Run | None = None,
+    ) -> Outcome:
+        if not is_timed and code.num_steps is not None:
+            code = dataclasses.replace(code, num_steps=2, num_warmup=2)
+        job = messages.RunCell(activity=code.kind, plan=plan, user_code=code)
+        return self._measure(job, code.name, is_timed, numerics, run)
 
     def _plan(
         self, is_timed: bool, num_rounds: int | None = None, num_iterations: int | None = None

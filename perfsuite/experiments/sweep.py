@@ -6,10 +6,9 @@ ratios within repetitions, which are free of the machine's drift.
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
-from perfsuite.experiments.interleave import Cell, measure_interleaved, paired_ratio, times_of
-from perfsuite.experiments.rank_session import Session
+from perfsuite.experiments.interleave import Bench, Cell, paired_ratio
 from perfsuite.ranks.messages import ActivityName
 from perfsuite.records.recipe import Recipe
 from perfsuite.stats.intervals import Interval, geometric_interval
@@ -23,14 +22,7 @@ _WORTHWHILE_RATIO = 0.02
 
 
 def sweep_workers(
-    session: Session,
-    workload: str,
-    recipe: Recipe,
-    counts: Sequence[int],
-    *,
-    num_repetitions: int,
-    seed: int,
-    say: Callable[[str], None],
+    bench: Bench, workload: str, recipe: Recipe, counts: Sequence[int]
 ) -> tuple[Times, Times]:
     """Return times of an optimizer step and of loading a batch alone, by ascending `counts`."""
     cells = {
@@ -40,11 +32,9 @@ def sweep_workers(
         for activity in _ACTIVITIES
         for count in counts
     }
-    outcomes = measure_interleaved(
-        session, cells, num_repetitions=num_repetitions, seed=seed, say=say
-    )
+    times_s = bench.measure_times_s(cells)
     training, loading = (
-        {count: times_of(outcomes[f"{activity} with num_workers={count}"]) for count in counts}
+        {count: times_s[f"{activity} with num_workers={count}"] for count in counts}
         for activity in _ACTIVITIES
     )
     return training, loading

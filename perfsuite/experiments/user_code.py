@@ -1,13 +1,11 @@
 """What a user gives of a training of one's own, checked: a function, a command, a reference."""
 
 import contextlib
-import dataclasses
 import inspect
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from perfsuite.errors import EquivalenceError, SettingError
@@ -15,7 +13,7 @@ from perfsuite.ranks import messages
 from perfsuite.ranks.chains import prove, run_chain
 from perfsuite.ranks.command.group import CommandLaunch, run_command
 from perfsuite.ranks.command.metrics import Metrics, run_logged
-from perfsuite.ranks.messages import GroupPolicy, GroupRequest, MeasurePlan, Reply, UserCode
+from perfsuite.ranks.messages import GroupPolicy, GroupRequest, Reply, UserCode
 from perfsuite.ranks.pickling import pack
 from perfsuite.records.equivalence import (
     EquivalenceReport,
@@ -32,9 +30,7 @@ _NUM_STEPS = 3
 Run = Callable[[GroupRequest], list[Reply]]
 
 
-def plan_function(
-    argument: str, function: Any, by_value: Sequence[ModuleType] = (), **code: Any
-) -> UserCode:
+def plan_function(argument: str, function: Any, **code: Any) -> UserCode:
     """Return the code of a function that an argument of a test gives.
 
     Raises a SettingError for what cannot be called without arguments and for another field that is
@@ -51,7 +47,7 @@ def plan_function(
             "arguments"
         ) from error
     name = getattr(function, "__name__", type(function).__name__)
-    return UserCode(name=name, function=pack(function, by_value=by_value), **code)
+    return UserCode(name=name, function=pack(function), **code)
 
 
 def plan_launch(
@@ -94,38 +90,21 @@ def name_of(words: Sequence[str], folder: Path) -> str:
 
 
 def plan_command(
-    launch: CommandLaunch,
-    plan: MeasurePlan,
-    *,
-    metrics: Any = None,
-    is_timed: bool = True,
-    **code: Any,
-) -> tuple[messages.RunCell, Run]:
-    """Return the job of a command, and what runs it; `code` has other fields of `UserCode`.
+    launch: CommandLaunch, *, metrics: Any = None, **code: Any
+) -> tuple[UserCode, Run]:
+    """Return the code of a command, and what runs it; `code` has other fields of `UserCode`.
 
     `metrics` says where a command without the hook logs the times of its steps. Raises a
     SettingError for a value that is not allowed.
     """
     user_code = UserCode(name=launch.name, function=b"", kind="command", **code)
-    run: Run = partial(run_command, launch=launch)
-    if metrics is not None:
-        run = partial(run_logged, launch=launch, metrics=Metrics(metrics))
-    user_code = shortest(user_code, is_timed)
-    return messages.RunCell(activity="command", plan=plan, user_code=user_code), run
-
-
-def shortest(code: UserCode, is_timed: bool) -> UserCode:
-    """Return what is run of a loop or a command that is not timed."""
-    is_whole = is_timed or code.num_steps is None
-    return code if is_whole else dataclasses.replace(code, num_steps=2, num_warmup=2)
+    if metrics is None:
+        return user_code, partial(run_command, launch=launch)
+    return user_code, partial(run_logged, launch=launch, metrics=Metrics(metrics))
 
 
 def compare_with_reference(
-    code: UserCode,
-    reference: object,
-    by_value: Sequence[ModuleType],
-    policy: GroupPolicy,
-    run: Run,
+    code: UserCode, reference: object, policy: GroupPolicy, run: Run
 ) -> tuple[Numerics, dict[str, str]]:
     """Return what the first steps of both show, and by name why something was not compared.
 
@@ -137,9 +116,7 @@ def compare_with_reference(
         none_given = EquivalenceRow.of(recipe, check, "not exercised", "no reference= is given")
         rows: tuple[EquivalenceRow, ...] = (none_given,)
     else:
-        plan = plan_function(
-            "reference", reference, by_value, kind="step", precision=code.precision
-        )
+        plan = plan_function("reference", reference, kind="step", precision=code.precision)
         record = messages.RecordSteps(user_code=code, num_steps=_NUM_STEPS)
         steps = GroupRequest(job=record, world_size=code.world_size, policy=policy)
         checked = run_chain(prove([steps], messages.CheckSteps(reference=plan, tested=code)), run)

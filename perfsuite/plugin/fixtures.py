@@ -6,6 +6,7 @@ Every session imports this, to list the fixtures; what they need is imported whe
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
 from types import ModuleType
@@ -65,10 +66,10 @@ def rank_group(request: pytest.FixtureRequest) -> Callable[..., list[Any]]:
     RankFailureError for the first failing rank, with its exit code or signal and its message.
     """
     session = request.config.stash[RUNNER]().session
-    by_value = _modules_of(request)
 
     def run(num_ranks: int, function: Callable[..., Any], *args: Any) -> list[Any]:
-        return session.run_function(num_ranks, function, args, by_value=by_value)
+        with _packing_own_modules(request):
+            return session.run_function(num_ranks, function, args)
 
     return run
 
@@ -81,7 +82,12 @@ def check_equivalence(request: pytest.FixtureRequest) -> Callable[..., Equivalen
     this machine cannot exercise has the status "not exercised", with the reason.
     """
     session = request.config.stash[RUNNER]().session
-    return partial(session.verify, by_value=_modules_of(request))
+
+    def check(*args: Any, **known: Any) -> EquivalenceReport:
+        with _packing_own_modules(request):
+            return session.verify(*args, **known)
+
+    return check
 
 
 @pytest.fixture
@@ -237,7 +243,6 @@ def _measuring_code(request: pytest.FixtureRequest, benchmark: Any) -> Measure:
     return partial(
         cell.record,
         cell.session.measure_user_code,
-        by_value=cell.by_value,
         checks_numerics=cell.runner.choices.checks_numerics,
     )
 
@@ -267,7 +272,6 @@ def _measuring(
             num_rounds=rounds,
             num_iterations=iterations,
             checks_numerics=cell.runner.choices.checks_numerics,
-            by_value=cell.by_value,
         )
 
     return measure
@@ -288,7 +292,6 @@ class _Cell:
                 "among its arguments"
             )
         self.session = self.runner.session
-        self.by_value = _modules_of(request)
 
     def record(self, measure: Measure, *args: Any, **how: Any) -> Outcome:
         """Return what `measure(*args, **how, is_timed=...)` finds, and have it recorded."""
@@ -302,19 +305,22 @@ class _Cell:
             )
         outcome = self.runner.finished_outcome(item.nodeid)
         if outcome is None:
-            outcome = measure(*args, **how, is_timed=recorder.is_recorded(item))
+            with _packing_own_modules(self._request):
+                outcome = measure(*args, **how, is_timed=recorder.is_recorded(item))
         benchmark.extra_info["perfsuite"] = msgspec.to_builtins(outcome.record)
         recorder.replay(benchmark, outcome.step_times_s, item.stash[recorder.CLOCK])
         item.stash[OUTCOME] = outcome
         return outcome
 
 
-def _modules_of(request: pytest.FixtureRequest) -> list[ModuleType]:
-    """Return the test's module and all conftest modules: ranks cannot import those by name."""
+def _packing_own_modules(request: pytest.FixtureRequest) -> AbstractContextManager[None]:
+    """Send what is in the test's module and in conftests as it is: ranks cannot import those."""
+    from perfsuite.ranks.pickling import packed_by_value
+
     conftests = [
         plugin
         for plugin in request.config.pluginmanager.get_plugins()
         if isinstance(plugin, ModuleType) and plugin.__name__.rpartition(".")[2] == "conftest"
     ]
     module: ModuleType | None = getattr(request, "module", None)
-    return [*([module] if module is not None else []), *conftests]
+    return packed_by_value([*([module] if module is not None else []), *conftests])

@@ -23,20 +23,16 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         return super().reducer_override(value)
 
 
-def pack(value: Any, *, by_value: Sequence[ModuleType] = ()) -> bytes:
-    """Return `value` as bytes for `unpack` in another process, or raise a WorkloadError.
-
-    Modules that the other process cannot import, such as a test's own, are sent `by_value`.
-    """
+def pack(value: Any) -> bytes:
+    """Return `value` as bytes for `unpack` in another process, or raise a WorkloadError."""
     buffer = io.BytesIO()
-    with _pickled_by_value(by_value):
-        try:
-            _Pickler(buffer).dump(value)
-        except (pickle.PicklingError, TypeError, AttributeError) as error:
-            raise WorkloadError(
-                f"cannot send {value!r} to another process: {error}; "
-                "build what cannot be pickled inside the function"
-            ) from error
+    try:
+        _Pickler(buffer).dump(value)
+    except (pickle.PicklingError, TypeError, AttributeError) as error:
+        raise WorkloadError(
+            f"cannot send {value!r} to another process: {error}; "
+            "build what cannot be pickled inside the function"
+        ) from error
     return buffer.getvalue()
 
 
@@ -46,7 +42,8 @@ def unpack(data: bytes) -> Any:
 
 
 @contextlib.contextmanager
-def _pickled_by_value(modules: Sequence[ModuleType]) -> Iterator[None]:
+def packed_by_value(modules: Sequence[ModuleType]) -> Iterator[None]:
+    """Pack what is in modules that another process cannot import, such as a test's own."""
     # Conftests of several folders share one name, and pytest lets at most one of them keep it.
     # Objects of a module that cannot be imported by its name travel by value anyway.
     importable = {module for module in modules if sys.modules.get(module.__name__) is module}

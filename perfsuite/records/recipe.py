@@ -107,10 +107,14 @@ class Recipe:
                 f"precision {self.precision!r} cannot be combined with parallel {self.parallel!r}: "
                 "torchao's linear layers are not split; use precision='amp-bf16', or another mode"
             )
-        if properties.cuts_model and self.compile:
+        if self.compile and (properties.cuts_model or properties.runs_threads):
+            # Module.compile binds the compiled call to one instance, and replicas are copies of it.
+            why = "the model is cut into stages"
+            if properties.runs_threads:
+                why = "the replicas of nn.DataParallel would all call the compiled first one"
             raise RecipeError(
-                f"compile=True cannot be combined with parallel {self.parallel!r}: the model is "
-                "cut into stages; use compile=False"
+                f"compile=True cannot be combined with parallel {self.parallel!r}: {why}; use "
+                "compile=False"
             )
 
     @property

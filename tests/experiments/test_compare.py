@@ -19,7 +19,7 @@ from perfsuite.errors import WorkloadError
 from perfsuite.experiments import compare as compare_module
 from perfsuite.experiments.compare import ComparisonRequest, compare, weigh
 from perfsuite.experiments.compared_cell import CELL_VARIABLE
-from perfsuite.experiments.interleave import Cell
+from perfsuite.experiments.interleave import Bench, Cell
 from perfsuite.gate.arms.arm import Arm, CellRun
 from perfsuite.gate.judge.trial import Budget, CellPolicy, Judgement, Trial
 from perfsuite.records.recipe import Recipe
@@ -28,7 +28,7 @@ from perfsuite.stats.sequential import Decision, Rule, decide
 A = Cell(workload="toy-mlp", recipe=Recipe())
 B = Cell(workload="toy-mlp", recipe=Recipe(precision="amp-bf16"))
 BUDGET = Budget(max_pairs=8, max_s=60.0, timeout_s=60.0)
-REQUEST = ComparisonRequest(a=A, b=B, budget=BUDGET, seed=5)
+REQUEST = ComparisonRequest(a=A, b=B, budget=BUDGET)
 
 
 def decision(word: str | None, low: float, high: float) -> Decision:
@@ -88,8 +88,8 @@ def session_of(samples: Callable[[Recipe], int] = lambda recipe: 32) -> MadeUpSe
 def run(judge: MadeUpJudge, monkeypatch: pytest.MonkeyPatch, **changes: Any) -> Any:
     monkeypatch.setattr(compare_module, "judge", judge)
     session = changes.pop("session", session_of())
-    request = ComparisonRequest(**({"a": A, "b": B, "budget": BUDGET, "seed": 5} | changes))
-    return compare(session, request, say=lambda line: None)
+    request = ComparisonRequest(**({"a": A, "b": B, "budget": BUDGET} | changes))
+    return compare(Bench(session=session, seed=5, say=lambda line: None), request)
 
 
 # --- words ---

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from made_up_cells import MadeUpSession, make_outcome
 
-from perfsuite.experiments.interleave import Cell, measure_interleaved, times_of
+from perfsuite.experiments.interleave import Bench, Cell
 from perfsuite.records.recipe import Recipe
 
 CELLS = {
@@ -17,14 +17,13 @@ def measure(
     session: MadeUpSession, seed: int = 7
 ) -> tuple[dict[int, tuple[float, ...]], list[str]]:
     lines: list[str] = []
-    series = measure_interleaved(
-        session,  # type: ignore[arg-type]
-        CELLS,
-        num_repetitions=3,
+    bench = Bench(
+        session=session,  # type: ignore[arg-type]
         seed=seed,
         say=lines.append,
+        num_repetitions=3,
     )
-    return {count: times_of(one) for count, one in series.items()}, lines
+    return bench.measure_times_s(CELLS), lines
 
 
 def test_every_cell_is_measured_once_in_each_repetition() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from made_up_cells import MadeUpSession, make_outcome
 
+from perfsuite.experiments.interleave import Bench
 from perfsuite.experiments.sweep import (
     advise,
     find_hurts_from,
@@ -98,15 +99,13 @@ def test_a_sweep_measures_loading_and_training_with_every_number() -> None:
         return make_outcome([(recipe.num_workers + 1) * (0.002 if activity == "train" else 0.001)])
 
     session = MadeUpSession(answer)
-    training, loading = sweep_workers(
-        session,  # type: ignore[arg-type]
-        "toy-mlp",
-        Recipe(num_workers=2),
-        [0, 2],
-        num_repetitions=2,
+    bench = Bench(
+        session=session,  # type: ignore[arg-type]
         seed=1,
         say=lambda line: None,
+        num_repetitions=2,
     )
+    training, loading = sweep_workers(bench, "toy-mlp", Recipe(num_workers=2), [0, 2])
 
     assert training == {0: (0.002, 0.002), 2: (0.006, 0.006)}
     assert loading == {0: (0.001, 0.001), 2: (0.003, 0.003)}

@@ -18,6 +18,7 @@ from perfsuite import RankFailureError
 from perfsuite.experiments.rank_session import Session
 from perfsuite.ranks import group
 from perfsuite.ranks.messages import GroupPolicy
+from perfsuite.ranks.pickling import packed_by_value
 
 RunRanks = Callable[..., list[Any]]
 ILLEGAL = "CUDA error: an illegal memory access was encountered"
@@ -27,9 +28,12 @@ ILLEGAL = "CUDA error: an illegal memory access was encountered"
 def impatient_ranks() -> RunRanks:
     """Ranks with a controller timeout of 2 s."""
     session = Session(GroupPolicy(timeout_s=2), say=print)
-    return lambda num_ranks, function, *args: session.run_function(
-        num_ranks, function, args, by_value=[sys.modules[__name__]]
-    )
+
+    def run(num_ranks: int, function: Callable[..., Any], *args: Any) -> list[Any]:
+        with packed_by_value([sys.modules[__name__]]):
+            return session.run_function(num_ranks, function, args)
+
+    return run
 
 
 def poison_the_context() -> None:

@@ -11,6 +11,7 @@ import perfsuite
 from perfsuite import Recipe, Workload
 from perfsuite.experiments.rank_session import Session
 from perfsuite.ranks.messages import GroupPolicy
+from perfsuite.ranks.pickling import packed_by_value
 
 # What reads the clock that people set, `date.today()` apart, which tells when an exception expires.
 WALL_CLOCK = {
@@ -72,9 +73,8 @@ def jumping() -> Workload:
 def test_a_cell_whose_clock_is_set_back_by_hours_has_the_times_of_any_other() -> None:
     session = Session(GroupPolicy(), say=print)
     try:
-        outcome = session.measure_cell(
-            jumping(), Recipe(), num_rounds=3, num_iterations=2, by_value=[sys.modules[__name__]]
-        )
+        with packed_by_value([sys.modules[__name__]]):
+            outcome = session.measure_cell(jumping(), Recipe(), num_rounds=3, num_iterations=2)
     finally:
         session.close()
 

@@ -20,6 +20,7 @@ from perfsuite import RankFailureError, WorkloadError
 from perfsuite.experiments.rank_session import Session
 from perfsuite.ranks import bootstrap
 from perfsuite.ranks.messages import GroupPolicy
+from perfsuite.ranks.pickling import packed_by_value
 
 RunRanks = Callable[..., list[Any]]
 
@@ -28,9 +29,12 @@ RunRanks = Callable[..., list[Any]]
 def impatient_ranks() -> RunRanks:
     """Ranks with a collective timeout of 2 s and a controller timeout of 4 s."""
     session = Session(GroupPolicy(timeout_s=4, collective_timeout_s=2), say=print)
-    return lambda num_ranks, function, *args: session.run_function(
-        num_ranks, function, args, by_value=[sys.modules[__name__]]
-    )
+
+    def run(num_ranks: int, function: Callable[..., Any], *args: Any) -> list[Any]:
+        with packed_by_value([sys.modules[__name__]]):
+            return session.run_function(num_ranks, function, args)
+
+    return run
 
 
 pytestmark = pytest.mark.usefixtures("nothing_left")

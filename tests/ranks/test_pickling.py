@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from perfsuite.errors import WorkloadError
-from perfsuite.ranks.pickling import pack, unpack
+from perfsuite.ranks.pickling import pack, packed_by_value, unpack
 
 
 def test_a_closure_of_a_test_module_arrives_by_value() -> None:
@@ -16,7 +16,8 @@ def test_a_closure_of_a_test_module_arrives_by_value() -> None:
     def triple(number: int) -> int:
         return number * factor
 
-    data = pack(triple, by_value=[sys.modules[__name__]])
+    with packed_by_value([sys.modules[__name__]]):
+        data = pack(triple)
 
     assert unpack(data)(4) == 12
 
@@ -28,7 +29,8 @@ def test_modules_of_the_same_name_do_not_get_in_each_others_way(
     for module, value in ((kept, 1), (shadowed, 2)):
         exec(f"def give(): return {value}", module.__dict__)
     monkeypatch.setitem(sys.modules, "conftest", kept)
-    data = pack((kept.give, shadowed.give), by_value=[kept, shadowed])
+    with packed_by_value([kept, shadowed]):
+        data = pack((kept.give, shadowed.give))
     monkeypatch.delitem(sys.modules, "conftest")
 
     first, second = unpack(data)
@@ -40,7 +42,10 @@ def test_a_module_that_cannot_be_imported_by_its_name_is_no_obstacle() -> None:
     forgotten = types.ModuleType("forgotten_conftest")
     exec("def give(): return 3", forgotten.__dict__)
 
-    assert unpack(pack(forgotten.give, by_value=[forgotten]))() == 3
+    with packed_by_value([forgotten]):
+        data = pack(forgotten.give)
+
+    assert unpack(data)() == 3
 
 
 def test_an_attribute_called_classes_beside_torch_is_no_obstacle() -> None:
@@ -50,7 +55,9 @@ def test_an_attribute_called_classes_beside_torch_is_no_obstacle() -> None:
     def num_classes(data: Data) -> torch.Tensor:
         return torch.tensor(len(data.classes))
 
-    function, data = unpack(pack((num_classes, Data()), by_value=[sys.modules[__name__]]))
+    with packed_by_value([sys.modules[__name__]]):
+        packed = pack((num_classes, Data()))
+    function, data = unpack(packed)
 
     assert function(data) == 2
 

@@ -309,6 +309,11 @@ def test_a_value_that_is_not_allowed_is_refused_by_name(name: str, value: Any) -
             "use compile=False",
         ),
         (
+            {"parallel": "dp:2", "compile": True},
+            "compile=True cannot be combined with parallel 'dp:2': the replicas of nn.DataParallel "
+            "would all call the compiled first one; use compile=False",
+        ),
+        (
             {"parallel": "mp:2", "compile": True},
             "compile=True cannot be combined with parallel 'mp:2': the model is cut into stages; "
             "use compile=False",

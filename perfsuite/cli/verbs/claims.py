@@ -9,8 +9,7 @@ from perfsuite.cli.options import DeviceName, DrawnSeed, explained, open_session
 from perfsuite.cli.output import JsonFile, pick, say, write_json
 from perfsuite.errors import ExitCode
 from perfsuite.experiments.claims.catalogue import choose_claims, try_claims
-from perfsuite.experiments.claims.claim import Bench
-from perfsuite.experiments.interleave import ROUND_S
+from perfsuite.experiments.interleave import ROUND_S, Bench
 
 
 @explained(only="Test this claim alone; may be given several times.")

@@ -11,7 +11,7 @@ from perfsuite.cli import options
 from perfsuite.cli.output import JsonFile, pick, say, write_json
 from perfsuite.errors import SettingError
 from perfsuite.experiments.compare import Comparison, ComparisonRequest, check_numerics, compare
-from perfsuite.experiments.interleave import Cell
+from perfsuite.experiments.interleave import Bench, Cell
 from perfsuite.gate.judge.trial import Budget
 from perfsuite.records.recipe import describe_recipe, parse_recipe
 from perfsuite.report.terminal.compare import comparison_sentence, comparison_table
@@ -53,11 +53,10 @@ def compare_recipes(
         tolerance=bounds[0],
         limit=bounds[1],
         budget=Budget(max_pairs=max_pairs, max_s=60 * max_minutes),
-        seed=seed,
     )
     with closing(options.open_session(device)) as session:
         numerics = {name: check_numerics(session, cell).numerics for name, cell in cells.items()}
-        comparison = compare(session, request, say=say)
+        comparison = compare(Bench(session=session, seed=seed, say=say), request)
     records = {
         name: msgspec.structs.replace(record, numerics=numerics[name])
         for name, record in comparison.records.items()
@@ -67,8 +66,9 @@ def compare_recipes(
     sentence = comparison_sentence(comparison.word, comparison.ratio, comparison.interval)
     typer.echo(sentence)
     pairs = counted(len(comparison.raw), "pair")
-    typer.echo(f"{pairs} in {comparison.wall_s:.0f} s, seed {request.seed}")
-    write_json(json_file, **_figures(request, comparison), sentence=sentence, numerics=numerics)
+    typer.echo(f"{pairs} in {comparison.wall_s:.0f} s, seed {seed}")
+    figures = _figures(request, comparison) | {"sentence": sentence, "numerics": numerics}
+    write_json(json_file, **figures, seed=seed)
 
 
 def _figures(request: ComparisonRequest, comparison: Comparison) -> dict[str, Any]:
@@ -80,7 +80,7 @@ def _figures(request: ComparisonRequest, comparison: Comparison) -> dict[str, An
         **pick(comparison, "word ratio raw wall_s step_times_s samples", samples="num_samples"),
         "interval": comparison.interval if math.isfinite(comparison.interval[1]) else None,
         "pairs": len(comparison.raw),
-        **pick(request, "tolerance limit seed"),
+        **pick(request, "tolerance limit"),
         **{
             part: {name: getattr(record, part) for name, record in comparison.records.items()}
             for part in ("stages_s", "memory", "counts")

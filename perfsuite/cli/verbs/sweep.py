@@ -13,7 +13,7 @@ import typer
 from perfsuite.cli.options import DeviceName, DrawnSeed, WorkloadName, open_session, takes_recipe
 from perfsuite.cli.output import JsonFile, say, write_json
 from perfsuite.errors import SettingError
-from perfsuite.experiments.interleave import ROUND_S
+from perfsuite.experiments.interleave import ROUND_S, Bench
 from perfsuite.experiments.sweep import (
     Times,
     advise,
@@ -58,9 +58,8 @@ def sweep(
     recipe = dataclasses.replace(recipe, num_workers=max(1, counts[-1]))
     # Of a hundred launches, most have more workers than torch thinks wise.
     with closing(open_session(device, shows_output=False, round_s=ROUND_S)) as session:
-        training, loading = sweep_workers(
-            session, workload, recipe, counts, num_repetitions=repetitions, seed=seed, say=say
-        )
+        bench = Bench(session=session, seed=seed, say=say, num_repetitions=repetitions)
+        training, loading = sweep_workers(bench, workload, recipe, counts)
     optimum, hurts_from = find_optimum(training), find_hurts_from(training)
     shown = intervals_of(training), intervals_of(loading), optimum, hurts_from
     advice = advise(training)

@@ -1,11 +1,11 @@
 """All claims of reference.md, and how they are tried."""
 
-import dataclasses
 from collections.abc import Iterator, Sequence
 
 from perfsuite.errors import NotExercisedError, PerfsuiteError, SettingError
 from perfsuite.experiments.claims import exact, loading, parallelism, trainings
-from perfsuite.experiments.claims.claim import Bench, Claim, ClaimFinding, weigh
+from perfsuite.experiments.claims.claim import Claim, ClaimFinding
+from perfsuite.experiments.interleave import Bench
 
 _MODULES = (exact, loading, parallelism, trainings)
 CLAIMS = sorted(
@@ -34,6 +34,7 @@ def try_claims(claims: Sequence[Claim], bench: Bench) -> Iterator[tuple[Claim, C
         except PerfsuiteError as error:
             is_broken = not isinstance(error, NotExercisedError)
             reason = f"the experiment broke: {error}" if is_broken else str(error)
-            finding = weigh("cannot be tested here", reason)
-            finding = dataclasses.replace(finding, is_broken=is_broken)
+            finding = ClaimFinding(
+                status="cannot be tested here", figures={}, reason=reason, is_broken=is_broken
+            )
         yield claim, finding

@@ -1,24 +1,19 @@
-"""What a claim is, what an experiment is handed, and what it comes to."""
+"""What a claim is, and what its experiment comes to."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
-import pkgutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
-from perfsuite.experiments.interleave import Cell, measure_interleaved, times_of
-from perfsuite.experiments.rank_session import Session
-from perfsuite.records.cell import Outcome
-from perfsuite.records.recipe import Recipe
+from perfsuite.experiments.interleave import Bench
 from perfsuite.stats import intervals
 
 Status = Literal["holds", "does not hold", "cannot be tested here"]
 # What a reason ends in where the noise may leave both possible.
 NOISE: dict[Status, str] = {"cannot be tested here": "; the noise is too large to say"}
-Key = TypeVar("Key")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,38 +41,6 @@ class ClaimFinding:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Bench:
-    """What experiments measure with."""
-
-    session: Session
-    seed: int
-    say: Callable[[str], None]
-
-    def count(self, workload: str, recipe: Recipe) -> Outcome:
-        """Return one untimed iteration of a cell: its counts and its memory."""
-        return self.session.measure_cell(workload, recipe, is_timed=False)
-
-    def measure(
-        self, cells: Mapping[Key, Cell], *, num_repetitions: int
-    ) -> dict[Key, list[Outcome]]:
-        """Return outcomes of cells under equal conditions: in turn, over and over."""
-        return measure_interleaved(
-            self.session, cells, num_repetitions=num_repetitions, seed=self.seed, say=self.say
-        )
-
-    def measure_times_s(
-        self, cells: Mapping[Key, Cell], *, num_repetitions: int
-    ) -> dict[Key, tuple[float, ...]]:
-        """Return seconds of an iteration of each cell in each repetition, as `measure` does."""
-        measured = self.measure(cells, num_repetitions=num_repetitions)
-        return {key: times_of(outcomes) for key, outcomes in measured.items()}
-
-    def on_ranks(self, num_ranks: int, name: str, *args: Any) -> list[Any]:
-        """Return what "package.module:name", which may need torch, returns on each rank."""
-        return self.session.run_function(num_ranks, call_by_name, (name, *args))
-
-
-@dataclass(frozen=True, kw_only=True)
 class Claim:
     """A claim of reference.md, with the figures that are quoted for it and their documents."""
 
@@ -101,15 +64,6 @@ def claim(
         return Claim(id=name, text=text, quoted=quoted, source=source, experiment=experiment)
 
     return make
-
-
-def call_by_name(name: str, *args: Any) -> Any:
-    """Return what the function "package.module:name" returns of the arguments.
-
-    >>> call_by_name("math:gcd", 12, 18)
-    6
-    """
-    return pkgutil.resolve_name(name)(*args)
 
 
 def weigh(holds: bool | Status, reason: str, **figures: Any) -> ClaimFinding:

@@ -2,9 +2,9 @@
 
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
-from perfsuite.experiments.claims.claim import Bench, ClaimFinding, Status, claim, weigh
+from perfsuite.experiments.claims.claim import ClaimFinding, Status, claim, weigh
+from perfsuite.experiments.interleave import Bench
 from perfsuite.records.equivalence import EquivalenceReport, NumericsStatus
 from perfsuite.records.recipe import Recipe
 from perfsuite.units import format_bytes
@@ -23,25 +23,12 @@ _PASSES = 3
 _STATUSES: dict[NumericsStatus, Status] = {"equivalent": "holds", "mismatch": "does not hold"}
 
 
-@dataclass(frozen=True, kw_only=True)
-class ChainCounts:
-    """Bytes that chains keep for backward, and FLOPs with recomputation, by their length."""
-
-    saved_bytes: Mapping[int, int]
-    flops: Mapping[int, int]
-
-
 @claim("C8", quoted="ratio 0.5 exactly", source="S1")
 def try_half_precision(bench: Bench) -> ClaimFinding:
     """A tensor in fp16 takes half the bytes of fp32."""
     (num_bytes,) = bench.on_ranks(
         1, "perfsuite.worker.jobs.claims:measure_tensors", ["float32", "float16"]
     )
-    return weigh_tensors(num_bytes)
-
-
-def weigh_tensors(num_bytes: Mapping[str, int]) -> ClaimFinding:
-    """Return what the bytes of two equally long tensors say of C8."""
     single, half = num_bytes["float32"], num_bytes["float16"]
     return weigh(
         2 * half == single,
@@ -55,23 +42,17 @@ def weigh_tensors(num_bytes: Mapping[str, int]) -> ClaimFinding:
 @claim("C9", quoted="exact counts on a chain of n equal blocks", source="S1")
 def try_checkpointing(bench: Bench) -> ClaimFinding:
     """With c checkpoints O(c) activations of n layers are kept, and O(n - c) recomputed."""
-    return weigh_checkpoints(
-        plain=_count_chains(bench, "none"),
-        fixed=_count_chains(bench, f"segments:{_NUM_CHECKPOINTS}"),
-        every=_count_chains(bench, "every-block"),
-        num_checkpoints=_NUM_CHECKPOINTS,
-    )
-
-
-def weigh_checkpoints(
-    *, plain: ChainCounts, fixed: ChainCounts, every: ChainCounts, num_checkpoints: int
-) -> ClaimFinding:
-    """Return what chains with no, `num_checkpoints` and as many checkpoints as blocks say of C9."""
-    chains = {"none": plain, f"segments:{num_checkpoints}": fixed, "every-block": every}
-    slopes = {name: _slopes(chain.saved_bytes) for name, chain in chains.items()}
+    chains = {
+        checkpointing: _count_chains(bench, checkpointing)
+        for checkpointing in ("none", f"segments:{_NUM_CHECKPOINTS}", "every-block")
+    }
+    saved_bytes = {name: saved for name, (saved, _) in chains.items()}
+    slopes = {name: _slopes(saved) for name, saved in saved_bytes.items()}
     by_length, constant, by_checkpoints = slopes.values()
-    recomputed = _recomputed_layers(plain, fixed)
-    expected = {length: float(length - num_checkpoints) for length in recomputed}
+    plain, fixed, _ = (flops for _, flops in chains.values())
+    layer_flops = _slopes(plain)[0] / _PASSES
+    recomputed = {length: (fixed[length] - plain[length]) / layer_flops for length in plain}
+    expected = {length: float(length - _NUM_CHECKPOINTS) for length in recomputed}
     per_block = " / ".join(f"{growth[0]:g}" for growth in slopes.values())
     layers = ", ".join(f"{count:g} of {length}" for length, count in recomputed.items())
     return weigh(
@@ -79,10 +60,10 @@ def weigh_checkpoints(
         and _is_linear(by_checkpoints)
         and set(constant) == {0.0}
         and recomputed == expected,
-        f"over n = {', '.join(map(str, plain.saved_bytes))} blocks the saved activations grow "
-        f"by {per_block} bytes a block without checkpoints, with {num_checkpoints}, with one "
-        f"each; {num_checkpoints} checkpoints recompute {layers} layers",
-        saved_bytes={name: dict(chain.saved_bytes) for name, chain in chains.items()},
+        f"over n = {', '.join(map(str, _LENGTHS))} blocks the saved activations grow by "
+        f"{per_block} bytes a block without checkpoints, with {_NUM_CHECKPOINTS}, with one each; "
+        f"{_NUM_CHECKPOINTS} checkpoints recompute {layers} layers",
+        saved_bytes=saved_bytes,
         slopes_bytes_per_block=slopes,
         recomputed_layers=recomputed,
     )
@@ -106,11 +87,8 @@ def try_sharding(bench: Bench) -> ClaimFinding:
     answers = bench.on_ranks(
         _NUM_RANKS, "perfsuite.worker.jobs.claims:read_shard", _WORKLOAD, recipe, bench.seed
     )
-    return weigh_shards([batches for batches, _ in answers], num_samples=answers[0][1])
-
-
-def weigh_shards(shards: Sequence[Sequence[Sequence[int]]], *, num_samples: int) -> ClaimFinding:
-    """Return what the ranks' batches of one epoch, as indices of the dataset, say of C13."""
+    # Each rank's batches of one epoch, as indices of the dataset.
+    shards, num_samples = [batches for batches, _ in answers], answers[0][1]
     seen = [index for batches in shards for batch in batches for index in batch]
     sizes = {len(batch) for batches in shards for batch in batches}
     num_repeated = len(seen) - len(set(seen))
@@ -157,7 +135,8 @@ def weigh_check(report: EquivalenceReport, check: str, what: str) -> ClaimFindin
     )
 
 
-def _count_chains(bench: Bench, checkpointing: str) -> ChainCounts:
+def _count_chains(bench: Bench, checkpointing: str) -> tuple[dict[int, int], dict[int, int]]:
+    """Bytes that chains keep for backward, and FLOPs with recomputation, by their length."""
     saved_bytes, flops = {}, {}
     for length in _LENGTHS:
         workload = f"perfsuite.worker.workloads.mlp:chain_of_{length}"
@@ -165,7 +144,7 @@ def _count_chains(bench: Bench, checkpointing: str) -> ChainCounts:
         assert counts.saved_activation_bytes is not None, "one process trains without torch.compile"
         assert counts.flops is not None
         saved_bytes[length], flops[length] = counts.saved_activation_bytes, counts.flops
-    return ChainCounts(saved_bytes=saved_bytes, flops=flops)
+    return saved_bytes, flops
 
 
 def _is_linear(slopes: Sequence[float]) -> bool:
@@ -178,12 +157,3 @@ def _slopes(values: Mapping[int, int]) -> list[float]:
         (values[longer] - values[shorter]) / (longer - shorter)
         for shorter, longer in itertools.pairwise(sorted(values))
     ]
-
-
-def _recomputed_layers(plain: ChainCounts, fixed: ChainCounts) -> dict[int, float]:
-    """How many layers' products run once more, by length."""
-    layer_flops = _slopes(plain.flops)[0] / _PASSES
-    return {
-        length: (fixed.flops[length] - plain.flops[length]) / layer_flops
-        for length in sorted(plain.flops)
-    }

@@ -4,19 +4,16 @@ On LeNet's images with the random affine augmentation of the quoted runs, loaded
 MNIST's where they lie on the disk, else scikit-learn's digits at the same size.
 """
 
-from collections.abc import Mapping, Sequence
-
 from perfsuite.errors import WorkloadError
 from perfsuite.experiments.claims.claim import (
     NOISE,
-    Bench,
     ClaimFinding,
     as_figure,
     claim,
     weigh,
     weigh_interval,
 )
-from perfsuite.experiments.interleave import Cell, paired_ratio
+from perfsuite.experiments.interleave import Bench, Cell, paired_ratio
 from perfsuite.experiments.sweep import find_hurts_from, find_optimum, intervals_of, is_slower
 from perfsuite.records.cell import StageTimes
 from perfsuite.records.recipe import Recipe
@@ -31,7 +28,6 @@ DIGITS = f"lenet-digits{_AUGMENTED}"
 _SWEPT = (0, 1, 2, 4, 7, 10)
 _QUOTED_BEST = 2
 _QUOTED_WORKERS = (0, 2, 4)
-_NUM_REPETITIONS = 4
 # "About half" is nearer to a half than to a quarter or to three quarters.
 _ABOUT_HALF = (0.375, 0.625)
 
@@ -54,12 +50,7 @@ def try_workers(bench: Bench) -> ClaimFinding:
         count: Cell(workload=workload, recipe=Recipe(num_workers=count), activity="load")
         for count in _SWEPT
     }
-    times_s = bench.measure_times_s(cells, num_repetitions=_NUM_REPETITIONS)
-    return weigh_workers(times_s).on(workload)
-
-
-def weigh_workers(times_s: Mapping[int, Sequence[float]]) -> ClaimFinding:
-    """Return what the times of loading a batch, by number of workers, say of C1."""
+    times_s = bench.measure_times_s(cells)
     fewer = [count for count in times_s if count < _QUOTED_BEST]
     falls = all(is_slower(times_s[count], times_s[_QUOTED_BEST]) for count in fewer)
     optimum, hurts_from = find_optimum(times_s), find_hurts_from(times_s)
@@ -73,7 +64,7 @@ def weigh_workers(times_s: Mapping[int, Sequence[float]]) -> ClaimFinding:
         times_s={count: as_figure(one) for count, one in centres.items()},
         optimum=optimum,
         hurts_from=hurts_from,
-    )
+    ).on(workload)
 
 
 @claim(
@@ -88,34 +79,26 @@ def try_bound(bench: Bench) -> ClaimFinding:
         count: Cell(workload=workload, recipe=Recipe(num_workers=count))
         for count in _QUOTED_WORKERS
     }
-    times_s = {
-        count: [_load_and_update_s(each.record.stages_s) for each in outcomes]
-        for count, outcomes in bench.measure(cells, num_repetitions=_NUM_REPETITIONS).items()
-    }
-    return weigh_bound(times_s).on(workload)
-
-
-def weigh_bound(times_s: Mapping[int, Sequence[tuple[float, float]]]) -> ClaimFinding:
-    """Return what (load, update) seconds of a batch, by number of workers, say of C2."""
-    figures, here = {}, []
-    for count, times in times_s.items():
-        loads_s, updates_s = zip(*times, strict=True)
+    figures, here, ratios = {}, [], {}
+    for count, outcomes in bench.measure(cells).items():
+        times_s = [_load_and_update_s(each.record.stages_s) for each in outcomes]
+        loads_s, updates_s = zip(*times_s, strict=True)
         load_s, update_s = (geometric_interval(one).centre for one in (loads_s, updates_s))
+        ratios[count] = paired_ratio(loads_s, updates_s)
         figures[str(count)] = {
             "load_s": load_s,
             "update_s": update_s,
-            "load_per_update": as_figure(paired_ratio(loads_s, updates_s)),
+            "load_per_update": as_figure(ratios[count]),
         }
         here.append(f"{count} workers {format_seconds(load_s)} / {format_seconds(update_s)}")
-    # The claim is about loading in the training process itself.
-    alone = paired_ratio(*zip(*times_s[0], strict=True))
+    alone = ratios[0]  # the claim is about loading in the training process itself
     status = weigh_interval(alone, low=1.0)
     return weigh(
         status,
         f"without workers loading takes {alone.centre:.2g} times as long as the update (between "
         f"{alone.low:.2g} and {alone.high:.2g}){NOISE.get(status, '')}; {', '.join(here)}",
         **figures,
-    )
+    ).on(workload)
 
 
 @claim("C3", quoted="6.42 ms a batch with it, 3.30 ms without", source="S3")
@@ -126,29 +109,25 @@ def try_augmentation(bench: Bench) -> ClaimFinding:
         workload: Cell(workload=workload, recipe=Recipe(), activity="load")
         for workload in (augmented, augmented.removesuffix(_AUGMENTED))
     }
-    times_s = bench.measure_times_s(cells, num_repetitions=_NUM_REPETITIONS)
-    return weigh_augmentation(*times_s.values()).on(augmented)
-
-
-def weigh_augmentation(augmented_s: Sequence[float], plain_s: Sequence[float]) -> ClaimFinding:
-    """Return what the times of loading a batch, with augmentation and without, say of C3."""
+    times_s = bench.measure_times_s(cells)
+    augmented_s, plain_s = times_s.values()
     rest = paired_ratio(plain_s, augmented_s)
     share = Interval(centre=1 - rest.centre, low=1 - rest.high, high=1 - rest.low)
     low, high = _ABOUT_HALF
     status = weigh_interval(share, low=low, high=high)
-    augmented, plain = (geometric_interval(times).centre for times in (augmented_s, plain_s))
+    with_it_s, without_s = (geometric_interval(times).centre for times in times_s.values())
     why = NOISE.get(status, "")
     if share.low > high:
         why = "; images that lie in memory as tensors leave little else to do"
     return weigh(
         status,
-        f"{format_seconds(augmented)} with it, {format_seconds(plain)} without: the augmentation "
-        f"is {format_ratio(share.centre)} of the load time (between {format_ratio(share.low)} and "
-        f"{format_ratio(share.high)}){why}",
-        augmented_s=augmented,
-        plain_s=plain,
+        f"{format_seconds(with_it_s)} with it, {format_seconds(without_s)} without: the "
+        f"augmentation is {format_ratio(share.centre)} of the load time (between "
+        f"{format_ratio(share.low)} and {format_ratio(share.high)}){why}",
+        augmented_s=with_it_s,
+        plain_s=without_s,
         share=as_figure(share),
-    )
+    ).on(augmented)
 
 
 def _load_and_update_s(stages_s: StageTimes) -> tuple[float, float]:

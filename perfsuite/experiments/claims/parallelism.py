@@ -4,11 +4,10 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 
 from perfsuite.errors import NotExercisedError
-from perfsuite.experiments.claims.claim import Bench, ClaimFinding, Status, as_figure, claim, weigh
+from perfsuite.experiments.claims.claim import ClaimFinding, Status, as_figure, claim, weigh
 from perfsuite.experiments.claims.loading import find_images
-from perfsuite.experiments.interleave import Cell, paired_ratio
+from perfsuite.experiments.interleave import Bench, Cell, paired_ratio
 from perfsuite.records.capability import Hardware
-from perfsuite.records.cell import Outcome
 from perfsuite.records.recipe import Recipe
 from perfsuite.stats.intervals import Interval, geometric_interval
 from perfsuite.system.gpus import visible_gpus
@@ -18,7 +17,6 @@ from perfsuite.units import format_ratio
 # Processes of the quoted runs.
 _NUM_QUOTED_GPUS = 8
 _NUM_WORKERS = 4
-_NUM_REPETITIONS = 5
 # They take seconds at least, enough for several samples of NVML.
 _NUM_WATCHED_EPOCHS = 2
 
@@ -55,13 +53,10 @@ def try_modes(bench: Bench) -> ClaimFinding:
             workload=workload, recipe=Recipe(parallel=f"ddp:{size}", num_workers=_NUM_WORKERS)
         ),
     }
-    series = bench.measure(cells, num_repetitions=_NUM_REPETITIONS).items()
-    times_s = {name: [1 / _samples_per_s(each) for each in cell] for name, cell in series}
-    return weigh_modes(times_s).on(workload)
-
-
-def weigh_modes(times_s: Mapping[str, Sequence[float]]) -> ClaimFinding:
-    """Return what seconds per sample of "single", "dp" and "ddp" say of C4."""
+    times_s: dict[str, list[float]] = {}
+    for name, outcomes in bench.measure(cells).items():
+        rates = [outcome.record.samples_per_s for outcome in outcomes]
+        times_s[name] = [1 / rate for rate in rates if rate is not None]  # training has samples
     dp, ddp = (paired_ratio(times_s[mode], times_s["single"]) for mode in ("dp", "ddp"))
     return weigh(
         dp.low > 1 and ddp.high < 1,
@@ -71,7 +66,7 @@ def weigh_modes(times_s: Mapping[str, Sequence[float]]) -> ClaimFinding:
         },
         dp_per_single=as_figure(dp),
         ddp_per_single=as_figure(ddp),
-    )
+    ).on(workload)
 
 
 @claim(
@@ -89,17 +84,8 @@ def try_attribution(bench: Bench) -> ClaimFinding:
         for parallel in ("single", "ddp:1")
         for num_workers in (0, _NUM_WORKERS)
     }
-    times_s = bench.measure_times_s(cells, num_repetitions=_NUM_REPETITIONS)
-    return weigh_attribution(times_s).on(workload)
-
-
-def weigh_attribution(times_s: Mapping[Setting, Sequence[float]]) -> ClaimFinding:
-    """Return what the four combinations of two factors say of C5.
-
-    total = workers x DDP at equal workers, in each repetition and so on average. The claim holds
-    where the workers gain time beyond noise, more than DDP can, and DDP by itself is not proven to
-    gain any. It does not where DDP gains by itself, or where the workers cost time.
-    """
+    times_s = bench.measure_times_s(cells)
+    # total = workers x DDP at equal workers, in each repetition and so on average.
     factors = {
         name: paired_ratio(times_s[setting], times_s[base])
         for name, (setting, base) in _FACTORS.items()
@@ -115,11 +101,11 @@ def weigh_attribution(times_s: Mapping[Setting, Sequence[float]]) -> ClaimFindin
             for (parallel, num_workers), times in times_s.items()
         },
         factors={name: as_figure(factor) for name, factor in factors.items()},
-    )
+    ).on(workload)
 
 
 def _attribute(workers: Interval, ddp: Sequence[Interval]) -> tuple[Status, str]:
-    """Whether the gain is the workers', as C5 says, or DDP's at equal numbers of workers."""
+    """Whether the workers gain, beyond noise and more than DDP can at equal numbers of workers."""
     if any(factor.high < 1 for factor in ddp):
         return "does not hold", "DDP by itself, at equal num_workers, is faster here"
     if workers.low > 1:
@@ -170,11 +156,6 @@ def weigh_usage(usage: Mapping[str, Sequence[float]]) -> ClaimFinding:
         f"the GPUs are busy {spelled['dp']} of the time under DP, {spelled['ddp']} under DDP",
         **{f"{mode}_utilization": list(shares) for mode, shares in usage.items()},
     )
-
-
-def _samples_per_s(outcome: Outcome) -> float:
-    assert outcome.record.samples_per_s is not None, "training has samples"
-    return outcome.record.samples_per_s
 
 
 def _times(interval: Interval) -> str:

@@ -1,21 +1,18 @@
 """Claims about whole trainings: C7, C10, C11."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from perfsuite.experiments.claims.claim import (
     NOISE,
-    Bench,
     ClaimFinding,
     as_figure,
     claim,
     weigh,
     weigh_interval,
 )
-from perfsuite.experiments.compare import ComparisonRequest, Word, compare
-from perfsuite.experiments.interleave import Cell, paired_ratio
+from perfsuite.experiments.compare import Comparison, ComparisonRequest, Word, compare
+from perfsuite.experiments.interleave import Bench, Cell, paired_ratio
 from perfsuite.gate.judge.trial import Budget
-from perfsuite.records.profile import ProfileStages
 from perfsuite.records.recipe import Recipe
 from perfsuite.stats.intervals import geometric_interval
 from perfsuite.units import format_bytes, format_ratio, format_seconds
@@ -75,28 +72,16 @@ def try_mixed_precision(bench: Bench) -> ClaimFinding:
         a=Cell(workload=_IMAGES, recipe=recipes["fp32"]),
         b=Cell(workload=_IMAGES, recipe=recipes[low]),
         budget=_BUDGET,
-        seed=bench.seed,
     )
-    compared = compare(bench.session, request, say=bench.say)
-    return weigh_precisions(
-        *curves.values(),
-        word=compared.word,
-        ratio=compared.ratio,
-        interval=compared.interval,
-        precision=low,
-    ).on(_IMAGES)
+    compared = compare(bench, request)
+    return weigh_precisions(curves["fp32"], curves[low], compared, precision=low).on(_IMAGES)
 
 
 def weigh_precisions(
-    full: LearningCurve,
-    mixed: LearningCurve,
-    *,
-    word: Word,
-    ratio: float,
-    interval: tuple[float, float],
-    precision: str,
+    full: LearningCurve, mixed: LearningCurve, compared: Comparison, *, precision: str
 ) -> ClaimFinding:
     """Return what trainings in fp32 and in a mixed precision say of C7; ratios are mixed / full."""
+    word, ratio, (low, high) = compared.word, compared.ratio, compared.interval
     full_loss, mixed_loss = full.losses[-1], mixed.losses[-1]
     learns_alike = (
         full_loss is not None
@@ -107,7 +92,7 @@ def weigh_precisions(
     texts = [
         f"final loss {_spell(full_loss)} and {_spell(mixed_loss)}",
         f"accuracy {format_ratio(full.accuracy)} and {format_ratio(mixed.accuracy)}",
-        f"time x{ratio:.2f} ({interval[0]:.2f} to {interval[1]:.2f}, {word})",
+        f"time x{ratio:.2f} ({low:.2f} to {high:.2f}, {word})",
         f"memory {format_bytes(full.peak_bytes)} and {format_bytes(mixed.peak_bytes)}",
     ]
     checks = {
@@ -123,7 +108,7 @@ def weigh_precisions(
         losses={"fp32": full.losses, precision: mixed.losses},
         accuracy={"fp32": full.accuracy, precision: mixed.accuracy},
         peak_bytes={"fp32": full.peak_bytes, precision: mixed.peak_bytes},
-        time_ratio={"value": ratio, "low": interval[0], "high": interval[1], "word": word},
+        time_ratio={"value": ratio, "low": low, "high": high, "word": word},
     )
 
 
@@ -135,11 +120,7 @@ def weigh_precisions(
 def try_stages(bench: Bench) -> ClaimFinding:
     """Evaluation, loading and the rest dominate a fine-tuning run."""
     run = bench.session.profile(_SENTENCES, Recipe(), num_epochs=2)
-    return weigh_stages(run.profile.stages_s).on(_SENTENCES)
-
-
-def weigh_stages(stages_s: ProfileStages) -> ClaimFinding:
-    """Return what the five stages of a fine-tuning run say of C10."""
+    stages_s = run.profile.stages_s
     computing_s = stages_s.forward + stages_s.loss_backward
     around_s = stages_s.load + (stages_s.evaluation or 0.0) + stages_s.other
     share = around_s / (around_s + computing_s)
@@ -147,7 +128,7 @@ def weigh_stages(stages_s: ProfileStages) -> ClaimFinding:
         around_s > computing_s,
         f"evaluation, loading and other take {format_ratio(share)} of the time",
         **dict(stages_s.as_rows()),
-    )
+    ).on(_SENTENCES)
 
 
 @claim("C11", quoted="DDP 3.08 s, then about 2.5 s; DP 26.2 s, then about 15 s", source="S3")
@@ -158,11 +139,6 @@ def try_first_epoch(bench: Bench) -> ClaimFinding:
         bench.say(f"run {number} of {_NUM_RUNS}")
         run = bench.session.profile(_IMAGES, Recipe(parallel="ddp:2"), num_epochs=_NUM_EPOCHS)
         durations_s.append([epoch.duration_s for epoch in run.profile.epochs])
-    return weigh_first_epoch(durations_s).on(_IMAGES)
-
-
-def weigh_first_epoch(durations_s: Sequence[Sequence[float]]) -> ClaimFinding:
-    """Return what the durations of epochs, run by run, say of C11."""
     firsts = [durations[0] for durations in durations_s]
     laters = [sum(durations[1:]) / (len(durations) - 1) for durations in durations_s]
     ratio = paired_ratio(firsts, laters)
@@ -170,12 +146,12 @@ def weigh_first_epoch(durations_s: Sequence[Sequence[float]]) -> ClaimFinding:
     status = weigh_interval(ratio, low=1.0)
     return weigh(
         status,
-        f"{first}, then {later}: over {len(firsts)} fresh runs the first epoch takes "
+        f"{first}, then {later}: over {_NUM_RUNS} fresh runs the first epoch takes "
         f"x{ratio.centre:.2f} of a later one (between {ratio.low:.2f} and {ratio.high:.2f})"
         f"{NOISE.get(status, '')}",
-        epochs_s=[list(durations) for durations in durations_s],
+        epochs_s=durations_s,
         first_per_later=as_figure(ratio),
-    )
+    ).on(_IMAGES)
 
 
 def _spell(loss: float | None) -> str:

@@ -22,6 +22,11 @@ def in_double(tensor: Tensor) -> Tensor:
     return (torch.view_as_real(tensor) if tensor.is_complex() else tensor).double()
 
 
+def scaled(tensors: Tensors, factor: float) -> Tensors:
+    """All tensors times a factor, in float64."""
+    return {name: in_double(tensor) * factor for name, tensor in tensors.items()}
+
+
 def relative_error(tested: Tensor, expected: Tensor) -> float:
     """||tested - expected|| / ||expected||; infinite where shapes differ or a norm is not finite.
 
@@ -38,9 +43,8 @@ def norm(tensor: Tensor) -> float:
 
 def distance(tested: Tensor, expected: Tensor) -> float:
     """||tested - expected||; infinite where their shapes differ."""
-    if tested.shape != expected.shape:
-        return math.inf
-    return norm(in_double(tested) - in_double(expected))
+    mine, its = in_double(tested), in_double(expected)
+    return norm(mine - its) if mine.shape == its.shape else math.inf
 
 
 def ratio(distance: float, size: float) -> float:
@@ -148,14 +152,20 @@ def measure_buffer_errors(tested: Tensors, expected: Tensors) -> Errors:
     return measure_errors(tested, expected)
 
 
+def coarsest_epsilon(tensors: Tensors) -> float:
+    """The largest epsilon of the tensors' dtypes; 0 where there are none."""
+    return max((torch.finfo(tensor.dtype).eps for tensor in tensors.values()), default=0.0)
+
+
 def total_norm(tensors: Tensors) -> float:
     """The norm of all tensors together."""
     return math.hypot(*(norm(tensor) for tensor in tensors.values()))
 
 
 def judge(
-    errors: Errors,
     what: Quantity,
+    tested: Tensors,
+    expected: Tensors,
     step: int,
     limit: Limit,
     *,
@@ -165,6 +175,8 @@ def judge(
 
     `parameter_limit` gives the limit of one parameter instead of `limit.worst_parameter`.
     """
+    measure = measure_buffer_errors if what == "buffer" else measure_errors
+    errors = measure(tested, expected)
     limit_of = parameter_limit or (lambda _: limit.worst_parameter)
     formula = f"of one parameter, from {limit.formula}" if limit.value else limit.formula
     single = [

@@ -14,8 +14,9 @@ from perfsuite.worker.equivalence.comparison import (
     in_double,
     measure_errors,
     relative_error,
+    scaled,
 )
-from perfsuite.worker.equivalence.planted_bugs import Bug, scaled
+from perfsuite.worker.equivalence.planted_bugs import Bug
 from perfsuite.worker.equivalence.references.averaging import average
 
 _BATCHNORM_LAYERS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
@@ -40,7 +41,18 @@ def explain_gradients(tested: Tensors, expected: Tensors, bugs: Sequence[Bug]) -
     ]
     if lost and len(lost) < len(expected):
         return f"the gradient of {', '.join(map(repr, lost[:3]))} is lost: is it detached?"
-    return _matching_bug(tested, expected, [*bugs, *_any_scale(tested, expected)])
+    bugs = [*bugs, *_any_scale(tested, expected)]
+    error, *left = (
+        found.total * found.size if found.size else math.inf
+        for found in (
+            measure_errors(tested, one) for one in (expected, *(b.gradients for b in bugs))
+        )
+    )
+    # The first of those that explain it best, because where batches are alike some bugs are equal.
+    least = min(left, default=math.inf)
+    enough = max(2 * least, _SAME * error)
+    cause = next((bug.cause for bug, rest in zip(bugs, left, strict=True) if rest <= enough), None)
+    return cause if least < _UNEXPLAINED * error else None
 
 
 def explain_weights(discrepancy: Discrepancy) -> str | None:
@@ -86,20 +98,6 @@ def explain_non_finite(weight: Tensor, optimizer: Optimizer, step: int) -> str |
     if weight.dtype.itemsize < 4:
         advice += ", or use a precision that steps float32 weights (amp-bf16, amp-fp16, O2)"
     return f"{found}: {advice}"
-
-
-def _matching_bug(tested: Tensors, expected: Tensors, bugs: Sequence[Bug]) -> str | None:
-    error, *left = (
-        found.total * found.size if found.size else math.inf
-        for found in (
-            measure_errors(tested, one) for one in (expected, *(b.gradients for b in bugs))
-        )
-    )
-    # The first of those that explain it best, because where batches are alike some bugs are equal.
-    least = min(left, default=math.inf)
-    enough = max(2 * least, _SAME * error)
-    cause = next((bug.cause for bug, rest in zip(bugs, left, strict=True) if rest <= enough), None)
-    return cause if least < _UNEXPLAINED * error else None
 
 
 def _any_scale(tested: Tensors, expected: Tensors) -> Iterator[Bug]:

@@ -16,7 +16,7 @@ from perfsuite.records.recipe import EPSILONS, Recipe
 # over five kinds of models on a CPU: 0.55 u with 3 ranks, 0.40 u with 4. 2 allows other kernels.
 _REDUCTION_FACTOR = 2
 # A sum over a batch has more terms; measured at most 9.2 u with 2 to 4 ranks.
-_SEMANTIC_FACTOR = 16
+SEMANTIC_FACTOR = 16
 # The error of one parameter over that of all together; measured up to 7 (a convolution's bias).
 WORST_PARAMETER_FACTOR = 16
 # The ratio of two low-precision errors against the same reference; measured 0.96 to 1.14.
@@ -59,14 +59,9 @@ class Limit:
 BITWISE = Limit(0.0, "bit for bit", 0.0)
 
 
-def path_epsilon(recipe: Recipe) -> float:
-    """The epsilon of the coarsest arithmetic in the recipe's precision."""
-    return EPSILONS[recipe.precision]
-
-
 def is_low_precision(recipe: Recipe) -> bool:
     """Whether the arithmetic is coarser than float32, so that T2 applies instead of T1."""
-    return path_epsilon(recipe) > torch.finfo(torch.float32).eps
+    return EPSILONS[recipe.precision] > EPSILONS["fp32"]
 
 
 def reduction_limit(
@@ -96,8 +91,9 @@ def semantic_limit(
     Or twice the error of plain training, which grows with the depth of a model, and on a device by
     its kernels; at most `coarsest`.
     """
-    limit = _limit(_SEMANTIC_FACTOR, path_epsilon(recipe), recipe)
-    value = min(ERROR_RATIO * plain_error + path_epsilon(recipe), coarsest)
+    epsilon = EPSILONS[recipe.precision]
+    limit = _limit(SEMANTIC_FACTOR, epsilon, recipe)
+    value = min(ERROR_RATIO * plain_error + epsilon, coarsest)
     if value <= limit.value:
         return limit
     formula = f"{ERROR_RATIO} times the error {plain_error:.1e} of plain training here"
@@ -124,16 +120,16 @@ def _limit(factor: int, epsilon: float, recipe: Recipe) -> Limit:
     return Limit(value, formula, WORST_PARAMETER_FACTOR * value)
 
 
-def update_limit(epsilon: float, size: float) -> Limit:
-    """The limit of the weights after a step from equal gradients, in units of the step.
+def update_limit(share: float, formula: str, epsilon: float, size: float) -> Limit:
+    """The limit of the weights p after a step D that is off by a share e of itself, in steps |D|.
 
-    `size` is the weights' norm in those units. The step is off by a share e of itself, and the
-    weights by what `checks.optimizer_steps` derives from that: sqrt(e u |p|).
+    e |D| / (u |p|) of the elements of p are rounded to the other side, by u |p| each. The norm of
+    that is at most sqrt(e u |p| |D|), by Cauchy and Schwarz. `size` is |p| / |D|, and `formula`
+    that of e.
     """
-    share = _SEMANTIC_FACTOR * epsilon
     value = share + math.sqrt(share * epsilon * size)
-    formula = f"e + sqrt(e u |p| / |D|), e {_SEMANTIC_FACTOR} u, u {epsilon:.1e}, in steps |D|"
-    return Limit(value, formula, value)
+    terms = f"{formula}, u {epsilon:.1e}, in units of the step |D|"
+    return Limit(value, f"e + sqrt(e u |p| / |D|), {terms}", value)
 
 
 def ratio_limit(plain_error: float, epsilon: float) -> Limit:

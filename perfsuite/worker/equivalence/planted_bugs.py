@@ -11,7 +11,7 @@ from functools import partial
 
 import torch
 
-from perfsuite.worker.equivalence.comparison import Tensors, in_double, norm
+from perfsuite.worker.equivalence.comparison import Tensors, distance, norm, scaled
 from perfsuite.worker.equivalence.limits import ERROR_RATIO, SMALLEST_SHARE
 from perfsuite.worker.equivalence.references.averaging import average
 
@@ -28,14 +28,18 @@ class Bug:
     gradients: Tensors
 
 
-def missed(planted: Mapping[str, bool]) -> str:
-    """The names of the planted bugs that a check did not find; empty if it found all."""
-    return "; ".join(name for name, is_flagged in planted.items() if not is_flagged)
+def describe_missed(planted: Mapping[str, bool]) -> list[str]:
+    """The planted bugs that a check did not find, in one sentence; none if it found all."""
+    missed = "; ".join(name for name, is_flagged in planted.items() if not is_flagged)
+    return [f"it does not find a planted bug: {missed}"] if missed else []
 
 
 def gradient_bugs(gradients: Tensors, names: Collection[str] | None = None) -> Iterator[Bug]:
     """The mistakes that any path can make; only the gradients in `names` are ever lost."""
-    norms = _large_norms(gradients)
+    norms = {name: norm(gradient) for name, gradient in gradients.items()}
+    # The others have no limit of their own.
+    least = SMALLEST_SHARE * math.hypot(*norms.values())
+    norms = {name: size for name, size in norms.items() if size >= least}
     losable = norms if names is None else {name: norms[name] for name in norms if name in names}
     # A gradient of one element does not change when it is shifted.
     shiftable = {name: size for name, size in norms.items() if gradients[name].numel() > 1}
@@ -113,7 +117,7 @@ def lost_micro_batch(gradients: Tensors, which: str) -> Bug:
 
 def drawn_anew(gradients: Tensors, expected: Tensors) -> Iterator[Bug]:
     """The mistake of drawing other random numbers; none where those draw the same, as a few may."""
-    if any(not torch.equal(gradients[name], its) for name, its in expected.items()):
+    if any(distance(gradients[name], its) for name, its in expected.items()):
         yield Bug("other random numbers", "random numbers are drawn anew", gradients)
 
 
@@ -127,15 +131,3 @@ lost_samples = partial(Bug, "half of the batch is left out", "samples of the bat
 summed_loss = partial(
     Bug, "a loss that is a sum", "the loss is a sum over the batch; return the mean"
 )
-
-
-def scaled(gradients: Tensors, factor: float) -> Tensors:
-    """All gradients times a factor, in float64."""
-    return {name: in_double(gradient) * factor for name, gradient in gradients.items()}
-
-
-def _large_norms(gradients: Tensors) -> dict[str, float]:
-    """The norms of the gradients that are large enough to have a limit of their own."""
-    norms = {name: norm(gradient) for name, gradient in gradients.items()}
-    least = SMALLEST_SHARE * math.hypot(*norms.values())
-    return {name: size for name, size in norms.items() if size >= least}

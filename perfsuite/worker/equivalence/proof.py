@@ -1,6 +1,6 @@
 """What a check is given, what it gathers, and the one row of the report that follows."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -14,15 +14,16 @@ from perfsuite.worker.equivalence.comparison import (
     Discrepancy,
     Tensors,
     judge,
-    measure_buffer_errors,
     measure_errors,
 )
 from perfsuite.worker.equivalence.diagnosis import explain_ranks, explain_weights
 from perfsuite.worker.equivalence.limits import Limit
-from perfsuite.worker.equivalence.planted_bugs import Bug, missed
+from perfsuite.worker.equivalence.planted_bugs import Bug, describe_missed
 from perfsuite.worker.equivalence.references.single_process import Reference, plain_recipe
 from perfsuite.worker.equivalence.trace.trace import Trace
 from perfsuite.worker.measure.device import is_accelerator
+
+_KEPT_BUFFERS = "the buffers stay as they are"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,27 +91,27 @@ class Proof:
             bug.name: any(not one.is_within for one in judge(bug.gradients)) for bug in bugs
         }
 
-    def plant_buffers(self, steps: Iterable[tuple[Tensors, Tensors, Limit]]) -> None:
-        """Give the check each step's buffers before the pass in place of those that it leaves.
+    def plant_at_step(self, name: str, found: Sequence[Discrepancy]) -> None:
+        """Take in what is found at one step of a bug that is in all of them.
 
-        `steps` are both, and their limit. An average that moves by less cannot be proven.
+        One of the steps must show it; a step in which it changes no bit cannot.
         """
-        found = [
-            one
-            for before, expected, limit in steps
-            for one in judge(measure_buffer_errors(before, expected), "buffer", 1, limit)
-        ]
-        if any(not one.is_within for one in found):
-            self.planted["the buffers stay as they are"] = True
-        elif any(one.error > 0 for one in found):
-            self.notes.append("not proven: buffers that move by less than their limit")
+        if any(one.error > 0 for one in found):
+            is_flagged = any(not one.is_within for one in found)
+            self.planted[name] = self.planted.get(name, False) or is_flagged
+
+    def plant_buffers(self, before: Tensors, expected: Tensors, limit: Limit) -> None:
+        """Give the check a step's buffers before the pass in place of those that it leaves."""
+        self.plant_at_step(_KEPT_BUFFERS, judge("buffer", before, expected, 1, limit))
 
     def conclude(self, recipe: Recipe) -> EquivalenceRow:
         """Return what the proof shows: a mismatch before no power before equivalent."""
+        planted, notes = dict(self.planted), [*self.notes]
+        if planted.get(_KEPT_BUFFERS) is False:  # an average may move by too little to tell
+            del planted[_KEPT_BUFFERS]
+            notes.append("not proven: buffers that move by less than their limit")
         failures = [one for one in self.evidence if not one.is_within]
-        no_power = [*self.vacuous]
-        if missed(self.planted):
-            no_power.append(f"it does not find a planted bug: {missed(self.planted)}")
+        no_power = [*self.vacuous, *describe_missed(planted)]
         if not self.evidence:
             no_power.append("there was nothing to compare")
         status: NumericsStatus = "equivalent"
@@ -134,10 +135,10 @@ class Proof:
             recipe,
             self.check,
             status,
-            "; ".join([reason, *self.notes]),
+            "; ".join([reason, *notes]),
             error=None if shown is None else shown.error,
             limit=None if shown is None else shown.limit,
-            planted=self.planted,
+            planted=planted,
         )
 
 

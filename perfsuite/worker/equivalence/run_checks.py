@@ -3,7 +3,7 @@
 Runs in one process. It imports no torch.distributed: no reference may share a mistake of the ranks.
 """
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 
 from perfsuite.records.equivalence import EquivalenceRow, semantic_check
 from perfsuite.worker.equivalence.checks.checkpointing import check_checkpointing
@@ -56,7 +56,10 @@ def check_run(case: Case) -> tuple[tuple[EquivalenceRow, ...], dict[str, str]]:
     if unequal := [one for one in case.trace.differences if one.what == "buffer"]:
         proofs.setdefault(semantics, Proof(check=semantics)).evidence += unequal
     rows = [*(proof.conclude(recipe) for proof in proofs.values()), *not_exercised]
-    if not not_exercised and not _has_reference(case, proofs):
+    # The reference of the checkpointing check is the same parallel mode without checkpointing,
+    # which is one process, sharing no code with the recipe, only where the recipe is.
+    has_reference = any(one != "checkpointing" or recipe.plan.mode == "single" for one in proofs)
+    if not not_exercised and not has_reference:
         reason = "; ".join(f"{name} does not apply: {why}" for name, why in inapplicable.items())
         rows.append(EquivalenceRow.of(recipe, semantics, "not exercised", reason))
         inapplicable = {}
@@ -78,12 +81,3 @@ def _find_other_shape(case: Case) -> str | None:
                 "DTensor"
             )
     return None
-
-
-def _has_reference(case: Case, checks: Collection[str]) -> bool:
-    """Whether the gradients were compared with one process that shares no code with the recipe.
-
-    The reference of the checkpointing check is the same parallel mode without checkpointing, which
-    is one process only where the recipe is.
-    """
-    return any(name != "checkpointing" or case.recipe.plan.mode == "single" for name in checks)

@@ -1,24 +1,23 @@
 """Puts a trainer together: model, precision, checkpointing, parallel mode, optimizer, in order."""
 
 import random
-from collections.abc import Iterable
 
 import numpy
 import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from perfsuite.errors import RecipeError, WorkloadError
+from perfsuite.errors import WorkloadError
 from perfsuite.records.recipe import Recipe
 from perfsuite.records.workload import Workload
 from perfsuite.worker.training.checkpointing import checkpoint_blocks
 from perfsuite.worker.training.mixed_precision import (
+    PRECISION_POLICIES,
     LossScaler,
     MasterWeights,
     PrecisionPolicy,
     autocast_forward,
     cast_parameters,
-    precision_policy,
     set_tf32,
     use_float8,
 )
@@ -40,7 +39,7 @@ def build_trainer(
     where the workload cannot be trained with this recipe, and a WorkloadError where it breaks its
     contract.
     """
-    precision = precision_policy(recipe.precision)
+    precision = PRECISION_POLICIES[recipe.precision]
     strategy = choose_strategy(workload, recipe, device=device)
     set_tf32(precision, device)
     seed_random_numbers(seed)
@@ -54,9 +53,11 @@ def build_trainer(
     for entry in strategy.entry_modules(model):
         autocast_forward(entry, precision, device)
     if recipe.compile:
-        _compile(model, recipe)
+        model.compile()  # in place, because torch.compile's module renames every parameter
     module, model = model, strategy.wrap(model)
-    optimizer = _build_optimizer(workload, strategy, precision, module.parameters())
+    optimizer = _build_optimizer(strategy, precision, module)
+    stepped = {id(one) for group in optimizer.param_groups for one in group["params"]}
+    left = [one for one in module.parameters() if one.requires_grad and id(one) not in stepped]
 
     seed_random_numbers(seed + strategy.shard_index)
     return Trainer(
@@ -66,7 +67,7 @@ def build_trainer(
         model=model,
         module=module,
         optimizer=optimizer,
-        unstepped=_left_alone(optimizer, module),
+        unstepped=[] if precision.master_weights else left,  # which clear all gradients
         scaler=LossScaler(precision, device, agrees_over_ranks=strategy.splits_parameters),
         precision=precision,
         strategy=strategy,
@@ -90,36 +91,14 @@ def _build_model(workload: Workload) -> nn.Module:
     )
 
 
-def _compile(model: nn.Module, recipe: Recipe) -> None:
-    # Module.compile binds the compiled call to this instance, so every replica that DataParallel
-    # makes would compute with the parameters of the first.
-    if recipe.plan.properties.runs_threads:
-        raise RecipeError(
-            f"compile=True cannot be combined with parallel {recipe.parallel!r}: the replicas of "
-            "nn.DataParallel would all call the compiled first one; use compile=False or ddp:N"
-        )
-    # In place, because the module that torch.compile returns renames every parameter.
-    model.compile()
-
-
-def _left_alone(optimizer: Optimizer, module: nn.Module) -> list[nn.Parameter]:
-    if isinstance(optimizer, MasterWeights):  # it clears the gradients of all parameters
-        return []
-    stepped = {id(one) for group in optimizer.param_groups for one in group["params"]}
-    return [one for one in module.parameters() if one.requires_grad and id(one) not in stepped]
-
-
 def _build_optimizer(
-    workload: Workload,
-    strategy: Strategy,
-    precision: PrecisionPolicy,
-    parameters: Iterable[nn.Parameter],
+    strategy: Strategy, precision: PrecisionPolicy, module: nn.Module
 ) -> Optimizer:
-    trainable = [one for one in parameters if one.requires_grad]
+    trainable = [one for one in module.parameters() if one.requires_grad]
     if not trainable:
         part = "one rank's part of its model" if strategy.splits_parameters else "its model"
         raise WorkloadError(
-            f"workload {workload.name!r}: no parameter of {part} requires a gradient; "
+            f"workload {strategy.workload.name!r}: no parameter of {part} requires a gradient; "
             "leave requires_grad on for the parameters to train"
         )
     if precision.master_weights:

@@ -36,7 +36,7 @@ _NO_MEMORY = (
 )
 
 
-class EpochBatches(Iterator[Any]):
+class EpochBatches(Iterator[Any], contextlib.AbstractContextManager["EpochBatches"]):
     """An iterator of batches (inputs, target) without end; as a context manager it closes itself.
 
     The order of the samples depends on seed and epoch alone, never on the number of workers; a
@@ -137,9 +137,6 @@ class EpochBatches(Iterator[Any]):
         getattr(self._iterator, "_shutdown_workers", lambda: None)()
         self._iterator = None
 
-    def __enter__(self) -> EpochBatches:
-        return self
-
     def __exit__(self, *error: object) -> None:
         self.close()
 
@@ -152,7 +149,9 @@ class EpochBatches(Iterator[Any]):
             self._start_epoch(self.epoch + 1)
             return next(self._iterator)
         except (RuntimeError, OSError) as error:
-            reason = _reason(error)
+            # The cause names the signal or the exit code, the outer error only a process id.
+            cause = error.__cause__ if isinstance(error.__cause__, RuntimeError) else error
+            reason = (str(cause).strip() or type(cause).__name__).splitlines()[0].rstrip(". ")
             advice = _NO_ROOM if "No space left" in reason else _NO_MEMORY
             raise DataLoadError(f"{self._origin} cannot be loaded: {reason}; {advice}") from error
 
@@ -239,9 +238,3 @@ def describe_failure(error: Exception) -> str:
     where += [f"in loader worker {worker.id}"] if worker is not None else []
     text = " ".join([f"raised {type(error).__name__}: {error}", *where])
     return f"{text}; {_NO_ROOM}" if _SHARED_MEMORY_SIGN in text else text
-
-
-def _reason(error: Exception) -> str:
-    # The cause names the signal or the exit code, the outer error only a process id.
-    cause = error.__cause__ if isinstance(error.__cause__, RuntimeError) else error
-    return (str(cause).strip() or type(cause).__name__).splitlines()[0].rstrip(". ")

@@ -26,8 +26,6 @@ _BATCHNORM_LAYERS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatc
 
 # What the kernels of 8 bits divide a matrix into (torch._scaled_mm).
 _DIVISOR = 16
-# `max_loss_scale` of apex.amp.initialize.
-_APEX_MAX_LOSS_SCALE = 2.0**24
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -39,7 +37,6 @@ class PrecisionPolicy:
         keeps_batchnorm_fp32: Affine BatchNorm layers stay in float32.
         autocast_dtype: Of the operations that autocast chooses; None without autocast.
         loss_scale: "dynamic", or 1 for no scaling.
-        max_loss_scale: The greatest dynamic scale; None for no limit.
         master_weights: The optimizer steps float32 copies of the parameters.
         allows_tf32: float32 products on CUDA may be computed in TensorFloat-32.
         float8_recipe: torchao's name for how linear layers round to 8 bits; None where none does.
@@ -50,7 +47,6 @@ class PrecisionPolicy:
     keeps_batchnorm_fp32: bool = False
     autocast_dtype: torch.dtype | None = None
     loss_scale: Literal["dynamic", 1] = 1
-    max_loss_scale: float | None = None
     master_weights: bool = False
     allows_tf32: bool = False
     float8_recipe: Literal["tensorwise", "rowwise"] | None = None
@@ -72,25 +68,18 @@ _POLICIES = (
     PrecisionPolicy(name="fp8-tensorwise", autocast_dtype=_BF16, float8_recipe="tensorwise"),
     PrecisionPolicy(name="fp8-rowwise", autocast_dtype=_BF16, float8_recipe="rowwise"),
     PrecisionPolicy(name="O0"),
-    PrecisionPolicy(
-        name="O1", autocast_dtype=_FP16, loss_scale="dynamic", max_loss_scale=_APEX_MAX_LOSS_SCALE
-    ),
+    PrecisionPolicy(name="O1", autocast_dtype=_FP16, loss_scale="dynamic"),
     PrecisionPolicy(
         name="O2",
         parameter_dtype=_FP16,
         keeps_batchnorm_fp32=True,
         master_weights=True,
         loss_scale="dynamic",
-        max_loss_scale=_APEX_MAX_LOSS_SCALE,
     ),
     PrecisionPolicy(name="O3", parameter_dtype=_FP16),
 )
+# By the precision of a `Recipe`.
 PRECISION_POLICIES = {policy.name: policy for policy in _POLICIES}
-
-
-def precision_policy(name: str) -> PrecisionPolicy:
-    """Return what a precision means, one that a `Recipe` can have."""
-    return PRECISION_POLICIES[name]
 
 
 def set_tf32(policy: PrecisionPolicy, device: torch.device) -> None:
@@ -216,7 +205,7 @@ def cast_for_loss(value: Any, policy: PrecisionPolicy) -> Any:
 
 
 class LossScaler(GradScaler):
-    """A GradScaler with the precision's limit; it does nothing where the precision does not scale.
+    """A GradScaler of a precision; it does nothing where the precision does not scale.
 
     With `agrees_over_ranks` the ranks hold different gradients, so one rank's overflow makes every
     rank skip the step, and `unscale_` is a collective.
@@ -227,17 +216,8 @@ class LossScaler(GradScaler):
     ) -> None:
         super().__init__(device.type, enabled=policy.loss_scale == "dynamic")
         self._agrees_over_ranks = agrees_over_ranks
-        self._max_scale = policy.max_loss_scale
-        self._one = torch.ones((), device=device)
         # Otherwise a rank that never sees a loss (an earlier pipeline stage) has no scale.
-        self.scale(self._one)
-
-    def update(self, new_scale: float | Tensor | None = None) -> None:
-        """Adapt the scale to the last step's gradients, up to the precision's limit."""
-        super().update(new_scale)
-        if self.is_enabled() and self._max_scale is not None:
-            # `scale(1)` is the scale as a tensor; `get_scale` would wait for the device.
-            super().update(self.scale(self._one).clamp(max=self._max_scale))
+        self.scale(torch.ones((), device=device))
 
     def _unscale_grads_(
         self, optimizer: Optimizer, inv_scale: Tensor, found_inf: Tensor, allow_fp16: bool

@@ -137,13 +137,6 @@ def finish_gradients(trainer: Trainer) -> None:
         trainer.optimizer.collect_gradients()
 
 
-def clip_gradients(trainer: Trainer, max_norm: float) -> None:
-    """Clip the norm of all gradients together, already unscaled, to `max_norm`."""
-    parameters = [one for group in trainer.optimizer.param_groups for one in group["params"]]
-    differ = trainer.strategy.splits_parameters
-    clip_grad_norm(parameters, max_norm, differ_between_ranks=differ, device=trainer.device)
-
-
 @contextmanager
 def eval_mode(model: nn.Module) -> Iterator[None]:
     """Hold a model in eval mode; afterwards each module is in its earlier mode."""
@@ -162,23 +155,18 @@ _EPSILON = 1e-6
 
 
 @torch.no_grad()
-def clip_grad_norm(
-    parameters: list[nn.Parameter],
-    max_norm: float,
-    *,
-    differ_between_ranks: bool,
-    device: torch.device,
-) -> Tensor:
-    """Scale all gradients so that their norm is at most `max_norm`; return the norm before.
+def clip_gradients(trainer: Trainer, max_norm: float) -> Tensor:
+    """Clip the norm of all unscaled gradients together to `max_norm`; return the norm before.
 
     As torch.nn.utils.clip_grad_norm_, for gradients of three kinds: plain and equal on all ranks;
     DTensors, with plain ones beside them that are equal on all ranks (fsdp, tp); plain ones that
-    only this rank has (pp, mp). The latter two `differ_between_ranks`; for them it is a collective.
+    only this rank has (pp, mp). For the latter two, of split parameters, it is a collective.
     """
-    if not differ_between_ranks:
+    parameters = [one for group in trainer.optimizer.param_groups for one in group["params"]]
+    if not trainer.strategy.splits_parameters:
         return clip_grad_norm_(parameters, max_norm)
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-    norm = _norm_over_ranks(gradients, device)
+    norm = _norm_over_ranks(gradients, trainer.device)
     scale = (max_norm / (norm + _EPSILON)).clamp(max=1.0)
     for gradient in gradients:
         local_tensor(gradient).mul_(scale)

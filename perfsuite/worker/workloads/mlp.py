@@ -43,10 +43,7 @@ def chain(num_blocks: int) -> Workload:
 
 
 # A claim names them as "perfsuite.worker.workloads.mlp:chain_of_8".
-chain_of_4 = partial(chain, 4)
-chain_of_8 = partial(chain, 8)
-chain_of_16 = partial(chain, 16)
-chain_of_32 = partial(chain, 32)
+chain_of_4, chain_of_8, chain_of_16, chain_of_32 = (partial(chain, n) for n in (4, 8, 16, 32))
 
 
 def build_mlp() -> nn.Sequential:

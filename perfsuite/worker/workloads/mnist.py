@@ -3,14 +3,10 @@
 Never another data set in its place: an absent or damaged file is an error that says what to do.
 """
 
-import math
 import os
 from pathlib import Path
 
-import numpy as np
-import torch
 from filelock import FileLock
-from torch import Tensor
 from torch.utils.data import TensorDataset
 
 from perfsuite.errors import WorkloadError, import_extra
@@ -18,11 +14,9 @@ from perfsuite.records.workload import Split
 
 # 5000 of the 60000 training images are for validation.
 _VALIDATION_SHARE = 12
-
-_FILES = {
-    "train": ("train-images-idx3-ubyte", "train-labels-idx1-ubyte"),
-    "test": ("t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"),
-}
+_FILES = tuple(
+    f"{part}-{kind}-ubyte" for part in ("train", "t10k") for kind in ("images-idx3", "labels-idx1")
+)
 
 
 def mnist(split: Split) -> TensorDataset:
@@ -35,46 +29,38 @@ def mnist(split: Split) -> TensorDataset:
     Images are (1, 28, 28) float32 from 0 for paper to 1 for ink, classes 0 to 9. Raises a
     WorkloadError where a file is absent, could not be downloaded, or is damaged.
     """
-    folder = _find_files()
-    image_file, label_file = _FILES["test" if split == "test" else "train"]
-    images = _read_idx(folder / image_file, num_dimensions=3)
-    labels = _read_idx(folder / label_file, num_dimensions=1)
-    if len(images) != len(labels):
-        raise _damaged(folder / label_file, f"it has {len(labels)} labels for {len(images)} images")
-    if images.shape[1:] != (28, 28):
-        size = "x".join(map(str, images.shape[1:]))
-        raise _damaged(folder / image_file, f"its images are {size}, not 28x28")
+    root = _find_root()
+    try:
+        found = import_extra("torchvision.datasets", "workloads").MNIST(root, train=split != "test")
+    # What torchvision raises where a file is damaged.
+    except (AssertionError, KeyError, OSError, RuntimeError, TypeError, ValueError) as error:
+        raise _unreadable(root, f"{type(error).__name__}: {error}") from error
+    images, labels = found.data, found.targets
+    if images.shape != (len(labels), 28, 28):
+        raise _unreadable(root, f"{len(labels)} labels for images {tuple(images.shape)}")
     if (labels > 9).any():
-        raise _damaged(
-            folder / label_file, f"it has a label {int(labels.max())}, and 9 is the last"
-        )
+        raise _unreadable(root, f"it has a label {int(labels.max())}, and 9 is the last")
     if split != "test":
         num_train = len(labels) - len(labels) // _VALIDATION_SHARE
         part = slice(num_train) if split == "train" else slice(num_train, None)
         images, labels = images[part], labels[part]
-    return TensorDataset(images.unsqueeze(1) / 255, labels.long())
+    return TensorDataset(images.unsqueeze(1) / 255, labels)
 
 
-def _find_files() -> Path:
+def _find_root() -> Path:
     # The place of the data belongs to the machine, not to a cell: these are variables, not options.
     root = Path(os.environ.get("MNIST_ROOT", "data")).absolute()
     folder = root / "MNIST" / "raw"
-    names = [name for files in _FILES.values() for name in files]
-    missing = [name for name in names if not (folder / name).is_file()]
+    missing = [name for name in _FILES if not (folder / name).is_file()]
     if not missing:
-        return folder
-    if os.environ.get("PERFSUITE_DOWNLOAD") == "1":
-        _download(root)
-        return folder
-    origin = "MNIST_ROOT" if "MNIST_ROOT" in os.environ else "the default, data/"
-    raise WorkloadError(
-        f"MNIST is not on disk: {folder} ({origin}) has no {', '.join(missing)}; "
-        "set MNIST_ROOT to the folder that holds MNIST/raw, or set PERFSUITE_DOWNLOAD=1 "
-        "to download it there, or use lenet-digits, which needs no download"
-    )
-
-
-def _download(root: Path) -> None:
+        return root
+    if os.environ.get("PERFSUITE_DOWNLOAD") != "1":
+        origin = "MNIST_ROOT" if "MNIST_ROOT" in os.environ else "the default, data/"
+        raise WorkloadError(
+            f"MNIST is not on disk: {folder} ({origin}) has no {', '.join(missing)}; "
+            "set MNIST_ROOT to the folder that holds MNIST/raw, or set PERFSUITE_DOWNLOAD=1 "
+            "to download it there, or use lenet-digits, which needs no download"
+        )
     datasets = import_extra("torchvision.datasets", "workloads")
     try:
         root.mkdir(parents=True, exist_ok=True)
@@ -84,36 +70,13 @@ def _download(root: Path) -> None:
     except (RuntimeError, OSError) as error:
         raise WorkloadError(
             f"MNIST could not be downloaded to {root} (PERFSUITE_DOWNLOAD=1): {error}; "
-            f"copy its four files to {root / 'MNIST' / 'raw'}, or use lenet-digits"
+            f"copy its four files to {folder}, or use lenet-digits"
         ) from error
+    return root
 
 
-def _read_idx(path: Path, *, num_dimensions: int) -> Tensor:
-    """Return the uint8 tensor of an IDX file (LeCun, Cortes and Burges, "The MNIST database").
-
-    torchvision's reader raises AssertionError for a damaged file, or accepts it.
-    """
-    try:
-        content = np.fromfile(path, dtype=np.uint8)
-    except OSError as error:
-        raise WorkloadError(f"cannot read {path}: {error.strerror or error}") from error
-    # Two zeros, 8 for unsigned bytes, the number of dimensions, then each as 4 bytes, high first.
-    magic = bytes([0, 0, 8, num_dimensions])
-    num_header_bytes = 4 + 4 * num_dimensions
-    header = content[:num_header_bytes].tobytes()
-    if len(header) < num_header_bytes or not header.startswith(magic):
-        raise _damaged(path, f"it does not begin with the header of {num_dimensions}-d bytes")
-    shape = np.frombuffer(header, dtype=">u4", offset=4).tolist()
-    values = content[num_header_bytes:]
-    if len(values) != math.prod(shape):
-        raise _damaged(
-            path, f"its header announces {math.prod(shape)} bytes and {len(values)} follow"
-        )
-    return torch.from_numpy(values).view(shape)
-
-
-def _damaged(path: Path, reason: str) -> WorkloadError:
+def _unreadable(root: Path, reason: str) -> WorkloadError:
     return WorkloadError(
-        f"{path} is damaged or partial: {reason}; delete the folder {path.parent} and fetch MNIST "
-        "again (PERFSUITE_DOWNLOAD=1 downloads it)"
+        f"MNIST in {root / 'MNIST' / 'raw'} is damaged or partial ({reason}); delete that folder "
+        "and fetch MNIST again (PERFSUITE_DOWNLOAD=1 downloads it)"
     )

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 
+import torch
 from torch import Tensor
 from torch.utils.data import TensorDataset
 
@@ -11,10 +12,8 @@ from perfsuite.records.workload import Split
 def take_split(split: Split, sizes: Mapping[Split, int], *tensors: Tensor) -> TensorDataset:
     """Return one of the consecutive parts that `sizes` cuts the tensors' first dimension into.
 
-    >>> import torch
     >>> list(take_split("test", {"train": 3, "test": 2}, torch.arange(5)))
     [(tensor(3),), (tensor(4),)]
     """
-    splits = list(sizes)
-    start = sum(sizes[earlier] for earlier in splits[: splits.index(split)])
-    return TensorDataset(*(tensor[start : start + sizes[split]] for tensor in tensors))
+    index = list(sizes).index(split)
+    return TensorDataset(*(torch.split(tensor, list(sizes.values()))[index] for tensor in tensors))

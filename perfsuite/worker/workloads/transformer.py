@@ -218,15 +218,12 @@ def sentence_pairs(split: Split) -> TensorDataset:
     generator = torch.Generator().manual_seed(_DATA_SEED)
     num_pairs = sum(SPLIT_SIZES.values())
     first = torch.randint(NUM_TOPICS, (num_pairs, 1), generator=generator)
-    second = (
-        first + torch.randint(1, NUM_TOPICS, (num_pairs, 1), generator=generator)
-    ) % NUM_TOPICS
+    offset = torch.randint(1, NUM_TOPICS, (num_pairs, 1), generator=generator)
+    second = (first + offset) % NUM_TOPICS
     tokens = torch.cat(
         [
-            torch.full((num_pairs, 1), CLASS_TOKEN),
-            _sentences(first, generator),
-            torch.full((num_pairs, 1), SEPARATOR_TOKEN),
-            _sentences(second, generator),
+            F.pad(_sentences(first, generator), (1, 0), value=CLASS_TOKEN),
+            F.pad(_sentences(second, generator), (1, 0), value=SEPARATOR_TOKEN),
         ],
         dim=1,
     )

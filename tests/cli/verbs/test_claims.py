@@ -12,7 +12,8 @@ from command_line import call_verb
 from perfsuite.cli import app
 from perfsuite.cli.verbs import claims as claims_module
 from perfsuite.errors import WorkloadError
-from perfsuite.experiments.claims.claim import Bench, Claim, ClaimFinding
+from perfsuite.experiments.claims.claim import Claim, ClaimFinding
+from perfsuite.experiments.interleave import Bench
 
 HOLDS = ClaimFinding(status="holds", figures={"ratio": 0.5}, reason="counted")
 

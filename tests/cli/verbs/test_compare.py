@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 from command_line import call_verb
@@ -12,6 +11,7 @@ from made_up_cells import make_record
 
 from perfsuite.cli.verbs import compare as compare_module
 from perfsuite.experiments.compare import Comparison, ComparisonRequest
+from perfsuite.experiments.interleave import Bench
 from perfsuite.records.equivalence import EquivalenceReport, EquivalenceRow
 from perfsuite.records.recipe import Recipe
 
@@ -53,10 +53,12 @@ class Verb:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self._patch = monkeypatch
         self.requests: list[ComparisonRequest] = []
+        self.seeds: list[int] = []
 
     def __call__(self, *arguments: str, found: Comparison = FOUND) -> int:
-        def compare(session: Any, request: ComparisonRequest, *, say: Any) -> Comparison:
+        def compare(bench: Bench, request: ComparisonRequest) -> Comparison:
             self.requests.append(request)
+            self.seeds.append(bench.seed)
             return found
 
         self._patch.setattr(compare_module, "compare", compare)
@@ -81,7 +83,7 @@ def test_both_recipes_and_the_budget_reach_the_judge(verb: Verb) -> None:
     assert ended == 0
     assert request.a.recipe == Recipe(num_workers=1, precision="bf16")
     assert request.b.recipe == Recipe(num_workers=2)
-    assert (request.tolerance, request.limit, request.seed) == (0.01, 0.04, 9)
+    assert (request.tolerance, request.limit, verb.seeds) == (0.01, 0.04, [9])
     assert (request.budget.max_pairs, request.budget.max_s) == (6, 120.0)
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 from command_line import call_verb
 
 from perfsuite.cli.verbs import sweep
 from perfsuite.cli.verbs.sweep import parse_counts
+from perfsuite.experiments.interleave import Bench
 from perfsuite.experiments.sweep import Times
 from perfsuite.records.recipe import Recipe
 
@@ -27,15 +27,9 @@ class Verb:
 
     def __call__(self, *arguments: str) -> int:
         def sweep_workers(
-            session: Any,
-            workload: str,
-            recipe: Recipe,
-            counts: list[int],
-            *,
-            num_repetitions: int,
-            **_: Any,
+            bench: Bench, workload: str, recipe: Recipe, counts: list[int]
         ) -> tuple[Times, Times]:
-            self.calls.append((workload, recipe, counts, num_repetitions))
+            self.calls.append((workload, recipe, counts, bench.num_repetitions))
             return FOUND
 
         self._patch.setattr(sweep, "sweep_workers", sweep_workers)

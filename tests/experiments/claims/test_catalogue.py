@@ -9,7 +9,8 @@ from made_up_cells import MadeUpSession
 
 from perfsuite.errors import NotExercisedError, SettingError, WorkloadError
 from perfsuite.experiments.claims.catalogue import CLAIMS, choose_claims, try_claims
-from perfsuite.experiments.claims.claim import Bench, Claim, ClaimFinding
+from perfsuite.experiments.claims.claim import Claim, ClaimFinding
+from perfsuite.experiments.interleave import Bench
 
 HOLDS = ClaimFinding(status="holds", figures={"ratio": 0.5}, reason="counted")
 

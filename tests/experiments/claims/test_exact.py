@@ -2,29 +2,37 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
-from perfsuite.experiments.claims.claim import Bench
 from perfsuite.experiments.claims.exact import (
-    ChainCounts,
     try_accumulation,
     try_averaging,
     try_checkpointing,
     try_half_precision,
     try_sharding,
     weigh_check,
-    weigh_checkpoints,
-    weigh_shards,
-    weigh_tensors,
 )
+from perfsuite.experiments.interleave import Bench
 from perfsuite.experiments.rank_session import Session
 from perfsuite.ranks.messages import GroupPolicy
 from perfsuite.records.equivalence import EquivalenceReport, EquivalenceRow
+from perfsuite.records.recipe import Recipe
 
-# Blocks of the chain keep 20 bytes and cost 30 flops in three passes, 10 each.
-PLAIN = ChainCounts(saved_bytes={4: 85, 8: 165, 16: 325}, flops={4: 125, 8: 245, 16: 485})
-FIXED = ChainCounts(saved_bytes={4: 45, 8: 45, 16: 45}, flops={4: 125, 8: 285, 16: 605})
-EVERY = ChainCounts(saved_bytes={4: 45, 8: 85, 16: 165}, flops={4: 125, 8: 245, 16: 485})
+# Blocks of the chain keep 20 bytes and cost 30 flops in three passes, 10 each. For chains of 4, 8,
+# 16 and 32 blocks, by their checkpointing.
+SAVED_BYTES = {
+    "none": [85, 165, 325, 645],
+    "segments:4": [45, 45, 45, 45],
+    "every-block": [45, 85, 165, 325],
+}
+FLOPS = {
+    "none": [125, 245, 485, 965],
+    "segments:4": [125, 285, 605, 1245],
+    "every-block": [125, 245, 485, 965],
+}
 
 
 @pytest.fixture
@@ -33,12 +41,19 @@ def bench() -> Bench:
     return Bench(session=session, seed=3, say=print)
 
 
+def answering(answers: list[Any]) -> Any:
+    """A bench whose ranks give these answers."""
+    return SimpleNamespace(seed=3, on_ranks=lambda num_ranks, name, *args: answers)
+
+
 # --- C8 ---
 
 
-def test_half_the_bytes_is_exactly_half() -> None:
-    assert weigh_tensors({"float32": 400, "float16": 200}).status == "holds"
-    assert weigh_tensors({"float32": 400, "float16": 201}).status == "does not hold"
+@pytest.mark.parametrize(("half", "status"), [(200, "holds"), (201, "does not hold")])
+def test_half_the_bytes_is_exactly_half(half: int, status: str) -> None:
+    bench = answering([{"float32": 400, "float16": half}])
+
+    assert try_half_precision.experiment(bench).status == status
 
 
 @pytest.mark.slow
@@ -57,32 +72,49 @@ def test_a_tensor_in_fp16_takes_half_the_bytes_here(bench: Bench) -> None:
 # --- C9 ---
 
 
+def counting(saved_bytes: dict[str, list[int]], flops: dict[str, list[int]]) -> Any:
+    """A bench that counts so in chains of 4, 8, 16 and 32 blocks."""
+
+    def count(workload: str, recipe: Recipe) -> Any:
+        at = (4, 8, 16, 32).index(int(workload.rpartition("_")[2]))
+        counts = SimpleNamespace(
+            saved_activation_bytes=saved_bytes[recipe.checkpointing][at],
+            flops=flops[recipe.checkpointing][at],
+        )
+        return SimpleNamespace(record=SimpleNamespace(counts=counts))
+
+    return SimpleNamespace(count=count)
+
+
 def test_slopes_and_recomputed_layers_are_those_of_the_counts() -> None:
-    finding = weigh_checkpoints(plain=PLAIN, fixed=FIXED, every=EVERY, num_checkpoints=4)
+    finding = try_checkpointing.experiment(counting(SAVED_BYTES, FLOPS))
 
     assert finding.status == "holds"
     assert finding.figures["slopes_bytes_per_block"] == {
-        "none": [20.0, 20.0],
-        "segments:4": [0.0, 0.0],
-        "every-block": [10.0, 10.0],
+        "none": [20.0] * 3,
+        "segments:4": [0.0] * 3,
+        "every-block": [10.0] * 3,
     }
-    assert finding.figures["recomputed_layers"] == {4: 0.0, 8: 4.0, 16: 12.0}
+    assert finding.figures["recomputed_layers"] == {4: 0.0, 8: 4.0, 16: 12.0, 32: 28.0}
+    assert finding.figures["saved_bytes"]["segments:4"] == {4: 45, 8: 45, 16: 45, 32: 45}
 
 
 @pytest.mark.parametrize(
-    ("name", "changed"),
+    ("saved_bytes", "flops"),
     [
-        ("plain", ChainCounts(saved_bytes=FIXED.saved_bytes, flops=PLAIN.flops)),
-        ("plain", ChainCounts(saved_bytes={4: 85, 8: 165, 16: 326}, flops=PLAIN.flops)),
-        ("fixed", ChainCounts(saved_bytes={4: 45, 8: 45, 16: 46}, flops=FIXED.flops)),
-        ("fixed", ChainCounts(saved_bytes=FIXED.saved_bytes, flops=PLAIN.flops)),
-        ("every", ChainCounts(saved_bytes={4: 45, 8: 85, 16: 166}, flops=EVERY.flops)),
+        ({"none": SAVED_BYTES["segments:4"]}, {}),
+        ({"none": [85, 165, 325, 646]}, {}),
+        ({"segments:4": [45, 45, 45, 46]}, {}),
+        ({}, {"segments:4": FLOPS["none"]}),
+        ({"every-block": [45, 85, 165, 326]}, {}),
     ],
 )
-def test_one_count_that_is_off_breaks_the_claim(name: str, changed: ChainCounts) -> None:
-    chains = {"plain": PLAIN, "fixed": FIXED, "every": EVERY} | {name: changed}
+def test_one_count_that_is_off_breaks_the_claim(
+    saved_bytes: dict[str, list[int]], flops: dict[str, list[int]]
+) -> None:
+    bench = counting(SAVED_BYTES | saved_bytes, FLOPS | flops)
 
-    assert weigh_checkpoints(**chains, num_checkpoints=4).status == "does not hold"
+    assert try_checkpointing.experiment(bench).status == "does not hold"
 
 
 @pytest.mark.slow
@@ -155,7 +187,9 @@ def test_accumulation_equals_a_large_batch_here(bench: Bench) -> None:
 
 
 def test_disjoint_equal_batches_that_cover_the_data_hold() -> None:
-    finding = weigh_shards([[[0, 3], [4, 7]], [[1, 2], [5, 6]]], num_samples=9)
+    bench = answering([([[0, 3], [4, 7]], 9), ([[1, 2], [5, 6]], 9)])
+
+    finding = try_sharding.experiment(bench)
 
     assert finding.status == "holds"
     assert finding.figures == {
@@ -181,7 +215,9 @@ def test_disjoint_equal_batches_that_cover_the_data_hold() -> None:
 def test_shards_that_overlap_differ_or_miss_data_do_not_hold(
     shards: list[list[list[int]]], num_samples: int
 ) -> None:
-    assert weigh_shards(shards, num_samples=num_samples).status == "does not hold"
+    bench = answering([(batches, num_samples) for batches in shards])
+
+    assert try_sharding.experiment(bench).status == "does not hold"
 
 
 @pytest.mark.slow

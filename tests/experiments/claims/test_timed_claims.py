@@ -2,38 +2,37 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from made_up_cells import MadeUpSession, make_outcome
 
 from perfsuite.errors import NotExercisedError, WorkloadError
-from perfsuite.experiments.claims.claim import Bench, ClaimFinding
+from perfsuite.experiments.claims import trainings
+from perfsuite.experiments.claims.claim import ClaimFinding
 from perfsuite.experiments.claims.loading import (
     find_images,
     try_augmentation,
     try_bound,
     try_workers,
-    weigh_augmentation,
-    weigh_bound,
-    weigh_workers,
 )
 from perfsuite.experiments.claims.parallelism import (
     mean_usage,
     try_attribution,
     try_modes,
     try_usage,
-    weigh_attribution,
-    weigh_modes,
     weigh_usage,
 )
 from perfsuite.experiments.claims.trainings import (
     LearningCurve,
-    weigh_first_epoch,
+    try_first_epoch,
+    try_stages,
     weigh_precisions,
-    weigh_stages,
 )
+from perfsuite.experiments.interleave import Bench
 from perfsuite.records.capability import Hardware
+from perfsuite.records.cell import StageTimes
 from perfsuite.records.profile import ProfileStages
 from perfsuite.records.recipe import Recipe
 from perfsuite.system.usage import UsageSample
@@ -56,6 +55,17 @@ def bench_of(
     session = MadeUpSession(answer_if_there, hardware)
     bench = Bench(session=session, seed=1, say=lambda line: None)  # type: ignore[arg-type]
     return bench, session
+
+
+def given(times_s: Any) -> Any:
+    """A bench that has measured these times."""
+
+    def measure(cells: Any) -> Any:
+        return times_s
+
+    session = SimpleNamespace(hardware=TWO_GPUS)
+    known = {"session": session, "count": lambda workload, recipe: None}
+    return SimpleNamespace(measure=measure, measure_times_s=measure, **known)
 
 
 def scaled(*factors: float) -> list[tuple[float, ...]]:
@@ -86,7 +96,7 @@ def test_the_quoted_runs_images_are_taken_where_they_are_there() -> None:
 def test_c1_needs_a_fall_to_two_workers_and_a_rise(
     times_s: dict[int, tuple[float, ...]], status: str
 ) -> None:
-    assert weigh_workers(times_s).status == status
+    assert try_workers.experiment(given(times_s)).status == status
 
 
 def test_c1_loads_alone_with_each_number_of_workers() -> None:
@@ -103,9 +113,29 @@ def test_c1_loads_alone_with_each_number_of_workers() -> None:
 
 
 def test_c2_holds_where_loading_in_the_process_takes_longer_than_the_update() -> None:
-    bound = weigh_bound({0: [(6.4, 1.1), (6.0, 1.2)], 4: [(0.5, 1.2), (0.4, 1.1)]})
-    free = weigh_bound({0: [(0.5, 1.2), (0.4, 1.1)], 4: [(6.4, 1.1), (6.0, 1.2)]})
-    noisy = weigh_bound({0: [(2.0, 1.0), (0.9, 1.0)]})
+    def try_with(times_s: dict[int, list[tuple[float, float]]]) -> ClaimFinding:
+        outcomes = {
+            count: [
+                make_outcome(
+                    [1.0],
+                    stages_s=StageTimes(
+                        load=load_s,
+                        forward=None,
+                        backward=update_s,
+                        optimizer=None,
+                        evaluation=None,
+                        other=0.0,
+                    ),
+                )
+                for load_s, update_s in times
+            ]
+            for count, times in times_s.items()
+        }
+        return try_bound.experiment(given(outcomes))
+
+    bound = try_with({0: [(6.4, 1.1), (6.0, 1.2)], 4: [(0.5, 1.2), (0.4, 1.1)]})
+    free = try_with({0: [(0.5, 1.2), (0.4, 1.1)], 4: [(6.4, 1.1), (6.0, 1.2)]})
+    noisy = try_with({0: [(2.0, 1.0), (0.9, 1.0)]})
 
     assert bound.status == "holds"
     assert free.status == "does not hold"
@@ -143,7 +173,9 @@ def test_c2_counts_forward_backward_and_optimizer_as_the_update() -> None:
 def test_c3_holds_where_the_share_is_nearer_to_a_half_than_to_anything_else(
     plain_s: tuple[float, ...], status: str
 ) -> None:
-    assert weigh_augmentation(FAST, plain_s).status == status
+    bench = given({"affine": FAST, "plain": plain_s})
+
+    assert try_augmentation.experiment(bench).status == status
 
 
 def test_c3_compares_loading_with_the_augmentation_and_without() -> None:
@@ -196,8 +228,10 @@ def test_c4_compares_times_per_sample_over_all_gpus() -> None:
 
 
 def test_c4_does_not_hold_where_dp_gains_or_ddp_loses() -> None:
-    dp_gains = weigh_modes({"single": SLOW, "dp": FAST, "ddp": FAST})
-    ddp_loses = weigh_modes({"single": FAST, "dp": SLOW, "ddp": SLOW})
+    fast, slow = ([make_outcome([time_s]) for time_s in times] for times in (FAST, SLOW))
+
+    dp_gains = try_modes.experiment(given({"single": slow, "dp": fast, "ddp": fast}))
+    ddp_loses = try_modes.experiment(given({"single": fast, "dp": slow, "ddp": slow}))
 
     assert (dp_gains.status, ddp_loses.status) == ("does not hold", "does not hold")
 
@@ -232,14 +266,13 @@ def test_c6_takes_the_mean_of_the_samples_that_a_gpu_gave() -> None:
 
 def attributed(*, workers: float, ddp: float) -> ClaimFinding:
     alone, by_workers, by_ddp, both = scaled(1.0, workers, ddp, workers * ddp)
-    return weigh_attribution(
-        {
-            ("single", 0): alone,
-            ("single", 4): by_workers,
-            ("ddp:1", 0): by_ddp,
-            ("ddp:1", 4): both,
-        }
-    )
+    times_s = {
+        ("single", 0): alone,
+        ("single", 4): by_workers,
+        ("ddp:1", 0): by_ddp,
+        ("ddp:1", 4): both,
+    }
+    return try_attribution.experiment(given(times_s))
 
 
 def test_c5_holds_where_workers_gain_and_ddp_does_not() -> None:
@@ -271,21 +304,21 @@ def test_c5_does_not_hold_where_the_gain_is_ddps_or_there_is_none(
     finding = attributed(workers=workers, ddp=ddp)
 
     assert finding.status == "does not hold"
-    assert finding.reason.startswith(reason)
+    assert finding.reason.startswith(f"on lenet-mnist-affine {reason}")
 
 
 def test_c5_is_not_tested_where_noise_hides_where_the_gain_comes_from() -> None:
-    finding = weigh_attribution(
-        {
-            ("single", 0): FAST,
-            ("single", 4): (1.1, 1.4, 1.0),
-            ("ddp:1", 0): FAST,
-            ("ddp:1", 4): (1.1, 1.4, 1.0),
-        }
-    )
+    by_workers = (1.1, 1.4, 1.0)
+    times_s = {
+        (parallel, num_workers): times
+        for parallel in ("single", "ddp:1")
+        for num_workers, times in ((0, FAST), (4, by_workers))
+    }
+
+    finding = try_attribution.experiment(given(times_s))
 
     assert finding.status == "cannot be tested here"
-    assert finding.reason.startswith("the noise is too large to say where a gain comes from: total")
+    assert "the noise is too large to say where a gain comes from: total" in finding.reason
 
 
 def test_c5_trains_all_four_combinations_at_equal_conditions() -> None:
@@ -308,9 +341,8 @@ FULL = LearningCurve(losses=(1.0, 0.334), accuracy=0.97, peak_bytes=1000)
 
 
 def precisions(mixed: LearningCurve, word: Any = "faster") -> ClaimFinding:
-    return weigh_precisions(
-        FULL, mixed, word=word, ratio=0.8, interval=(0.75, 0.85), precision="amp-bf16"
-    )
+    compared: Any = SimpleNamespace(word=word, ratio=0.8, interval=(0.75, 0.85))
+    return weigh_precisions(FULL, mixed, compared, precision="amp-bf16")
 
 
 def test_c7_holds_where_all_four_figures_say_so() -> None:
@@ -367,10 +399,18 @@ def test_c7_does_not_hold_where_one_figure_misses(
 # --- C10, C11 ---
 
 
-def stages(forward: float, evaluation: float | None) -> ProfileStages:
-    return ProfileStages(
+def profiling(*profiles: Any) -> Any:
+    """A bench whose trainings give these profiles, one after the other."""
+    runs = iter(SimpleNamespace(profile=profile) for profile in profiles)
+    session = SimpleNamespace(profile=lambda *args, num_epochs: next(runs))
+    return SimpleNamespace(session=session, say=lambda line: None)
+
+
+def try_stages_of(forward: float, evaluation: float | None) -> ClaimFinding:
+    stages_s = ProfileStages(
         load=1.0, forward=forward, loss_backward=1.0, evaluation=evaluation, other=0.5
     )
+    return try_stages.experiment(profiling(SimpleNamespace(stages_s=stages_s)))
 
 
 @pytest.mark.parametrize(
@@ -380,20 +420,23 @@ def stages(forward: float, evaluation: float | None) -> ProfileStages:
 def test_c10_weighs_what_is_around_the_computation_against_it(
     forward: float, evaluation: float | None, status: str
 ) -> None:
-    assert weigh_stages(stages(forward, evaluation)).status == status
+    assert try_stages_of(forward, evaluation).status == status
 
 
 def test_c10_shows_all_five_stages() -> None:
-    finding = weigh_stages(stages(1.0, 2.0))
+    finding = try_stages_of(1.0, 2.0)
 
     assert finding.figures == {
+        "workload": "transformer-tiny",
         "load": 1.0,
         "forward": 1.0,
         "loss + backward": 1.0,
         "evaluation": 2.0,
         "other": 0.5,
     }
-    assert finding.reason == ("evaluation, loading and other take 63.6 % of the time")
+    assert finding.reason == (
+        "on transformer-tiny evaluation, loading and other take 63.6 % of the time"
+    )
 
 
 @pytest.mark.parametrize(
@@ -406,6 +449,14 @@ def test_c10_shows_all_five_stages() -> None:
     ids=["slower", "faster", "slower once"],
 )
 def test_c11_needs_a_first_epoch_that_is_slower_beyond_noise(
-    durations_s: list[tuple[float, ...]], status: str
+    monkeypatch: pytest.MonkeyPatch, durations_s: list[tuple[float, ...]], status: str
 ) -> None:
-    assert weigh_first_epoch(durations_s).status == status
+    monkeypatch.setattr(trainings, "_NUM_RUNS", len(durations_s))
+    profiles = [
+        SimpleNamespace(epochs=[SimpleNamespace(duration_s=one) for one in durations])
+        for durations in durations_s
+    ]
+
+    finding = try_first_epoch.experiment(profiling(*profiles))
+
+    assert finding.status == status

@@ -6,12 +6,12 @@ import pytest
 import torch
 
 from perfsuite import Recipe
+from perfsuite.records.recipe import EPSILONS
 from perfsuite.worker.equivalence.comparison import judge_alignment
 from perfsuite.worker.equivalence.limits import (
     BITWISE,
     Limit,
     is_low_precision,
-    path_epsilon,
     ratio_limit,
     reduction_limit,
     semantic_limit,
@@ -42,7 +42,7 @@ def test_the_epsilon_of_a_path_is_that_of_its_coarsest_arithmetic(
 ) -> None:
     recipe = Recipe(precision=precision)
 
-    assert path_epsilon(recipe) == epsilon
+    assert EPSILONS[recipe.precision] == epsilon
     assert is_low_precision(recipe) == (epsilon > U32)
 
 

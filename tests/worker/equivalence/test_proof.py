@@ -8,9 +8,9 @@ import torch
 
 from perfsuite import Recipe
 from perfsuite.records.equivalence import EquivalenceRow
-from perfsuite.worker.equivalence.comparison import Discrepancy, Tensors, judge, measure_errors
+from perfsuite.worker.equivalence.comparison import Discrepancy, Tensors, judge
 from perfsuite.worker.equivalence.limits import BITWISE
-from perfsuite.worker.equivalence.planted_bugs import Bug, missed
+from perfsuite.worker.equivalence.planted_bugs import Bug, describe_missed
 from perfsuite.worker.equivalence.proof import Proof
 
 RECIPE = Recipe(parallel="ddp:2")
@@ -215,7 +215,7 @@ def test_planted_bugs_are_flagged_by_the_comparison_of_the_check() -> None:
     expected = {"a": torch.ones(2)}
 
     def compare(tested: Tensors) -> list[Discrepancy]:
-        return judge(measure_errors(tested, expected), "gradient", 1, BITWISE)
+        return judge("gradient", tested, expected, 1, BITWISE)
 
     proof = Proof(check="T0", planted=dict(FOUND))
     proof.plant(
@@ -233,6 +233,7 @@ def test_power_counts_what_was_flagged_of_what_was_planted() -> None:
     row = EquivalenceRow.of(RECIPE, "T0", "no power", "", planted=FOUND | MISSED)
 
     assert row.power == "1/3"
-    assert missed(FOUND | MISSED) == "a lost gradient; a shifted gradient"
-    assert missed(FOUND) == ""
+    (told,) = describe_missed(FOUND | MISSED)
+    assert told == "it does not find a planted bug: a lost gradient; a shifted gradient"
+    assert describe_missed(FOUND) == []
     assert EquivalenceRow.of(RECIPE, "T0", "equivalent", "").power is None

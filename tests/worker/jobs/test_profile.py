@@ -10,7 +10,7 @@ import pytest
 from perfsuite.experiments.profile import combine_profiles
 from perfsuite.ranks.group import run_group
 from perfsuite.ranks.messages import GroupPolicy, GroupRequest, RunProfile
-from perfsuite.ranks.pickling import pack
+from perfsuite.ranks.pickling import pack, packed_by_value
 from perfsuite.records.profile import ProfiledRun
 from perfsuite.records.recipe import Recipe
 from perfsuite.records.workload import Workload
@@ -23,11 +23,9 @@ pytestmark = pytest.mark.usefixtures("nothing_left")
 
 def profile(workload: Workload, recipe: Recipe, *, num_epochs: int = 1) -> ProfiledRun:
     """Profile on fresh ranks, without holding the machine."""
-    job = RunProfile(
-        workload=pack(workload, by_value=[sys.modules[__name__]]),
-        recipe=recipe,
-        num_epochs=num_epochs,
-    )
+    with packed_by_value([sys.modules[__name__]]):
+        packed = pack(workload)
+    job = RunProfile(workload=packed, recipe=recipe, num_epochs=num_epochs)
     plan = recipe.plan
     ranks: Any = run_group(
         GroupRequest(

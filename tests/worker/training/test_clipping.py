@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from torch.distributed.tensor import Shard, distribute_tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from perfsuite.worker.training import step
-from perfsuite.worker.training.step import clip_grad_norm
+from perfsuite.worker.training.step import clip_gradients
 
 CPU = torch.device("cpu")
 
@@ -24,8 +25,12 @@ def with_gradient(gradient: Tensor) -> nn.Parameter:
 
 
 def clip(parameters: list[nn.Parameter], max_norm: float, *, differ: bool) -> float:
-    norm = clip_grad_norm(parameters, max_norm, differ_between_ranks=differ, device=CPU)
-    return norm.item()
+    trainer: Any = SimpleNamespace(
+        optimizer=SimpleNamespace(param_groups=[{"params": parameters}]),
+        strategy=SimpleNamespace(splits_parameters=differ),
+        device=CPU,
+    )
+    return clip_gradients(trainer, max_norm).item()
 
 
 def test_plain_gradients_are_clipped_as_torch_does_it() -> None:

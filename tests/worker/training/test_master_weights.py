@@ -8,9 +8,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from perfsuite.records.stages import untimed
 from perfsuite.worker.training.mixed_precision import (
+    PRECISION_POLICIES,
     MasterWeights,
     cast_parameters,
-    precision_policy,
 )
 from perfsuite.worker.training.step import train_step
 
@@ -56,7 +56,7 @@ def test_a_whole_model_trains_as_in_float32_when_its_values_fit_into_half() -> N
         parameter.data = torch.randint(-3, 4, parameter.shape).float()
     mastered = nn.Linear(4, 2)
     mastered.load_state_dict(single.state_dict())
-    cast_parameters(mastered, precision_policy("O2"))
+    cast_parameters(mastered, PRECISION_POLICIES["O2"])
     plain = torch.optim.SGD(single.parameters(), lr=1.0)
     optimizer = MasterWeights(
         list(mastered.parameters()), lambda parameters: torch.optim.SGD(parameters, lr=1.0)

@@ -17,7 +17,6 @@ from perfsuite.worker.training.mixed_precision import (
     cast_for_loss,
     cast_inputs,
     cast_parameters,
-    precision_policy,
     set_tf32,
 )
 from perfsuite.worker.training.step import train_step
@@ -41,14 +40,14 @@ def test_every_precision_of_a_recipe_has_a_policy() -> None:
 
 
 # apex/amp/frontend.py: cast_model_type, patch_torch_functions (here autocast), keep_batchnorm_fp32,
-# master_weights, loss_scale; and max_loss_scale of amp.initialize.
+# master_weights, loss_scale.
 @pytest.mark.parametrize(
-    ("level", "cast_model_type", "patched", "keeps_batchnorm", "masters", "loss_scale", "greatest"),
+    ("level", "cast_model_type", "patched", "keeps_batchnorm", "masters", "loss_scale"),
     [
-        ("O0", SINGLE, None, False, False, 1, None),
-        ("O1", SINGLE, HALF, False, False, "dynamic", 2.0**24),
-        ("O2", HALF, None, True, True, "dynamic", 2.0**24),
-        ("O3", HALF, None, False, False, 1, None),
+        ("O0", SINGLE, None, False, False, 1),
+        ("O1", SINGLE, HALF, False, False, "dynamic"),
+        ("O2", HALF, None, True, True, "dynamic"),
+        ("O3", HALF, None, False, False, 1),
     ],
 )
 def test_the_o_levels_are_those_of_apex(
@@ -58,23 +57,21 @@ def test_the_o_levels_are_those_of_apex(
     keeps_batchnorm: bool,
     masters: bool,
     loss_scale: Any,
-    greatest: float | None,
 ) -> None:
-    assert precision_policy(level) == PrecisionPolicy(
+    assert PRECISION_POLICIES[level] == PrecisionPolicy(
         name=level,
         parameter_dtype=cast_model_type,
         autocast_dtype=patched,
         keeps_batchnorm_fp32=keeps_batchnorm,
         master_weights=masters,
         loss_scale=loss_scale,
-        max_loss_scale=greatest,
     )
 
 
 def test_o2_halves_all_but_the_batchnorm_that_has_weights() -> None:
     model = convolutional()
 
-    cast_parameters(model, precision_policy("O2"))
+    cast_parameters(model, PRECISION_POLICIES["O2"])
 
     convolution, norm, norm_without_weights, _, linear = model
     assert convolution.weight.dtype == linear.bias.dtype == HALF
@@ -86,7 +83,7 @@ def test_o2_halves_all_but_the_batchnorm_that_has_weights() -> None:
 def test_o3_halves_every_parameter_and_floating_buffer() -> None:
     model = convolutional()
 
-    cast_parameters(model, precision_policy("O3"))
+    cast_parameters(model, PRECISION_POLICIES["O3"])
 
     floating = [t for t in model.state_dict().values() if t.is_floating_point()]
     assert len(floating) == 10
@@ -97,7 +94,7 @@ def test_casting_keeps_tied_weights_tied() -> None:
     model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
     model[1].weight = model[0].weight
 
-    cast_parameters(model, precision_policy("bf16"))
+    cast_parameters(model, PRECISION_POLICIES["bf16"])
 
     assert model[0].weight is model[1].weight
     assert model[0].weight.dtype == BRAIN
@@ -141,7 +138,7 @@ def test_each_precision_really_computes_in_its_dtypes(
 
 def test_autocast_keeps_its_dtype_in_another_thread() -> None:
     model, seen = nn.Linear(3, 3), []
-    autocast_forward(model, precision_policy("amp-fp16"), CPU)
+    autocast_forward(model, PRECISION_POLICIES["amp-fp16"], CPU)
 
     thread = threading.Thread(target=lambda: seen.append(model(torch.ones(1, 3)).dtype))
     thread.start()
@@ -153,7 +150,7 @@ def test_autocast_keeps_its_dtype_in_another_thread() -> None:
 def test_a_precision_without_autocast_leaves_the_model_alone() -> None:
     model = nn.Linear(3, 3)
 
-    autocast_forward(model, precision_policy("O2"), CPU)
+    autocast_forward(model, PRECISION_POLICIES["O2"], CPU)
 
     assert type(model) is nn.Linear
 
@@ -161,13 +158,13 @@ def test_a_precision_without_autocast_leaves_the_model_alone() -> None:
 def test_inputs_take_the_dtype_of_the_parameters_and_outputs_that_of_the_loss() -> None:
     nest = {"x": torch.ones(2), "ids": torch.ones(2, dtype=torch.int64)}
 
-    inputs = cast_inputs(nest, precision_policy("O2"))
-    outputs = cast_for_loss((inputs["x"],), precision_policy("O2"))
+    inputs = cast_inputs(nest, PRECISION_POLICIES["O2"])
+    outputs = cast_for_loss((inputs["x"],), PRECISION_POLICIES["O2"])
 
     assert inputs["x"].dtype == HALF
     assert inputs["ids"] is nest["ids"]
     assert outputs[0].dtype == SINGLE
-    assert cast_inputs(nest, precision_policy("amp-fp16")) is nest
+    assert cast_inputs(nest, PRECISION_POLICIES["amp-fp16"]) is nest
 
 
 @pytest.fixture
@@ -186,7 +183,7 @@ def test_tf32_is_on_for_tf32_alone(precision: str) -> None:
     matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
     matmul.allow_tf32 = cudnn.allow_tf32 = precision != "tf32"
 
-    set_tf32(precision_policy(precision), torch.device("cuda"))
+    set_tf32(PRECISION_POLICIES[precision], torch.device("cuda"))
 
     assert matmul.allow_tf32 is (precision == "tf32")
     assert cudnn.allow_tf32 is (precision == "tf32")
@@ -198,7 +195,7 @@ def test_what_a_model_file_sets_for_all_of_torch_is_no_precision_of_a_recipe() -
     torch.backends.fp32_precision = "tf32"
 
     for precision, expected in (("fp32", "ieee"), ("tf32", "tf32"), ("amp-bf16", "ieee")):
-        set_tf32(precision_policy(precision), torch.device("cuda"))
+        set_tf32(PRECISION_POLICIES[precision], torch.device("cuda"))
 
         parts = cudnn.conv, cudnn.rnn, torch.backends.cuda.matmul
         assert [part.fp32_precision for part in parts] == [expected] * 3
@@ -208,6 +205,6 @@ def test_what_a_model_file_sets_for_all_of_torch_is_no_precision_of_a_recipe() -
 def test_tf32_is_left_alone_on_the_cpu() -> None:
     torch.backends.cuda.matmul.allow_tf32 = True
 
-    set_tf32(precision_policy("fp32"), CPU)
+    set_tf32(PRECISION_POLICIES["fp32"], CPU)
 
     assert torch.backends.cuda.matmul.allow_tf32 is True

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from perfsuite import Recipe, RecipeError, WorkloadError
+from perfsuite import Recipe, WorkloadError
 from perfsuite.records.stages import untimed
 from perfsuite.worker.training.build import build_trainer, seed_random_numbers
 from perfsuite.worker.training.mixed_precision import MasterWeights
@@ -108,15 +108,6 @@ def test_compile_comes_after_autocast_and_before_the_wrapper(
     names = [entry.partition(":")[0] for entry in journal.log]
     assert names[-3:] == ["compile", "wrap", "build_optimizer"]
     assert next(iter(trainer.module.state_dict())) == "0.weight"
-
-
-def test_compile_of_replicas_is_refused(journal: Journal, make_workload: Any) -> None:
-    message = (
-        "compile=True cannot be combined with parallel 'dp:2': the replicas of nn.DataParallel "
-        "would all call the compiled first one; use compile=False or ddp:N"
-    )
-    with refusal(RecipeError, message):
-        build_trainer(make_workload(), Recipe(compile=True, parallel="dp:2"), device=CPU, seed=0)
 
 
 def test_the_same_seed_gives_the_same_weights_and_losses(make_workload: Any) -> None:

@@ -10,7 +10,7 @@ import torch
 
 from perfsuite.records.recipe import Recipe
 from perfsuite.worker.equivalence import comparison
-from perfsuite.worker.equivalence.comparison import Tensors
+from perfsuite.worker.equivalence.comparison import Discrepancy, Tensors
 from perfsuite.worker.equivalence.limits import BITWISE, Limit, above_noise, reduction_limit
 from perfsuite.worker.equivalence.planted_bugs import Bug, gradient_bugs, wrong_scale
 from perfsuite.worker.equivalence.proof import Case, Proof
@@ -27,15 +27,17 @@ def check_checkpointing(case: Case) -> Proof | str:
     ):
         if number > 1 and limit.value > 0:
             break  # the runs may drift apart by more than the rounding of one step
-        buffers = comparison.measure_buffer_errors(step.buffers, twin.buffers)
         proof.evidence += [
             *comparison.judge_losses(step.losses, twin.losses, number, limit),
-            *_judge(twin.gradients, number, limit, step.gradients),
-            *comparison.judge(buffers, "buffer", number, limit),
+            *comparison.judge("gradient", step.gradients, twin.gradients, number, limit),
+            *comparison.judge("buffer", step.buffers, twin.buffers, number, limit),
         ]
         if number == 1:
             bugs = _bugs(twin.gradients, case.recipe, limit)
-            proof.plant(bugs, partial(_judge, twin.gradients, 1, limit))
+            judge_bug = partial(
+                comparison.judge, "gradient", expected=twin.gradients, step=1, limit=limit
+            )
+            proof.plant(bugs, judge_bug)
     proof.find_cause = _explain
     ours, its = case.trace.num_operators, case.twin.num_operators
     if ours is None or its is None:
@@ -55,17 +57,8 @@ def _limit(case: Case) -> Limit:
     recipe = case.recipe
     if not recipe.plan.properties.resizes_storages or recipe.num_segments is None:
         return above_noise(BITWISE, case.noise)
-    epsilon = max(
-        (torch.finfo(gradient.dtype).eps for gradient in case.trace.steps[0].gradients.values()),
-        default=0.0,
-    )
+    epsilon = comparison.coarsest_epsilon(case.trace.steps[0].gradients)
     return above_noise(reduction_limit(epsilon, recipe, case.device), case.noise)
-
-
-def _judge(
-    expected: Tensors, number: int, limit: Limit, tested: Tensors
-) -> list[comparison.Discrepancy]:
-    return comparison.judge(comparison.measure_errors(tested, expected), "gradient", number, limit)
 
 
 def _bugs(gradients: Tensors, recipe: Recipe, limit: Limit) -> Iterator[Bug]:
@@ -83,7 +76,7 @@ def _bugs(gradients: Tensors, recipe: Recipe, limit: Limit) -> Iterator[Bug]:
     )
 
 
-def _explain(discrepancy: comparison.Discrepancy) -> str:
+def _explain(discrepancy: Discrepancy) -> str:
     if discrepancy.what == "buffer":
         return (
             "side effects: the forward pass changes a buffer, as BatchNorm changes its statistics, "

@@ -5,8 +5,9 @@ an epoch on a shard, B samples each.
 """
 
 import itertools
-from collections.abc import Iterator, Sequence, Sized
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,12 +15,11 @@ from torch import Tensor
 from torch.utils.data import default_collate
 
 from perfsuite.records.equivalence import EquivalenceRow, NumericsStatus
-from perfsuite.records.workload import Split
 from perfsuite.units import format_ratio
-from perfsuite.worker.equivalence.planted_bugs import missed
+from perfsuite.worker.equivalence.planted_bugs import describe_missed
 from perfsuite.worker.equivalence.proof import Case
 from perfsuite.worker.equivalence.trace.batch_difference import find_differences, is_among
-from perfsuite.worker.equivalence.trace.draws import read_random_state, restore_random_state
+from perfsuite.worker.equivalence.trace.draws import modules_that_drew, read_random_state
 from perfsuite.worker.training.batches import map_tensors
 from perfsuite.worker.training.build import seed_random_numbers
 
@@ -30,34 +30,26 @@ _NUM_LOADED_AGAIN = 3
 def check_data(case: Case) -> EquivalenceRow:
     """Return whether the ranks of a run saw the training data that they should have seen.
 
-    The error is a number of wrong samples. Biases that such a run has by design (samples left out
-    or repeated, a smaller last batch) are reported with their size, and are no mismatch. The
-    generators of random numbers are left as they were.
+    The error is a number of wrong samples. That an epoch leaves samples out, so that all shards are
+    equal, is reported and no mismatch. Seeds the generators of random numbers anew.
     """
     if case.workload.build_loader is not None:
         return _check_own_loader(case)
-    recipe, state = case.recipe, read_random_state(case.device)
-    try:
-        evidence = gather_evidence(case)
-        mismatch = next(_find_mismatches(evidence), None)
-        if mismatch is not None:
-            num_wrong, reason = mismatch
-            return EquivalenceRow.of(
-                recipe, "data", "mismatch", reason, error=float(num_wrong), limit=0.0
-            )
-        planted = {name: any(_find_mismatches(bug)) for name, bug in plant_bugs(evidence)}
-        reason = "; ".join([*_describe(evidence), *_describe_biases(evidence, case)])
-    finally:
-        restore_random_state(state, case.device)
-    if missed(planted):
-        reason = f"it does not find a planted bug: {missed(planted)}; {reason}"
-    status: NumericsStatus = "no power" if missed(planted) else "equivalent"
-    return EquivalenceRow.of(recipe, "data", status, reason, error=0.0, limit=0.0, planted=planted)
+    row = partial(EquivalenceRow.of, case.recipe, "data")
+    evidence = gather_evidence(case)
+    if (mismatch := next(_find_mismatches(evidence), None)) is not None:
+        num_wrong, reason = mismatch
+        return row("mismatch", reason, error=float(num_wrong), limit=0.0)
+    planted = {name: any(_find_mismatches(bug)) for name, bug in plant_bugs(evidence)}
+    missed = describe_missed(planted)
+    status: NumericsStatus = "no power" if missed else "equivalent"
+    reason = "; ".join([*missed, *_describe(evidence)])
+    return row(status, reason, error=0.0, limit=0.0, planted=planted)
 
 
 def _check_own_loader(case: Case) -> EquivalenceRow:
     """Whether each shard saw batches of its own: which samples it should see, its loader knows."""
-    seen = case.trace.batches
+    seen, row = case.trace.batches, partial(EquivalenceRow.of, case.recipe, "data")
     unknown = (
         "build_loader gives batches without indices, so it cannot be proven that an epoch has each "
         "sample once, in a new order"
@@ -66,7 +58,7 @@ def _check_own_loader(case: Case) -> EquivalenceRow:
     if len(seen) == 1 or is_among(first, others):  # made-up data
         if len(seen) > 1:
             unknown += "; batches of one shard are alike, so two shards may share some"
-        return EquivalenceRow.of(case.recipe, "data", "not exercised", unknown)
+        return row("not exercised", unknown)
     for (shard, batches), (other, theirs) in itertools.combinations(enumerate(seen), 2):
         for number, batch in enumerate(theirs, start=1):
             if is_among(batch, batches):
@@ -76,12 +68,10 @@ def _check_own_loader(case: Case) -> EquivalenceRow:
                     "num_replicas=num_shards, rank=shard_index"
                 )
                 error = float(case.workload.micro_batch_size)
-                return EquivalenceRow.of(
-                    case.recipe, "data", "mismatch", reason, error=error, limit=0.0
-                )
+                return row("mismatch", reason, error=error, limit=0.0)
     planted = {"a rank that sees another shard": is_among(first, seen[0])}
     reason = f"the first {len(seen[0])} batches of {len(seen)} shards are all different; {unknown}"
-    return EquivalenceRow.of(case.recipe, "data", "not exercised", reason, planted=planted)
+    return row("not exercised", reason, planted=planted)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,7 +124,7 @@ def _load_expected(dataset: Any, case: Case) -> list[list[Any]] | None:
             default_collate(_fetch(dataset, batch))
             for batch in itertools.islice(indices, max(num_batches, _NUM_LOADED_AGAIN))
         ]
-        return loaded, read_random_state(case.device).has_moved_from(before)
+        return loaded, bool(modules_that_drew(before, read_random_state(case.device)))
 
     expected = []
     for shard, batches in enumerate(case.trace.batches):
@@ -161,52 +151,33 @@ _Mismatch = tuple[int, str]
 
 def _find_mismatches(evidence: DataEvidence) -> Iterator[_Mismatch]:
     """Yield all mismatches; the first one is the one to report."""
+    size, num_samples = evidence.batch_size, evidence.num_samples
     for epoch, shards in enumerate(evidence.epochs, start=1):
-        num_beyond = sum(int((shard >= evidence.num_samples).sum()) for shard in shards)
-        if num_beyond:
+        indices = torch.cat([shard.flatten() for shard in shards])
+        if num_beyond := int((indices >= num_samples).sum()):
             yield (
                 num_beyond,
-                f"epoch {epoch} draws {num_beyond} indices beyond the dataset's "
-                f"{evidence.num_samples} samples; likeliest cause: the ranks have another number "
-                "of samples",
+                f"epoch {epoch} draws {num_beyond} indices beyond the dataset's {num_samples} "
+                "samples; likeliest cause: the ranks have another number of samples",
             )
-        yield from _find_repeated(epoch, shards)
-        yield from _find_wrong_lengths(epoch, shards, evidence)
-    yield from _find_same_order(evidence)
-    if evidence.expected is not None:
-        yield from _find_wrong_batches(evidence, evidence.expected)
-
-
-def _find_repeated(epoch: int, shards: list[Tensor]) -> Iterator[_Mismatch]:
-    indices = torch.cat([shard.flatten() for shard in shards])
-    times = torch.bincount(indices)
-    num_repeated = indices.numel() - int(times.count_nonzero())
-    if num_repeated:
-        yield (
-            num_repeated,
-            f"epoch {epoch} repeats {num_repeated} of its {indices.numel()} samples, such as index "
-            f"{int((times > 1).nonzero()[0])}; likeliest cause: the sampler does not know its "
-            "rank, pads its shards, or draws with replacement",
-        )
-
-
-def _find_wrong_lengths(
-    epoch: int, shards: list[Tensor], evidence: DataEvidence
-) -> Iterator[_Mismatch]:
-    size = evidence.batch_size
-    num_batches = evidence.num_samples // len(shards) // size
-    for index, shard in enumerate(shards):
-        if len(shard) != num_batches:
-            does = "leaves samples out" if len(shard) < num_batches else "adds samples"
+        times = torch.bincount(indices)
+        if num_repeated := indices.numel() - int(times.count_nonzero()):
             yield (
-                abs(len(shard) - num_batches) * size,
-                f"epoch {epoch} loads {len(shard)} x {size} samples on shard {index}, and "
-                f"{evidence.num_samples} samples fill {num_batches} x {size} on each; "
-                f"likeliest cause: the sampler {does}",
+                num_repeated,
+                f"epoch {epoch} repeats {num_repeated} of its {indices.numel()} samples, such as "
+                f"index {int((times > 1).nonzero()[0])}; likeliest cause: the sampler does not "
+                "know its rank, pads its shards, or draws with replacement",
             )
-
-
-def _find_same_order(evidence: DataEvidence) -> Iterator[_Mismatch]:
+        num_batches = num_samples // len(shards) // size
+        for index, shard in enumerate(shards):
+            if len(shard) != num_batches:
+                does = "leaves samples out" if len(shard) < num_batches else "adds samples"
+                yield (
+                    abs(len(shard) - num_batches) * size,
+                    f"epoch {epoch} loads {len(shard)} x {size} samples on shard {index}, and "
+                    f"{num_samples} samples fill {num_batches} x {size} on each; "
+                    f"likeliest cause: the sampler {does}",
+                )
     first, *others = evidence.epochs
     if others and all(all(map(torch.equal, first, shards)) for shards in others):
         yield (
@@ -214,6 +185,8 @@ def _find_same_order(evidence: DataEvidence) -> Iterator[_Mismatch]:
             "epoch 2 has the order of epoch 1, from batch 1 of shard 0 on; "
             "likeliest cause: no set_epoch, so that the sampler never shuffles anew",
         )
+    if evidence.expected is not None:
+        yield from _find_wrong_batches(evidence, evidence.expected)
 
 
 def _find_wrong_batches(evidence: DataEvidence, expected: list[list[Any]]) -> Iterator[_Mismatch]:
@@ -297,37 +270,12 @@ def _describe(evidence: DataEvidence) -> Iterator[str]:
         yield f"{size}, none twice, {order}"
     if evidence.expected is None:
         yield "the dataset draws random numbers, so its samples cannot be compared"
-        return
-    yield f"the ranks saw bit for bit what one process loads (batches: {len(evidence.seen[0])})"
-
-
-def _describe_biases(evidence: DataEvidence, case: Case) -> Iterator[str]:
-    """What the mean over an epoch, or over a split, leaves out or gives too much weight."""
-    shards, size = evidence.epochs[0], evidence.num_samples
-    num_left_out = size - sum(map(torch.numel, shards))
-    if num_left_out:
-        yield f"bias: each training epoch leaves out {_share(num_left_out, size)}"
-    last_batches = []
-    splits: tuple[Split, ...] = ("validation", "test")
-    for split in splits:
-        seed_random_numbers(case.seed)
-        dataset = case.workload.build_dataset(split)
-        if dataset is not None and not isinstance(dataset, Sized):
-            yield f"bias: that of {split} is not known, for it has no length"
-        size = len(dataset) if isinstance(dataset, Sized) else 0
-        # As a DistributedSampler does, which keeps all samples.
-        padding = -size % len(shards)
-        if padding:
-            yield f"bias: padding of {split} repeats {_share(padding, size)}"
-        num_batches, last = divmod((size + padding) // len(shards), evidence.batch_size)
-        if num_batches and last:
-            last_batches.append(f"{last} ({split})")
-    if last_batches:
-        yield (
-            f"bias: a mean of batch means weighs the last batch of {' and '.join(last_batches)} "
-            f"samples like one of {evidence.batch_size}"
+    else:
+        num_batches = len(evidence.seen[0])
+        yield f"the ranks saw bit for bit what one process loads (batches: {num_batches})"
+    num_samples = evidence.num_samples
+    if num_left_out := num_samples - sum(map(torch.numel, shards)):
+        share = (
+            f"{num_left_out} of {num_samples} samples ({format_ratio(num_left_out / num_samples)})"
         )
-
-
-def _share(part: int, whole: int) -> str:
-    return f"{part} of {whole} samples ({format_ratio(part / whole)})"
+        yield f"bias: each training epoch leaves out {share}"

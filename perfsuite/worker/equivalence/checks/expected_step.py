@@ -1,62 +1,47 @@
 """What one process makes of one step, and how far a path may be off from it by T1 or T2."""
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
-from perfsuite.records.recipe import Recipe
-from perfsuite.worker.equivalence.comparison import (
-    Discrepancy,
-    Errors,
-    Tensors,
-    judge,
-    judge_losses,
-    measure_errors,
-)
-from perfsuite.worker.equivalence.limits import (
-    COARSEST_AFTER_FIRST,
-    COARSEST_FLOAT32,
-    WORST_PARAMETER_FACTOR,
-    Limit,
-    is_low_precision,
-    path_epsilon,
-    ratio_limit,
-    semantic_limit,
-)
+from perfsuite.records.recipe import EPSILONS, Recipe
+from perfsuite.worker.equivalence import comparison, limits
+from perfsuite.worker.equivalence.comparison import Discrepancy, Errors, Tensors
+from perfsuite.worker.equivalence.limits import Limit, is_low_precision
 from perfsuite.worker.equivalence.planted_bugs import Bug, gradient_bugs, wrong_scale
+from perfsuite.worker.equivalence.references.single_process import Pass
+from perfsuite.worker.equivalence.trace.trace import RankStep
 
 
 @dataclass(frozen=True, kw_only=True)
 class ExpectedStep:
     """One step in one process: in float64 (truth), and in the precision of the path (plain).
 
-    Attributes:
-        recipe: The precision, world size and accumulation from which limits are derived.
-        truth: The gradients; those of `plain` are unscaled.
-        truth_loss: None where the step tells none.
+    Both sides' gradients are unscaled. `recipe` has the precision, world size and accumulation from
+    which limits are derived.
     """
 
     recipe: Recipe
     number: int
-    truth: Tensors
-    plain: Tensors
-    truth_loss: float | None
-    plain_loss: float | None
+    truth: Pass | RankStep
+    plain: Pass | RankStep
 
     @cached_property
     def errors(self) -> Errors:
         """Of the plain path."""
-        return measure_errors(self.plain, self.truth)
+        return comparison.measure_errors(self.plain.gradients, self.truth.gradients)
 
     @property
     def is_too_coarse(self) -> bool:
-        """Whether plain training in float32 is no measure of it here."""
-        return not is_low_precision(self.recipe) and self.errors.total > self._coarsest
+        """Whether plain float32 is no measure of it here; an infinite error is judged as ever."""
+        is_full = not is_low_precision(self.recipe)
+        return is_full and self._coarsest < self.errors.total < math.inf
 
     @property
     def loss_limit(self) -> Limit:
         """For the mean loss, from the error of the plain one."""
-        truth, plain = self.truth_loss or 0.0, self.plain_loss or 0.0
+        truth, plain = self.truth.loss or 0.0, self.plain.loss or 0.0
         return self.limit_beside(abs(plain - truth) / (abs(truth) or 1.0))
 
     def limit_beside(self, plain_error: float) -> Limit:
@@ -69,15 +54,16 @@ class ExpectedStep:
 
     def judge_loss(self, tested: float | None) -> list[Discrepancy]:
         """Return how far a mean loss is off; nothing where one side tells none."""
-        if tested is None or self.truth_loss is None or self.plain_loss is None:
+        if tested is None or self.truth.loss is None or self.plain.loss is None:
             return []
-        return judge_losses([tested], [self.truth_loss], self.number, self.loss_limit)
+        return comparison.judge_losses([tested], [self.truth.loss], self.number, self.loss_limit)
 
     def judge_gradients(self, tested: Tensors) -> list[Discrepancy]:
         """Return how far unscaled gradients are off."""
-        return judge(
-            measure_errors(tested, self.truth),
+        return comparison.judge(
             "gradient",
+            tested,
+            self.truth.gradients,
             self.number,
             self._limit(self.errors.total),
             parameter_limit=self._parameter_limit if is_low_precision(self.recipe) else None,
@@ -85,34 +71,34 @@ class ExpectedStep:
 
     def bugs(self) -> Iterator[Bug]:
         """The mistakes that any path can make and the check must find."""
-        world_size, total = self.recipe.plan.world_size, self.errors.total
+        plain, world_size = self.plain.gradients, self.recipe.plan.world_size
         if not is_low_precision(self.recipe):
-            yield from gradient_bugs(self.plain)
-            yield wrong_scale(self.plain, world_size)
+            yield from gradient_bugs(plain)
+            yield wrong_scale(plain, world_size)
             return
         # A lost gradient has an error of 1, which no limit of 1 or more can find.
         limited = [name for name in self.errors.by_name if self._parameter_limit(name) < 1]
-        yield from gradient_bugs(self.plain, limited)
+        yield from gradient_bugs(plain, limited)
         if self.recipe.has_float8:
-            yield wrong_scale(self.plain, world_size, total)
+            yield wrong_scale(plain, world_size, self.errors.total)
 
     def _limit(self, plain_error: float) -> Limit:
         if is_low_precision(self.recipe):
-            return ratio_limit(plain_error, self._slack)
-        return semantic_limit(self.recipe, plain_error, self._coarsest)
+            return limits.ratio_limit(plain_error, self._slack)
+        return limits.semantic_limit(self.recipe, plain_error, self._coarsest)
 
     @property
     def _coarsest(self) -> float:
-        return COARSEST_FLOAT32 if self.number == 1 else COARSEST_AFTER_FIRST
+        return limits.COARSEST_FLOAT32 if self.number == 1 else limits.COARSEST_AFTER_FIRST
 
     @property
     def _slack(self) -> float:
         """What T2 allows beside the error of plain training."""
-        return 0.0 if self.recipe.has_float8 else path_epsilon(self.recipe)
+        return 0.0 if self.recipe.has_float8 else EPSILONS[self.recipe.precision]
 
     def _parameter_limit(self, name: str) -> float:
         own, total = self.errors.by_name.get(name, 0.0), self.errors.total
         # Without a slack, a parameter of few elements needs some: of 120 trainings of a small
         # transformer, its error was at most 1.9 times the larger of both, and 1.2 times their sum.
         error = own + total if self.recipe.has_float8 else max(own, total)
-        return ratio_limit(error, WORST_PARAMETER_FACTOR * self._slack).value
+        return limits.ratio_limit(error, limits.WORST_PARAMETER_FACTOR * self._slack).value

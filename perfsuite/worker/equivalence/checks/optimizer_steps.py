@@ -7,67 +7,57 @@ gradients that are right at every step this proves the whole run by induction.
 """
 
 import math
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import replace
 
 import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from perfsuite.worker.equivalence.comparison import (
-    Discrepancy,
-    Tensors,
-    judge,
-    judge_update,
-    measure_buffer_errors,
-    measure_errors,
-    step_length,
-    total_norm,
-)
+from perfsuite.worker.equivalence import comparison
+from perfsuite.worker.equivalence.comparison import Discrepancy, Tensors
 from perfsuite.worker.equivalence.diagnosis import explain_non_finite, explain_start
-from perfsuite.worker.equivalence.limits import BITWISE, Limit
+from perfsuite.worker.equivalence.limits import BITWISE, Limit, update_limit
 from perfsuite.worker.equivalence.proof import Case, Proof
 from perfsuite.worker.equivalence.trace.trace import Step, Weights, read_weights
 from perfsuite.worker.measure.device import is_accelerator
-from perfsuite.worker.training.mixed_precision import precision_policy
+from perfsuite.worker.training.mixed_precision import PRECISION_POLICIES
+
+_KEPT = "the weights stay as they are"
 
 
 def check_optimizer_steps(case: Case, proof: Proof) -> None:
     """Add the discrepancies of the weights before the first step and after each one to a proof."""
-    replay = _Replay(case, _clip)
+    replay, mistakes = _Replay(case, case.recipe.clip_grad_norm), _mistakes(case)
     proof.evidence += _judge_start(case, replay.weights())
-    mistakes = [_Mistake(name, _Replay(case, step_by)) for name, step_by in _mistakes(case)]
+    # Weights that do not move are wrong in any case; what else changes no bit cannot be: Adam's
+    # step hardly depends on the length of a gradient.
+    proof.planted[_KEPT] = False
     for number, step in enumerate(case.trace.steps, start=1):
         case.on_step()
         expected, before = replay.take_step(step), step.before.parameters
         limit = _limit(case, step, number, expected)
         proof.evidence += _find_non_finite(step, number, replay.optimizer)
         after = step.after.parameters
-        proof.evidence.append(judge_update("parameter", after, expected, before, number, limit))
+        proof.evidence.append(
+            comparison.judge_update("parameter", after, expected, before, number, limit)
+        )
         if step.buffers:
-            _check_buffers(step, replay.buffers(step), number, limit, proof)
-        for mistake in mistakes:
-            wrong = mistake.replay.take_step(step)
-            found = judge_update("parameter", wrong, expected, before, number, limit)
-            mistake.differs |= found.error > 0
-            mistake.is_flagged |= not found.is_within
-    # Adam's step hardly depends on the length of a gradient, and clipping that changes no bit
-    # cannot be wrong. Weights that do not move are wrong in any case.
-    proof.planted |= {
-        mistake.name: mistake.is_flagged
-        for mistake in mistakes
-        if mistake.differs or mistake.replay.finish is _keep_weights
-    }
+            buffers = _rounded_like(step.after.buffers, replay.weights().buffers)
+            _check_buffers(step, buffers, number, limit, proof)
+        wrong = {name: mistake.take_step(step) for name, mistake in mistakes.items()}
+        for name, tested in {_KEPT: before, **wrong}.items():
+            found = comparison.judge_update("parameter", tested, expected, before, number, limit)
+            proof.plant_at_step(name, [found])
 
 
 def _judge_start(case: Case, start: Weights) -> Iterator[Discrepancy]:
     tested = case.trace.start
     weights = _rounded_like(tested.parameters, start.parameters)
     buffers = _rounded_like(tested.buffers, start.buffers)
-    found_all = judge(measure_errors(tested.parameters, weights), "parameter", 0, BITWISE)
+    found_all = comparison.judge("parameter", tested.parameters, weights, 0, BITWISE)
     if buffers:
-        errors = measure_buffer_errors(tested.buffers, buffers)
-        found_all += judge(errors, "buffer", 0, BITWISE)
+        found_all += comparison.judge("buffer", tested.buffers, buffers, 0, BITWISE)
     for found in found_all:
         if found.name in tested.parameters.keys() & weights.keys() and not found.is_within:
             cause = explain_start(
@@ -79,48 +69,33 @@ def _judge_start(case: Case, start: Weights) -> Iterator[Discrepancy]:
 
 def _check_buffers(step: Step, expected: Tensors, number: int, limit: Limit, proof: Proof) -> None:
     """Judge what the optimizer's step makes of the buffers, such as an average of the weights."""
-    for found in judge(
-        measure_buffer_errors(step.after.buffers, expected), "buffer", number, limit
-    ):
+    for found in comparison.judge("buffer", step.after.buffers, expected, number, limit):
         cause = "the optimizer's step leaves other buffers than in one process: does every rank "
         cause += "average its weights, and after each step?"
         proof.evidence.append(replace(found, cause=cause))
-    moved = judge(measure_buffer_errors(step.buffers, expected), "buffer", number, limit)
-    if any(one.error > 0 for one in moved):
-        name = "the optimizer leaves the buffers as they are"
-        is_flagged = any(not one.is_within for one in moved)
-        proof.planted[name] = proof.planted.get(name, False) or is_flagged
-
-
-# (parameters, scale of the loss, max norm) -> whether to step; unscales and clips the gradients.
-Finish = Callable[[list[nn.Parameter], float, float | None], bool]
+    unmoved = comparison.judge("buffer", step.buffers, expected, number, limit)
+    proof.plant_at_step("the optimizer leaves the buffers as they are", unmoved)
 
 
 class _Replay:
-    """The optimizer of one process, stepped with given gradients; it keeps its state."""
+    """The optimizer of one process, stepped with given gradients; it keeps its state.
 
-    def __init__(self, case: Case, finish: Finish) -> None:
-        self.finish = finish
+    It clips them to `max_norm` where there is one, before they are unscaled if `clips_scaled`.
+    """
+
+    def __init__(self, case: Case, max_norm: float | None, *, clips_scaled: bool = False) -> None:
         recipe = case.recipe
-        self._has_master_weights = precision_policy(recipe.precision).master_weights
-        self._max_norm = recipe.clip_grad_norm
+        self._has_master_weights = PRECISION_POLICIES[recipe.precision].master_weights
+        self._max_norm, self._clips_scaled = max_norm, clips_scaled
         self._sparse = case.trace.sparse
         self._num_steps = 0
         precision = "fp32" if self._has_master_weights else recipe.precision
         self._reference = case.reference(precision=precision)
+        self.optimizer = self._reference.trainer.optimizer
 
     def weights(self) -> Weights:
         """The present parameters and buffers, master weights in float32."""
         return read_weights(self._reference.trainer.module)
-
-    def buffers(self, step: Step) -> Tensors:
-        """The buffers after the last step, in the recorded dtypes."""
-        return _rounded_like(step.after.buffers, self.weights().buffers)
-
-    @property
-    def optimizer(self) -> Optimizer:
-        """The workload's, of one process."""
-        return self._reference.trainer.optimizer
 
     def take_step(self, step: Step) -> Tensors:
         """The parameters after a step from the recorded weights, in the recorded dtypes."""
@@ -139,8 +114,14 @@ class _Replay:
                 gradient = gradient.to(parameter.device, parameter.dtype, copy=True)
                 parameter.grad = gradient.to_sparse(1) if name in self._sparse else gradient
                 stepped.append(parameter)
-        if self.finish(stepped, step.scale, self._max_norm):
-            trainer.optimizer.step()
+        if self._max_norm is not None and self._clips_scaled:
+            nn.utils.clip_grad_norm_(stepped, self._max_norm)
+        for parameter in stepped:
+            assert parameter.grad is not None
+            parameter.grad.mul_(1 / step.scale)
+        if self._max_norm is not None and not self._clips_scaled:
+            nn.utils.clip_grad_norm_(stepped, self._max_norm)
+        self.optimizer.step()
         return _rounded_like(step.after.parameters, self.weights().parameters)
 
 
@@ -150,30 +131,6 @@ def _rounded_like(tested: Tensors, expected: Tensors) -> Tensors:
         name: tensor.to(tested[name].dtype) if name in tested else tensor
         for name, tensor in expected.items()
     }
-
-
-@dataclass
-class _Mistake:
-    """A wrong way to step, and whether it has changed any bit, and been found, at any step yet."""
-
-    name: str
-    replay: _Replay
-    differs: bool = False
-    is_flagged: bool = False
-
-
-def _clip(stepped: list[nn.Parameter], scale: float, max_norm: float | None) -> bool:
-    """Unscale, then clip: the right way."""
-    _unscale(stepped, scale)
-    if max_norm is not None:
-        nn.utils.clip_grad_norm_(stepped, max_norm)
-    return True
-
-
-def _unscale(stepped: list[nn.Parameter], scale: float) -> None:
-    for parameter in stepped:
-        assert parameter.grad is not None
-        parameter.grad.mul_(1 / scale)
 
 
 def _find_non_finite(step: Step, number: int, optimizer: Optimizer) -> list[Discrepancy]:
@@ -189,22 +146,21 @@ def _find_non_finite(step: Step, number: int, optimizer: Optimizer) -> list[Disc
 def _limit(case: Case, step: Step, number: int, expected: Tensors) -> Limit:
     """Equal bits, except where the ranks round differently from one process.
 
-    If a step D is off by a share e of itself, e |D| / (u |p|) of the elements of p are rounded to
-    the other side, by u |p| each. The norm of that is at most sqrt(e u |p| |D|), by Cauchy and
-    Schwarz. A sparse gradient may hold a row several times, and adding it piece by piece rounds
-    every element of p once more.
+    A sparse gradient may hold a row several times, and adding it piece by piece rounds every
+    element once more.
     """
-    epsilon = max(torch.finfo(parameter.dtype).eps for parameter in expected.values())
+    epsilon = comparison.coarsest_epsilon(expected)
     share, formula = _share_of_rounding(case, number, epsilon)
     if share == 0:
         return BITWISE
-    size = total_norm(expected) / step_length(expected, step.before.parameters)
+    size = comparison.total_norm(expected) / comparison.step_length(
+        expected, step.before.parameters
+    )
+    if not case.trace.sparse:
+        return update_limit(share, formula, epsilon, size)
+    value = share + 2 * epsilon * size
     terms = f"{formula}, u {epsilon:.1e}, in units of the step |D|"
-    if case.trace.sparse:
-        value = share + 2 * epsilon * size
-        return Limit(value, f"e + 2 u |p| / |D|, {terms}", value)
-    value = share + math.sqrt(share * epsilon * size)
-    return Limit(value, f"e + sqrt(e u |p| / |D|), {terms}", value)
+    return Limit(value, f"e + 2 u |p| / |D|, {terms}", value)
 
 
 def _share_of_rounding(case: Case, number: int, epsilon: float) -> tuple[float, str]:
@@ -216,7 +172,7 @@ def _share_of_rounding(case: Case, number: int, epsilon: float) -> tuple[float, 
     optimizer's momentum carries that from step to step.
     """
     recipe = case.recipe
-    policy = precision_policy(recipe.precision)
+    policy = PRECISION_POLICIES[recipe.precision]
     mode = recipe.plan.properties
     steps_parts = mode.splits_tensors and case.device.type == "cpu"
     is_narrow = epsilon > torch.finfo(torch.float32).eps and not policy.master_weights
@@ -230,24 +186,13 @@ def _share_of_rounding(case: Case, number: int, epsilon: float) -> tuple[float, 
     return 0.0, "bit for bit"
 
 
-def _mistakes(case: Case) -> Iterator[tuple[str, Finish]]:
-    if not case.trace.steps:
-        return
-    yield "the weights stay as they are", _keep_weights
+def _mistakes(case: Case) -> dict[str, _Replay]:
+    """Wrong ways to step, by name; none where clipping would change nothing."""
     step, max_norm = case.trace.steps[0], case.recipe.clip_grad_norm
-    if max_norm is None or total_norm(step.gradients) <= max_norm * step.scale:
-        return
-    yield "the gradients are not clipped", lambda stepped, scale, _: _clip(stepped, scale, None)
+    if max_norm is None or comparison.total_norm(step.gradients) <= max_norm * step.scale:
+        return {}
+    mistakes = {"the gradients are not clipped": _Replay(case, None)}
     if step.scale != 1.0:
-        yield "the gradients are clipped before they are unscaled", _clip_while_scaled
-
-
-def _keep_weights(stepped: list[nn.Parameter], scale: float, max_norm: float | None) -> bool:
-    return False
-
-
-def _clip_while_scaled(stepped: list[nn.Parameter], scale: float, max_norm: float | None) -> bool:
-    assert max_norm is not None
-    nn.utils.clip_grad_norm_(stepped, max_norm)
-    _unscale(stepped, scale)
-    return True
+        name = "the gradients are clipped before they are unscaled"
+        mistakes[name] = _Replay(case, max_norm, clips_scaled=True)
+    return mistakes

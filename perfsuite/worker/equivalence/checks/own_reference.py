@@ -19,21 +19,14 @@ from perfsuite.errors import WorkloadError
 from perfsuite.records.equivalence import EquivalenceRow, semantic_check
 from perfsuite.records.recipe import Recipe
 from perfsuite.units import listed
-from perfsuite.worker.equivalence import limits
+from perfsuite.worker.equivalence import comparison, limits
 from perfsuite.worker.equivalence.checks.expected_step import ExpectedStep
-from perfsuite.worker.equivalence.comparison import (
-    Discrepancy,
-    Tensors,
-    judge_update,
-    measure_errors,
-    step_length,
-    total_norm,
-)
+from perfsuite.worker.equivalence.comparison import Discrepancy, Tensors
 from perfsuite.worker.equivalence.diagnosis import explain_batchnorm, explain_gradients
 from perfsuite.worker.equivalence.limits import is_low_precision
-from perfsuite.worker.equivalence.planted_bugs import Bug, gradient_bugs, scaled, wrong_scale
+from perfsuite.worker.equivalence.planted_bugs import Bug, gradient_bugs, wrong_scale
 from perfsuite.worker.equivalence.proof import Proof
-from perfsuite.worker.equivalence.trace.draws import read_random_state
+from perfsuite.worker.equivalence.trace.draws import modules_that_drew, read_random_state
 from perfsuite.worker.equivalence.trace.own_steps import BeforeUpdate, OwnSteps
 from perfsuite.worker.equivalence.trace.trace import RankStep, Step, Trace
 
@@ -44,12 +37,9 @@ _MOST_BUGS = 4
 
 @dataclass(frozen=True, kw_only=True)
 class OwnCase:
-    """Recorded steps of a user's own, to be checked.
+    """Recorded steps of a user's own, to be checked within limits that follow from the recipe.
 
-    Attributes:
-        recipe: The precision, world size and accumulation from which limits are derived.
-        build: Builds the reference, each time under the same seed.
-        on_step: Called before each step of a reference, to show progress.
+    `build` builds the reference, each time under the same seed; `on_step` shows progress.
     """
 
     recipe: Recipe
@@ -86,9 +76,8 @@ def check_own_steps(case: OwnCase) -> tuple[EquivalenceRow, dict[str, str]]:
         return EquivalenceRow.of(recipe, proof.check, "not exercised", reason), {}
     if (first := next((one for one in steps if one.has_gradients), None)) is not None:
         proof.plant(first.bugs(), first.judge_gradients)
-        for idle in first.judge_weights(first.step.before.parameters):
-            if idle.error > 0:
-                proof.planted["the weights stay as they are"] = not idle.is_within
+        idle = first.judge_weights(first.step.before.parameters)
+        proof.plant_at_step("the weights stay as they are", idle)
     else:
         proof.planted |= _plant_in_losses(case, steps)
     proof.vacuous += _why_vacuous(trace, steps)
@@ -116,18 +105,16 @@ class _OwnStep(ExpectedStep):
         if not expected:
             return []
         tested = {name: (tested or after)[name] for name in expected}
-        epsilon = max(torch.finfo(weight.dtype).eps for weight in expected.values())
-        size = total_norm(expected) / step_length(expected, before)
-        limit = limits.update_limit(epsilon, size)
-        return [judge_update("update", tested, expected, before, self.number, limit)]
+        epsilon, factor = comparison.coarsest_epsilon(expected), limits.SEMANTIC_FACTOR
+        size = comparison.total_norm(expected) / comparison.step_length(expected, before)
+        limit = limits.update_limit(factor * epsilon, f"e {factor} u", epsilon, size)
+        return [comparison.judge_update("update", tested, expected, before, self.number, limit)]
 
 
 class _Reference:
-    """One process that takes the ranks' steps.
+    """One process that takes the ranks' steps, and `follows` their weights and gradients or not.
 
-    Attributes:
-        follows: Whether it takes over the ranks' weights and gradients.
-        has_drawn: Whether its steps have drawn random numbers.
+    `has_drawn` says whether its steps have drawn random numbers.
     """
 
     def __init__(
@@ -147,7 +134,8 @@ class _Reference:
         state = read_random_state(self._case.device)
         with self._arithmetic():
             taken = self.own.take(spoil)
-        self.has_drawn |= read_random_state(self._case.device).has_moved_from(state)
+        drew = modules_that_drew(state, read_random_state(self._case.device))
+        self.has_drawn = self.has_drawn or bool(drew)
         return taken
 
 
@@ -158,10 +146,8 @@ def _take_steps(case: OwnCase, truth: _Reference, plain: _Reference) -> Iterator
         yield _OwnStep(
             recipe=case.recipe,
             number=number,
-            truth=true.gradients,
-            plain=other.gradients,
-            truth_loss=true.loss,
-            plain_loss=other.loss,
+            truth=true,
+            plain=other,
             step=step,
             has_gradients=truth.follows and all((step.gradients, true.gradients, other.gradients)),
             updated={
@@ -197,21 +183,19 @@ def _references(case: OwnCase) -> tuple[_Reference, _Reference]:
 
 
 def _describe_dropout(model: nn.Module | None) -> str | None:
-    modules = () if model is None else model.named_modules()
-    active = [name for name, one in modules if _drops(one)]
+    active = []
+    for name, one in () if model is None else model.named_modules():
+        is_layer = isinstance(one, nn.modules.dropout._DropoutNd)
+        # An nn.MultiheadAttention or nn.LSTM has the number itself.
+        share = one.p if is_layer else getattr(one, "dropout", 0.0)
+        if one.training and isinstance(share, float) and share > 0:
+            active.append(name)
     if not active:
         return None
     return (
         f"the model has dropout ({listed(active)}), and ranks and reference draw different masks; "
         "build both with p=0"
     )
-
-
-def _drops(module: nn.Module) -> bool:
-    is_layer = isinstance(module, nn.modules.dropout._DropoutNd)
-    # An nn.MultiheadAttention or nn.LSTM has the number itself.
-    share = module.p if is_layer else getattr(module, "dropout", 0.0)
-    return module.training and isinstance(share, float) and share > 0
 
 
 def _why_losses_alone(trace: Trace, parameters: Mapping[str, nn.Parameter]) -> str | None:
@@ -281,7 +265,7 @@ def _why_vacuous(trace: Trace, steps: Sequence[_OwnStep]) -> Iterator[str]:
             yield f"all gradients of step {one.number} are zero"
     first = steps[0]
     if is_low_precision(first.recipe) and first.has_gradients:
-        error = measure_errors(first.step.gradients, first.truth).total
+        error = comparison.measure_errors(first.step.gradients, first.truth.gradients).total
         fp32 = Recipe(parallel=first.recipe.parallel)
         if error <= limits.LOW_PRECISION_RATIO * limits.semantic_limit(fp32).value:
             yield f"low precision left no trace: the error is {error:.1e}, as in float32"
@@ -313,20 +297,20 @@ def _find_cause(
     if _have_same_losses(trace):
         return "all ranks tell the same losses: does the sampler give them the same data?"
     one = steps[found.step - 1]
-    num_ranks = one.recipe.plan.world_size
-    cause = None
     if found.what == "gradient":
+        num_ranks, right = one.recipe.plan.world_size, one.plain.gradients
         summed = Bug(
             "summed",
             f"gradients are summed over the {num_ranks} ranks and not divided by their number",
-            scaled(one.plain, num_ranks),
+            comparison.scaled(right, num_ranks),
         )
-        bugs = [summed, *gradient_bugs(one.plain)]
-        cause = explain_gradients(one.step.gradients, one.plain, bugs)
+        bugs = [summed, *gradient_bugs(right)]
+        if (cause := explain_gradients(one.step.gradients, right, bugs)) is not None:
+            return cause
     elif found.step > 1 and not truth.follows:
-        cause = "the loss before it agrees, so that the update in between does not"
-    if cause is None and truth.has_drawn:
-        cause = "the step draws random numbers, and ranks and reference draw different ones"
-    if cause is None and found.what == "loss":
-        cause = "a loss is not the mean over the samples, or weights or samples are others"
-    return cause
+        return "the loss before it agrees, so that the update in between does not"
+    if truth.has_drawn:
+        return "the step draws random numbers, and ranks and reference draw different ones"
+    if found.what == "loss":
+        return "a loss is not the mean over the samples, or weights or samples are others"
+    return None

@@ -22,7 +22,7 @@ from perfsuite.worker.equivalence.proof import Case, Proof
 from perfsuite.worker.equivalence.references.averaging import NUM_PLAIN_STEPS, PowerSGD, average
 from perfsuite.worker.equivalence.references.single_process import Pass, Reference
 from perfsuite.worker.equivalence.trace.trace import Step
-from perfsuite.worker.training.mixed_precision import precision_policy
+from perfsuite.worker.training.mixed_precision import PRECISION_POLICIES
 
 # PowerSGD feeds back the errors of its compression. They grow with every step, and rounding with
 # them, so only the first steps are compared.
@@ -30,26 +30,20 @@ _NUM_POWERSGD_STEPS = 3
 _HOOK_DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 
 
-def why_no_reduction(recipe: Recipe) -> str | None:
-    """Return why T0 says nothing about the recipe, None where it applies."""
+def check_reduction(case: Case) -> Proof | str:
+    """Return what T0 shows, or why it does not apply."""
+    recipe = case.recipe
     if (reason := recipe.plan.properties.why_no_reduction) is not None:
         return reason
     if recipe.compile:
         return "torch.compile fuses operators, which rounds otherwise"
-    return None
-
-
-def check_reduction(case: Case) -> Proof | str:
-    """Return what T0 shows, or why it does not apply."""
-    if (reason := why_no_reduction(case.recipe)) is not None:
-        return reason
-    recipe = case.recipe
     reference = case.reference()
-    if _normalises_over_ranks(reference.trainer.module) and recipe.plan.data_parallel_size > 1:
+    layers = [one for one in reference.trainer.module.modules() if one.training]
+    is_synchronised = any(isinstance(layer, nn.SyncBatchNorm) for layer in layers)
+    if is_synchronised and recipe.plan.data_parallel_size > 1:
         return "SyncBatchNorm: a rank's gradient is no function of its shard alone"
     proof = Proof(check="T0")
     reduce = _reduction(case, reference)
-    buffers: list[tuple[Tensors, Tensors, Limit]] = []
     steps = case.trace.steps
     if recipe.comm_hook == "powersgd":
         steps = steps[:_NUM_POWERSGD_STEPS]
@@ -65,21 +59,16 @@ def check_reduction(case: Case) -> Proof | str:
         expected = reduce(shares)
         limit = _limit(step.gradients, case)
         proof.evidence += _compare(step, number, passes, expected, limit)
-        buffers.append((step.before.buffers, passes[0].buffers, limit))
+        proof.plant_buffers(step.before.buffers, passes[0].buffers, limit)
         if number == 1:
             bugs = list(_bugs(reference, step, passes, expected, recipe))
             proof.plant(bugs, lambda tested: _judge(tested, expected, 1, limit))  # noqa: B023
             proof.find_cause = partial(_find_cause, case, reference, passes, expected, bugs)
-    proof.plant_buffers(buffers)
     if any(step.has_equal_shards for step in case.trace.steps):
         proof.vacuous.append(
             "two ranks saw the same data, so that a missing reduction would change nothing"
         )
     return proof
-
-
-def _normalises_over_ranks(model: nn.Module) -> bool:
-    return any(isinstance(layer, nn.SyncBatchNorm) and layer.training for layer in model.modules())
 
 
 def _reduction(case: Case, reference: Reference) -> Callable[[Sequence[Tensors]], Tensors]:
@@ -141,7 +130,6 @@ def _compare(
     step: Step, number: int, passes: Sequence[Pass], expected: Tensors, limit: Limit
 ) -> list[comparison.Discrepancy]:
     # Rank 0 saw the first shard. A buffer that a rank does not have is not compared.
-    buffers = comparison.measure_buffer_errors(step.buffers, passes[0].buffers)
     wrong = [
         f"shard {index}: {one.wrong_draw}" if len(passes) > 1 else one.wrong_draw
         for index, one in enumerate(passes)
@@ -151,7 +139,7 @@ def _compare(
         *comparison.judge_draws(next(iter(wrong), None), number),
         *comparison.judge_losses(step.losses, [one.loss for one in passes], number, limit),
         *_judge(step.gradients, expected, number, limit),
-        *comparison.judge(buffers, "buffer", number, limit),
+        *comparison.judge("buffer", step.buffers, passes[0].buffers, number, limit),
     ]
 
 
@@ -159,7 +147,7 @@ def _judge(
     tested: Tensors, expected: Tensors, number: int, limit: Limit
 ) -> list[comparison.Discrepancy]:
     return [
-        *comparison.judge(comparison.measure_errors(tested, expected), "gradient", number, limit),
+        *comparison.judge("gradient", tested, expected, number, limit),
         *comparison.judge_alignment(tested, expected, number, limit),
     ]
 
@@ -190,7 +178,7 @@ def _limit(gradients: Tensors, case: Case) -> Limit:
     if case.recipe.comm_hook in _HOOK_DTYPES:
         dtypes.add(_HOOK_DTYPES[case.recipe.comm_hook])
     is_ordered = not case.trace.sparse
-    low = precision_policy(case.recipe.precision).autocast_dtype
+    low = PRECISION_POLICIES[case.recipe.precision].autocast_dtype
     if case.recipe.plan.properties.cuts_model and low is not None:
         # Autocast casts a leaf once, and other tensors for each use. What a stage is handed is a
         # leaf, so the gradients of its uses are added before they are cast back, not after.

@@ -15,17 +15,12 @@ from functools import partial
 import torch
 
 from perfsuite.records.equivalence import EquivalenceRow, semantic_check
-from perfsuite.worker.equivalence import comparison, limits, planted_bugs
+from perfsuite.units import listed
+from perfsuite.worker.equivalence import comparison, diagnosis, limits, planted_bugs
 from perfsuite.worker.equivalence.checks.expected_step import ExpectedStep
-from perfsuite.worker.equivalence.comparison import Tensors
-from perfsuite.worker.equivalence.diagnosis import (
-    axis_bugs,
-    explain_batchnorm,
-    explain_gradients,
-    explain_parts,
-)
+from perfsuite.worker.equivalence.comparison import Tensors, scaled
 from perfsuite.worker.equivalence.limits import Limit, is_low_precision
-from perfsuite.worker.equivalence.planted_bugs import Bug, scaled
+from perfsuite.worker.equivalence.planted_bugs import Bug
 from perfsuite.worker.equivalence.proof import Case, Proof
 from perfsuite.worker.equivalence.references.averaging import average
 from perfsuite.worker.equivalence.references.single_process import (
@@ -43,15 +38,12 @@ from perfsuite.worker.training.batches import num_samples
 # A mean of means is wrong for parts of unequal size: three quarters of the batch and the rest.
 _FIRST_PART, _NUM_PARTS = 3, 4
 
-_NUM_SHOWN = 3
-
 
 def check_semantics(case: Case) -> Proof | EquivalenceRow | str:
     """Return what T1 or T2 shows, why it cannot be exercised, or why neither applies."""
     recipe = case.recipe
     proof = Proof(check=semantic_check(recipe.precision))
     losses: list[float] = []
-    buffers: list[tuple[Tensors, Tensors, Limit]] = []
     references = _References(case)
     for number, step in enumerate(case.trace.steps, start=1):
         case.on_step()
@@ -71,14 +63,17 @@ def check_semantics(case: Case) -> Proof | EquivalenceRow | str:
             proof.vacuous.append(f"{off}: {why}")
             break
         proof.evidence += evidence
-        buffers.append((step.before.buffers, expected.truth_pass.buffers, expected.buffer_limit))
+        proof.plant_buffers(step.before.buffers, expected.truth.buffers, expected.buffer_limit)
         if number == 1:
             bugs = list(_bugs(references, step, expected))
             proof.plant(bugs, expected.judge_gradients)
-            proof.find_cause = partial(_find_cause, references, case, expected, bugs)
+            proof.find_cause = partial(_find_cause, references, expected, bugs)
             proof.vacuous += _why_vacuous(references, step, expected)
-            proof.notes += _describe_small(expected)
-    proof.plant_buffers(buffers)
+            if names := expected.errors.too_small:
+                proof.notes.append(
+                    "not compared by themselves, because they are below "
+                    f"{limits.SMALLEST_SHARE:.0e} of all gradients: {listed([*map(repr, names)])}"
+                )
     if case.workload.parallelize is not None and not recipe.plan.axes:
         proof.notes.append("parallelize is not called: it is for parallel='mesh:AXIS=N' alone")
     proof.notes += references.notes
@@ -92,16 +87,16 @@ def check_semantics(case: Case) -> Proof | EquivalenceRow | str:
 
 @dataclass(frozen=True, kw_only=True)
 class _Expected(ExpectedStep):
-    """With both passes, and the batch of the samples of all ranks and micro-batches."""
+    """Both passes over the batch of the samples of all ranks and micro-batches."""
 
     batch: MicroBatch
-    truth_pass: Pass
-    plain_pass: Pass
+    truth: Pass
+    plain: Pass
 
     @property
     def buffer_limit(self) -> Limit:
         """From the errors of the plain pass: a mean near 0 is off by more than all together."""
-        errors = comparison.measure_buffer_errors(self.plain_pass.buffers, self.truth_pass.buffers)
+        errors = comparison.measure_buffer_errors(self.plain.buffers, self.truth.buffers)
         limit = self.limit_beside(errors.total)
         own = limits.ERROR_RATIO * max(errors.by_name.values(), default=0.0)
         own = min(own, limits.COARSEST_AFTER_FIRST)
@@ -113,26 +108,28 @@ class _References:
 
     def __init__(self, case: Case) -> None:
         self.notes: list[str] = []
-        self._case = case
+        self.case = case
         self.truth = self.build("fp64")
         self.plain = self.build(case.recipe.precision)
 
     def build(self, precision: str) -> Reference:
         """Return one process without accumulation."""
-        return self._case.reference(precision=precision, grad_accumulation_steps=1)
+        return self.case.reference(precision=precision, grad_accumulation_steps=1)
 
     def compute(self, step: Step, number: int, *, with_plain: bool = True) -> _Expected:
         """Return what both compute, or raise `UnjoinableError` or `UnrepeatableError`.
 
         Without `with_plain` the truth stands for both, where T1 can do with its smallest limit.
         """
-        recipe, device = self._case.recipe, self._case.device
+        recipe, device = self.case.recipe, self.case.device
         batch = one_batch([micro_batch for shard in step.shards for micro_batch in shard])
         by_several = recipe.plan.properties.cuts_model or len(batch.draws or ()) > 1
         plain = None
         if with_plain or is_low_precision(recipe) or is_accelerator(device):
             self.plain.load(step.before)
             plain = self.plain.run([batch], scale=step.scale)
+            unscaled = scaled(plain.gradients, 1 / step.scale)
+            plain = dataclasses.replace(plain, gradients=unscaled)
             if batch.draws is not None and plain.wrong_draw is None:
                 batch = dataclasses.replace(batch, draws=[plain.draws])
             if (reason := self._why_parts_draw(plain)) is not None:
@@ -142,23 +139,13 @@ class _References:
         for one in (plain, truth):
             if (reason := one.why_not_repeated(by_several=by_several)) is not None:
                 raise UnrepeatableError(reason)
-        return _Expected(
-            recipe=recipe,
-            number=number,
-            truth=truth.gradients,
-            plain=scaled(plain.gradients, 1 / step.scale),
-            truth_loss=truth.loss,
-            plain_loss=plain.loss,
-            batch=batch,
-            truth_pass=truth,
-            plain_pass=plain,
-        )
+        return _Expected(recipe=recipe, number=number, truth=truth, plain=plain, batch=batch)
 
     def _why_parts_draw(self, plain: Pass) -> str | None:
         """Why draws cannot be put together that the ranks of a user's axis made for parts."""
-        if not self._case.recipe.plan.model_axes:
+        if not self.case.recipe.plan.model_axes:
             return None
-        differing = (one for one in self._case.trace.differences if one.what == "random draw")
+        differing = (one for one in self.case.trace.differences if one.what == "random draw")
         if (one := next(differing, None)) is not None:
             return f"{one.name} draws other numbers on rank {one.rank}, which shares its batch"
         return plain.wrong_draw
@@ -194,7 +181,7 @@ def _judge(
     """
     expected = references.compute(step, number, with_plain=number == 1)
     evidence = _judge_step(step, expected)
-    lacks_plain = expected.plain_pass is expected.truth_pass
+    lacks_plain = expected.plain is expected.truth
     if lacks_plain and not all(one.is_within for one in evidence):
         expected = references.compute(step, number)
         evidence = _judge_step(step, expected)
@@ -202,14 +189,13 @@ def _judge(
 
 
 def _judge_step(step: Step, expected: _Expected) -> list[comparison.Discrepancy]:
-    truth, plain, number = expected.truth_pass, expected.plain_pass, expected.number
-    buffers = comparison.measure_buffer_errors(step.buffers, truth.buffers)
+    truth, plain, number = expected.truth, expected.plain, expected.number
     return [
         *comparison.judge_draws(plain.wrong_draw or truth.wrong_draw, number),
         *expected.judge_loss(step.mean_loss),
         *_judge_equal_losses(step, expected),
         *expected.judge_gradients(scaled(step.gradients, 1 / step.scale)),
-        *comparison.judge(buffers, "buffer", number, expected.buffer_limit),
+        *comparison.judge("buffer", step.buffers, truth.buffers, number, expected.buffer_limit),
     ]
 
 
@@ -227,13 +213,11 @@ def _bugs(references: _References, step: Step, expected: _Expected) -> Iterator[
     if expected.recipe.plan.axes:
         shards = _parts(references.plain, step)
         shares = [scaled(average(shard, "none"), 1 / step.scale) for shard in shards]
-        yield from axis_bugs(expected.recipe.plan, shares, expected.plain)
+        yield from diagnosis.axis_bugs(expected.recipe.plan, shares, expected.plain.gradients)
     size, is_low = num_samples(expected.batch.batch), is_low_precision(expected.recipe)
     # A mistake in float64 is the smaller one, and on a CPU several times faster than in float16.
     reference, right = (
-        (references.truth, expected.truth_pass)
-        if is_low
-        else (references.plain, expected.plain_pass)
+        (references.truth, expected.truth) if is_low else (references.plain, expected.plain)
     )
     if size > 1:
         yield planted_bugs.lost_samples(_mean_of_parts(reference, expected, [size // 2]))
@@ -249,7 +233,8 @@ def _bugs(references: _References, step: Step, expected: _Expected) -> Iterator[
 
 def _hypotheses(plain: Reference, step: Step, expected: _Expected) -> Iterator[Bug]:
     """Mistakes with the micro-batches of this step; no mistakes where all of them are equal."""
-    yield planted_bugs.summed_loss(scaled(expected.plain, 1 / sum(map(len, step.shards))))
+    share = 1 / sum(map(len, step.shards))
+    yield planted_bugs.summed_loss(scaled(expected.plain.gradients, share))
     parts = [[scaled(part, 1 / step.scale) for part in shard] for shard in _parts(plain, step)]
     yield planted_bugs.mean_of_means(average([part for shard in parts for part in shard], "none"))
     num_steps = len(step.shards[0])
@@ -276,27 +261,19 @@ def _mean_of_parts(plain: Reference, expected: _Expected, sizes: list[int]) -> T
     return average(parts, "none")
 
 
-def _describe_small(expected: _Expected) -> Iterator[str]:
-    names = expected.errors.too_small
-    if names:
-        shown = ", ".join(map(repr, names[:_NUM_SHOWN])) + ", ..." * (len(names) > _NUM_SHOWN)
-        share = f"{limits.SMALLEST_SHARE:.0e} of all gradients"
-        yield f"not compared by themselves, because they are below {share}: {shown}"
-
-
 def _why_vacuous(references: _References, step: Step, expected: _Expected) -> Iterator[str]:
     recipe = expected.recipe
     if expected.errors.size == 0:
         yield "all gradients are zero"
     if recipe.plan.axes and step.has_equal_shards:
         yield "two shards hold the same data, so that a missing reduction would change nothing"
-    if not is_low_precision(recipe) or math.isnan(expected.truth_pass.loss):
+    if not is_low_precision(recipe) or math.isnan(expected.truth.loss):
         return
     finer = "amp-bf16" if recipe.has_float8 else "fp32"
     reference = references.build(finer)
     reference.load(step.before)
     finer_error, error = (
-        comparison.measure_errors(gradients, expected.truth).total
+        comparison.measure_errors(gradients, expected.truth.gradients).total
         for gradients in (
             reference.run([expected.batch]).gradients,
             scaled(step.gradients, 1 / step.scale),
@@ -311,13 +288,13 @@ def _why_vacuous(references: _References, step: Step, expected: _Expected) -> It
 
 def _find_cause(
     references: _References,
-    case: Case,
     expected_of_first: _Expected,
     bugs: Sequence[Bug],
     discrepancy: comparison.Discrepancy,
 ) -> str | None:
-    if (batchnorm := explain_batchnorm(references.truth.trainer.module)) is not None:
+    if (batchnorm := diagnosis.explain_batchnorm(references.truth.trainer.module)) is not None:
         return batchnorm
+    case = references.case
     if discrepancy.what == "buffer":
         if case.recipe.grad_accumulation_steps > 1:
             return "the forward pass changes a buffer, once for each micro-batch"
@@ -331,6 +308,7 @@ def _find_cause(
     hypotheses = [*_hypotheses(references.plain, step, expected), *(bugs if is_first else ())]
     tested = scaled(step.gradients, 1 / step.scale)
     plan = case.recipe.plan
-    if plan.axes and (cause := explain_parts(tested, expected.plain, plan)):
+    right = expected.plain.gradients
+    if plan.axes and (cause := diagnosis.explain_parts(tested, right, plan)):
         return cause
-    return explain_gradients(tested, expected.plain, hypotheses)
+    return diagnosis.explain_gradients(tested, right, hypotheses)

@@ -12,7 +12,6 @@ Shapes: N numbers of one bucket; the gradient of one parameter as a matrix of n 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import reduce
 
 import numpy
@@ -100,9 +99,7 @@ class PowerSGD:
         reduced: Tensors = {}
         for index, names in enumerate(layout):
             parameters = [self._parameters[name] for name in names]
-            buckets = [
-                _fill_bucket(parameters, [shard.get(name) for name in names]) for shard in shards
-            ]
+            buckets = [_Bucket(parameters, [shard.get(name) for name in names]) for shard in shards]
             self._reduce(index, buckets)
             reduced |= zip(names, buckets[0].gradients, strict=True)
         # They are compared with recorded ones, and computed on the model's device.
@@ -136,7 +133,6 @@ class PowerSGD:
         return q
 
 
-@dataclass(frozen=True, kw_only=True)
 class _Bucket:
     """One rank's gradients of a few parameters, side by side in memory (N,) as DDP sends them.
 
@@ -145,32 +141,24 @@ class _Bucket:
     the hook lays out their p's and q's; and the others, one-dimensional.
     """
 
-    memory: Tensor
-    gradients: list[Tensor]
-    compressed: list[Tensor]
-    uncompressed: list[Tensor]
-
-
-def _fill_bucket(parameters: Sequence[Tensor], gradients: Sequence[Tensor | None]) -> _Bucket:
-    sizes = [parameter.numel() for parameter in parameters]
-    memory = parameters[0].new_zeros(sum(sizes))
-    bucket = _Bucket(memory=memory, gradients=[], compressed=[], uncompressed=[])
-    for parameter, gradient, part in zip(
-        parameters, gradients, torch.split(memory, sizes), strict=True
-    ):
-        view = part.as_strided(parameter.shape, parameter.stride(), part.storage_offset())
-        if gradient is not None:
-            view.copy_(gradient)
-        bucket.gradients.append(view)
-        n = parameter.shape[0]
-        m = parameter.numel() // n
-        if (n + m) * _MIN_COMPRESSION_RATE < n * m:
-            bucket.compressed.append(part.view(1, n, m))
-        else:
-            bucket.uncompressed.append(part)
-    shapes = [matrix.shape for matrix in bucket.compressed]
-    bucket.compressed.sort(key=lambda matrix: shapes.index(matrix.shape))
-    return bucket
+    def __init__(self, parameters: Sequence[Tensor], gradients: Sequence[Tensor | None]) -> None:
+        sizes = [parameter.numel() for parameter in parameters]
+        self.memory = parameters[0].new_zeros(sum(sizes))
+        self.gradients, self.uncompressed = list[Tensor](), list[Tensor]()
+        matrices: dict[tuple[int, int], list[Tensor]] = {}
+        parts = torch.split(self.memory, sizes)
+        for parameter, gradient, part in zip(parameters, gradients, parts, strict=True):
+            view = part.as_strided(parameter.shape, parameter.stride(), part.storage_offset())
+            if gradient is not None:
+                view.copy_(gradient)
+            self.gradients.append(view)
+            n = parameter.shape[0]
+            m = parameter.numel() // n
+            if (n + m) * _MIN_COMPRESSION_RATE < n * m:
+                matrices.setdefault((n, m), []).append(part.view(1, n, m))
+            else:
+                self.uncompressed.append(part)
+        self.compressed = [matrix for of_shape in matrices.values() for matrix in of_shape]
 
 
 def _approximate(matrices_of_ranks: Sequence[list[Tensor]], q: Tensor) -> None:

@@ -4,6 +4,7 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -24,8 +25,8 @@ class Replay(DrawMode):  # type: ignore[no-untyped-call]
 
     Attributes:
         given: The draws of the whole batch, as they were given out.
-        wrong: How the run's draws differ from what one process draws; None where they do not.
-        unknown: Why the run's draws cannot be given out to this pass; None where they can.
+        wrong: How the run's draws differ from what one process draws; the first says most.
+        unknown: Why the run's draws cannot be given out to this pass.
     """
 
     def __init__(
@@ -36,8 +37,8 @@ class Replay(DrawMode):  # type: ignore[no-untyped-call]
     ) -> None:
         super().__init__(device)
         self.given: list[Draw] = []
-        self.wrong: str | None = None
-        self.unknown: str | None = None
+        self.wrong: list[str] = []
+        self.unknown: list[str] = []
         self._parts = parts
         self._rows = rows
         self._num_calls = 0
@@ -51,7 +52,7 @@ class Replay(DrawMode):  # type: ignore[no-untyped-call]
         """Put what the run drew in this call in the place of what was drawn now."""
         draw = call.describe(None)
         if self._parts is None:
-            self._refuse(
+            self.unknown.append(
                 f"{draw.operator} draws random numbers that were not recorded, as in a compiled "
                 "model"
             )
@@ -60,7 +61,7 @@ class Replay(DrawMode):  # type: ignore[no-untyped-call]
             self._calls[state] = self._num_calls
             self._num_calls += 1
         elif state not in self._calls:
-            self._refuse(f"{draw.operator} draws random numbers in the backward pass")
+            self.unknown.append(f"{draw.operator} draws random numbers in the backward pass")
             return
         index = self._calls[state]
         recorded = [part[index] for part in self._parts if index < len(part)]
@@ -77,13 +78,13 @@ class Replay(DrawMode):  # type: ignore[no-untyped-call]
         """Judge the pass as a whole, once it has ended."""
         for part in self._parts or ():
             if len(part) != self._num_calls:
-                self._differ(
+                self.wrong.append(
                     f"a rank draws {len(part)} times, and one process {self._num_calls} times; is "
                     "a rank in eval mode?"
                 )
         if self._alike and self._surprise > -math.log(_LARGEST_CHANCE):
             one, other = self._alike[0]
-            self._differ(
+            self.wrong.append(
                 f"parts {one + 1} and {other + 1} of the batch, which have other data, draw the "
                 "same numbers; seed each rank by its number"
             )
@@ -91,18 +92,18 @@ class Replay(DrawMode):  # type: ignore[no-untyped-call]
     def expect_draws(self) -> None:
         """Refuse where a generator has moved and no operator was seen to draw from it."""
         if self._num_calls == 0:
-            self._refuse(
+            self.unknown.append(
                 "an operator that torch does not tag nondeterministic_seeded draws random numbers"
             )
 
     def _compare(self, recorded: Sequence[Draw], wanted: Draw) -> None:
         for draw in recorded:
             if draw.operator != wanted.operator:
-                self._differ(f"a rank calls {draw.operator}, and one process {wanted.operator}")
-            elif len(draw.arguments) != len(wanted.arguments) or not all(
-                map(_is_close, draw.arguments, wanted.arguments)
-            ):
-                self._differ(
+                self.wrong.append(
+                    f"a rank calls {draw.operator}, and one process {wanted.operator}"
+                )
+            elif not _are_close(draw.arguments, wanted.arguments):
+                self.wrong.append(
                     f"a rank calls {draw.operator} with {_listed(draw.arguments)}, and one process "
                     f"with {_listed(wanted.arguments)}; has a rank another probability?"
                 )
@@ -111,7 +112,7 @@ class Replay(DrawMode):  # type: ignore[no-untyped-call]
         """What the parts have drawn, in the shape that this pass draws."""
         drawn, values = call.drawn(), [draw.values for draw in recorded if draw.values is not None]
         if drawn is None or len(values) < len(recorded):
-            self._refuse(f"{wanted.operator} does not tell the random numbers that it draws")
+            self.unknown.append(f"{wanted.operator} does not tell the random numbers that it draws")
             return None
         if self._rows is not None:
             return self._slice(recorded[0], wanted, drawn.shape)
@@ -123,8 +124,7 @@ class Replay(DrawMode):  # type: ignore[no-untyped-call]
         ]
         has_batch = [sum(part.shape[axis] for part in values) == drawn.shape[axis] for axis in axes]
         if any(part.dim() != drawn.dim() for part in values) or has_batch not in ([], [True]):
-            say = self._differ if len(values) == 1 else self._refuse
-            say(
+            (self.wrong if len(values) == 1 else self.unknown).append(
                 f"{wanted.operator} draws {shapes} in the parts of the batch and "
                 f"{tuple(drawn.shape)} in the whole of it, so its samples cannot be told apart"
             )
@@ -136,7 +136,7 @@ class Replay(DrawMode):  # type: ignore[no-untyped-call]
                 return torch.cat(shifted, axes[0])
         elif all(torch.equal(part, values[0]) for part in values):
             return values[0]
-        self._refuse(
+        self.unknown.append(
             f"{wanted.operator} draws {shapes} in the parts of the batch, other numbers in each, "
             "so its samples cannot be told apart"
         )
@@ -179,15 +179,10 @@ class Replay(DrawMode):  # type: ignore[no-untyped-call]
             shares = counts.double() / drawn.numel()
             self._surprise -= drawn.numel() * math.log(float(shares.square().sum()))
 
-    def _differ(self, how: str) -> None:
-        self.wrong = self.wrong or how
 
-    def _refuse(self, why: str) -> None:
-        self.unknown = self.unknown or why
-
-
-def _is_close(one: float, other: float) -> bool:
-    return math.isclose(one, other, rel_tol=_SAME_ARGUMENT)
+def _are_close(ones: Sequence[float], others: Sequence[float]) -> bool:
+    close = partial(math.isclose, rel_tol=_SAME_ARGUMENT)
+    return len(ones) == len(others) and all(map(close, ones, others))
 
 
 def _listed(arguments: Sequence[float]) -> str:

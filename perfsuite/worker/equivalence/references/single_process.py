@@ -19,7 +19,12 @@ from perfsuite.records.recipe import Recipe
 from perfsuite.records.workload import Workload
 from perfsuite.worker.equivalence.comparison import Tensors
 from perfsuite.worker.equivalence.references.replay import Replay
-from perfsuite.worker.equivalence.trace.draws import Draw, read_random_state, restore_random_state
+from perfsuite.worker.equivalence.trace.draws import (
+    Draw,
+    modules_that_drew,
+    read_random_state,
+    restore_random_state,
+)
 from perfsuite.worker.equivalence.trace.trace import (
     MicroBatch,
     Weights,
@@ -117,17 +122,17 @@ class Reference:
                 replay.finish()
                 replays.append(replay)
             losses.append(torch.stack(parts).mean())
-            end = read_random_state(device)
-            outside = outside or end.outside_torch(start)
-            if end.torch_has_moved_from(start):
+            drew = modules_that_drew(start, read_random_state(device))
+            outside = outside or next((one for one in drew if not one.startswith("torch")), None)
+            if any(one.startswith("torch") for one in drew):
                 replays[-1].expect_draws()
         return Pass(
             loss=float(torch.stack(losses).mean()),
             gradients=read_gradients(trainer.module),
             buffers=read_buffers(trainer.module),
             draws=replays[-1].given,
-            wrong_draw=next((one.wrong for one in replays if one.wrong), None),
-            unknown_draw=next((one.unknown for one in replays if one.unknown), None),
+            wrong_draw=next((how for one in replays for how in one.wrong), None),
+            unknown_draw=next((why for one in replays for why in one.unknown), None),
             drew_outside=outside,
         )
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import pickle
 import random
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
@@ -95,7 +96,10 @@ class Call:
 
     def describe(self, values: Tensor | None, stage: int = 0) -> Draw:
         """The call with the values that it drew."""
-        given = self._arguments()
+        declared = self.func._schema.arguments  # some are left out, at their defaults
+        given = {one.name: one.default_value for one in declared if one.has_default_value()}
+        given |= {one.name: value for one, value in zip(declared, self.args, strict=False)}
+        given |= self.kwargs
         bounds = (value for name, value in given.items() if name in _BOUNDS)
         if self.func.overloadpacket.__name__ == "multinomial":
             bounds = iter(self.args[0].shape[-1:])
@@ -134,13 +138,6 @@ class Call:
             inputs, probability = self.args[:2]
             scale = values.to(inputs.dtype) * (1 / (1 - probability))
             self.result[0].copy_(inputs * scale)
-
-    def _arguments(self) -> dict[str, Any]:
-        """By name, with those that were left out because they are at their defaults."""
-        arguments = self.func._schema.arguments
-        given = {one.name: one.default_value for one in arguments if one.has_default_value()}
-        given |= {one.name: value for one, value in zip(arguments, self.args, strict=False)}
-        return given | self.kwargs
 
 
 class DrawRecorder(DrawMode):  # type: ignore[no-untyped-call]
@@ -221,51 +218,32 @@ def _may_draw(func: Any) -> bool:
     return is_overload and torch.Tag.nondeterministic_seeded in func.tags
 
 
-@dataclass(frozen=True)
-class RandomState:
-    """The states of the global generators at one moment; `cuda` is None on a CPU."""
-
-    python: Any
-    numpy: Any
-    torch: Tensor
-    cuda: Tensor | None
-
-    def has_moved_from(self, other: RandomState) -> bool:
-        """Whether numbers were drawn between the other state and this one."""
-        return self.torch_has_moved_from(other) or self.outside_torch(other) is not None
-
-    def torch_has_moved_from(self, other: RandomState) -> bool:
-        """Whether torch drew numbers between the other state and this one."""
-        return not torch.equal(self.torch, other.torch) or (
-            self.cuda is not None
-            and other.cuda is not None
-            and not torch.equal(self.cuda, other.cuda)
-        )
-
-    def outside_torch(self, other: RandomState) -> str | None:
-        """The module besides torch that drew numbers between the other state and this one."""
-        if self.python != other.python:
-            return "random"
-        has_moved = self.numpy[2:] != other.numpy[2:] or not numpy.array_equal(
-            self.numpy[1], other.numpy[1]
-        )
-        return "numpy.random" if has_moved else None
+# The states of the global generators at one moment, pickled, by the module that draws.
+RandomState = dict[str, bytes]
 
 
 def read_random_state(device: torch.device) -> RandomState:
     """Return the present state of all generators."""
-    return RandomState(
-        random.getstate(),
-        numpy.random.get_state(),
-        torch.get_rng_state(),
-        torch.cuda.get_rng_state(device) if device.type == "cuda" else None,
-    )
+    states = {
+        "random": random.getstate(),
+        "numpy.random": numpy.random.get_state(),
+        "torch": torch.get_rng_state().numpy(),
+    }
+    if device.type == "cuda":
+        states["torch.cuda"] = torch.cuda.get_rng_state(device).numpy()
+    return {module: pickle.dumps(state) for module, state in states.items()}
 
 
 def restore_random_state(state: RandomState, device: torch.device) -> None:
     """Set all generators to a state that was read before."""
-    random.setstate(state.python)
-    numpy.random.set_state(state.numpy)
-    torch.set_rng_state(state.torch)
-    if state.cuda is not None and device.type == "cuda":
-        torch.cuda.set_rng_state(state.cuda, device)
+    states = {module: pickle.loads(pickled) for module, pickled in state.items()}
+    random.setstate(states["random"])
+    numpy.random.set_state(states["numpy.random"])
+    torch.set_rng_state(torch.tensor(states["torch"]))
+    if "torch.cuda" in states and device.type == "cuda":
+        torch.cuda.set_rng_state(torch.tensor(states["torch.cuda"]), device)
+
+
+def modules_that_drew(before: RandomState, after: RandomState) -> list[str]:
+    """Return the modules that drew random numbers between two states."""
+    return [module for module, state in before.items() if after.get(module, state) != state]

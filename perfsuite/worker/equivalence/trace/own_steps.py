@@ -30,13 +30,11 @@ def without_wrappers(tensors: Mapping[str, T]) -> dict[str, T]:
     >>> without_wrappers({"_orig_mod.module.head._fsdp_wrapped_module.weight": 1})
     {'head.weight': 1}
     """
-    found = {_without_wrappers(name): tensor for name, tensor in tensors.items()}
+    found = {}
+    for name, tensor in tensors.items():
+        parts = (part for part in name.split(".") if part not in _WRAPPERS)
+        found[".".join(itertools.dropwhile(_ROOT_WRAPPER.__eq__, parts))] = tensor
     return found if len(found) == len(tensors) else dict(tensors)
-
-
-def _without_wrappers(name: str) -> str:
-    parts = [part for part in name.split(".") if part not in _WRAPPERS]
-    return ".".join(itertools.dropwhile(_ROOT_WRAPPER.__eq__, parts))
 
 
 # Called before an optimizer's update with all its parameters, and by name with those of the model

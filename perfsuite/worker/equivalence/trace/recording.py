@@ -83,7 +83,15 @@ class _Recorder:
         self._buffers: Tensors = {}
         self._trainer = trainer
         self._inner = trainer.strategy
-        self.draws = _draw_recorder(trainer)
+        recipe, mode = trainer.recipe, trainer.recipe.plan.properties
+        self.draws: DrawRecorder | None = None
+        # Neither a compiled model nor another thread shows its operators.
+        if not (recipe.compile or mode.runs_threads):
+            entries = trainer.strategy.entry_modules(trainer.module)
+            # Rank r of a pipeline has the stages r, r + world_size, ...
+            first, step = (dist.get_rank(), dist.get_world_size()) if mode.cuts_model else (0, 0)
+            stages = [first + n * step for n in range(len(entries))]
+            self.draws = DrawRecorder(entries, stages, trainer.device)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
@@ -141,18 +149,6 @@ class _Recorder:
             # Cloned, because a model may change its inputs in place.
             self.batches.append(map_tensors(batch, lambda tensor: tensor.cpu().clone()))
             yield batch
-
-
-def _draw_recorder(trainer: Trainer) -> DrawRecorder | None:
-    recipe, strategy = trainer.recipe, trainer.strategy
-    mode = recipe.plan.properties
-    # Neither a compiled model nor another thread shows its operators.
-    if recipe.compile or mode.runs_threads:
-        return None
-    entries = strategy.entry_modules(trainer.module)
-    # Rank r of a pipeline has the stages r, r + world_size, ...
-    first, step = (dist.get_rank(), dist.get_world_size()) if mode.cuts_model else (0, 0)
-    return DrawRecorder(entries, [first + n * step for n in range(len(entries))], trainer.device)
 
 
 def _sparse_parameters(module: nn.Module) -> frozenset[str]:

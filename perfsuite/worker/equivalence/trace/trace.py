@@ -46,11 +46,9 @@ class MicroBatch:
 
 @dataclass(frozen=True, kw_only=True)
 class Weights:
-    """A model's tensors by the user's names.
+    """A model's tensors by the user's names; parameters that are not trained are with the buffers.
 
-    Attributes:
-        parameters: Those that are trained.
-        buffers: The buffers, and the parameters that are not: an average of the weights may be one.
+    An average of the weights may be one.
     """
 
     parameters: Tensors
@@ -59,11 +57,9 @@ class Weights:
 
 def read_weights(module: nn.Module) -> Weights:
     """Return copies of the model's parameters and buffers."""
-    trained = {name: one for name, one in module.named_parameters() if one.requires_grad}
-    return Weights(
-        parameters={name: copy_tensor(tensor) for name, tensor in trained.items()},
-        buffers=read_buffers(module),
-    )
+    trained = ((name, one) for name, one in module.named_parameters() if one.requires_grad)
+    parameters = {name: copy_tensor(tensor) for name, tensor in trained}
+    return Weights(parameters=parameters, buffers=read_buffers(module))
 
 
 def read_buffers(module: nn.Module) -> Tensors:
@@ -265,6 +261,7 @@ def _join_micro_batches(
     """The micro-batches of ranks that share them; what they draw differently is a difference."""
     joined = []
     for parts in zip(*(rank.micro_batches for rank in ranks), strict=True):
+        joined.append(parts[0])
         draws = [part.draws for part in parts if part.draws is not None]
         if len(draws) == len(parts) > 1:
             chunks, differing = join_ranks(draws)
@@ -272,9 +269,7 @@ def _join_micro_batches(
                 Discrepancy("random draw", index + 1, math.inf, 0.0, _ALL_RANKS, operator, rank)
                 for rank, operator in differing.items()
             ]
-            joined.append(dataclasses.replace(parts[0], draws=chunks))
-        else:
-            joined.append(parts[0])
+            joined[-1] = dataclasses.replace(parts[0], draws=chunks)
     return joined
 
 

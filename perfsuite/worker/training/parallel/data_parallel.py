@@ -1,8 +1,6 @@
 """A copy of the whole model for each shard of the data: DataParallel, DDP, and ZeRO stage 1."""
 
 import inspect
-from collections.abc import Callable
-from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -15,68 +13,51 @@ from torch.optim import Optimizer
 
 from perfsuite.errors import NotExercisedError, RecipeError
 from perfsuite.records.recipe import Recipe
-from perfsuite.records.stages import Stage
 from perfsuite.worker.training.parallel.strategy import Strategy, refuse_sparse_gradients
-from perfsuite.worker.training.step import forward_backward
-from perfsuite.worker.training.trainer import Trainer
 
 # PowerSGD compresses from this step on. Two is the least that warm start and error feedback allow
 # (powerSGD_hook.PowerSGDState), and the step after which DDP has rebuilt its buckets.
 _POWERSGD_START_ITER = 2
 
 
-def count_replicas(model: nn.Module, recipe: Recipe) -> Callable[[], None]:
-    """Return what is called after one forward pass, and refuses fewer replicas than the recipe's.
+def require_replicas(parallel: DataParallel[nn.Module], recipe: Recipe) -> None:
+    """Let the first forward pass raise a NotExercisedError where it runs too few replicas.
 
     nn.DataParallel may silently run only one. They share the hooks of the original module.
     """
     calls: list[None] = []  # appending is safe from the replicas' threads
-    hook = model.register_forward_hook(lambda *_: calls.append(None))
     size = recipe.plan.size
 
-    def check() -> None:
-        hook.remove()
+    def check(*_: object) -> None:
+        for hook in hooks:
+            hook.remove()
         if len(calls) != size:
             raise NotExercisedError(
                 f"parallel {recipe.parallel!r} ran {len(calls)} of its {size} replicas; "
                 f"use a micro_batch_size that is a multiple of {size}"
             )
 
-    return check
+    counting = parallel.module.register_forward_hook(lambda *_: calls.append(None))
+    hooks = (counting, parallel.register_forward_hook(check))
 
 
 class DP(Strategy):
     """The `Strategy` of "dp": nn.DataParallel, one process with a thread for each replica."""
 
-    _check: Callable[[], None] | None
-
     def wrap(self, model: nn.Module) -> nn.Module:
-        """The model under nn.DataParallel, its replicas counted in the first forward.
-
-        One GPU carries all of them, several carry one each.
-        """
+        """The model under nn.DataParallel: one GPU carries all replicas, several carry one each."""
         size = self.recipe.plan.size
-        self._check = count_replicas(model, self.recipe)
         devices = [0] * size if torch.cuda.device_count() == 1 else list(range(size))
-        return DataParallel(model, device_ids=devices)
-
-    def run_micro_batch(
-        self, trainer: Trainer, inputs: Any, target: Any, *, is_last: bool, stage: Stage
-    ) -> Tensor | None:
-        """The loss of the whole batch; each replica computed a part of it."""
-        loss = forward_backward(trainer, inputs, target, stage)
-        if self._check is not None:
-            self._check()
-            self._check = None
-        return loss
+        parallel = DataParallel(model, device_ids=devices)
+        require_replicas(parallel, self.recipe)
+        return parallel
 
 
 class DDP(Strategy):
     """The `Strategy` of "ddp": DistributedDataParallel with the options of the recipe.
 
-    Attributes:
-        bucket_layout: The names of the parameters in each bucket, in the order of DDP's reduction;
-            known under PowerSGD alone, whose result depends on it, and final once it compresses.
+    `bucket_layout` names the parameters in each bucket, in the order of DDP's reduction: under
+    PowerSGD alone, whose result depends on it, and final once it compresses.
     """
 
     bucket_layout: list[list[str]]
@@ -99,18 +80,15 @@ class DDP(Strategy):
         _register_comm_hook(self._model, self.recipe.comm_hook, self.bucket_layout)
         return self._model
 
-    def run_micro_batch(
-        self, trainer: Trainer, inputs: Any, target: Any, *, is_last: bool, stage: Stage
-    ) -> Tensor | None:
-        """The loss of this rank's micro-batch; gradients are reduced in the last one alone.
+    def set_reduction(self, is_last: bool) -> None:
+        """Reduce the gradients in the last micro-batch alone, as `no_sync` around the others does.
 
         A static graph is learned from the first micro-batch of all, which must be reduced for that.
         Its average is averaged once more with the others, which changes nothing.
         """
         learns_graph = self.recipe.static_graph and not self._has_synchronised
         self._has_synchronised = True
-        with nullcontext() if is_last or learns_graph else self._model.no_sync():
-            return forward_backward(trainer, inputs, target, stage)
+        self._model.require_backward_grad_sync = is_last or learns_graph
 
 
 class ZeRO1(DDP):

@@ -3,19 +3,15 @@
 import functools
 from collections import Counter
 from collections.abc import Iterator
-from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
 
-from perfsuite.records.stages import Stage
 from perfsuite.worker.training.checkpointing import checkpoint_units
 from perfsuite.worker.training.parallel.strategy import Strategy, refuse_sparse_gradients
-from perfsuite.worker.training.step import forward_backward
-from perfsuite.worker.training.trainer import Trainer
 
 
 class FSDP(Strategy):
@@ -39,12 +35,9 @@ class FSDP(Strategy):
         self._model = model
         return model
 
-    def run_micro_batch(
-        self, trainer: Trainer, inputs: Any, target: Any, *, is_last: bool, stage: Stage
-    ) -> Tensor | None:
-        """The loss of this rank's micro-batch; gradients are reduced in the last one alone."""
+    def set_reduction(self, is_last: bool) -> None:
+        """Reduce the gradients in the last micro-batch alone."""
         self._model.set_requires_gradient_sync(is_last)
-        return forward_backward(trainer, inputs, target, stage)
 
     def _mesh(self) -> DeviceMesh:
         return init_device_mesh(

@@ -1,4 +1,4 @@
-"""Horovod's way: a hook starts averaging each gradient in backward, the optimizer waits for it.
+"""Horovod's way: a hook starts averaging each gradient in backward, the step waits for it.
 
 Sergeev and Del Balso 2018. Over torch.distributed ("horovod-like"), and the package ("horovod").
 """
@@ -16,11 +16,8 @@ from torch.optim import Optimizer
 
 from perfsuite.errors import NotExercisedError, RecipeError
 from perfsuite.records.recipe import Recipe
-from perfsuite.records.stages import Stage
 from perfsuite.records.workload import Workload
 from perfsuite.worker.training.parallel.strategy import Strategy, refuse_sparse_gradients
-from perfsuite.worker.training.step import forward_backward
-from perfsuite.worker.training.trainer import Trainer
 
 
 class HorovodLike(Strategy):
@@ -42,18 +39,9 @@ class HorovodLike(Strategy):
                 parameter.register_post_accumulate_grad_hook(self._start_averaging)  # type: ignore[no-untyped-call]
         return model
 
-    def build_optimizer(self, parameters: list[nn.Parameter]) -> Optimizer:
-        """The workload's optimizer, with a step that first waits for the averages."""
-        optimizer = super().build_optimizer(parameters)
-        optimizer.register_step_pre_hook(lambda *_: self.finish_gradients())
-        return optimizer
-
-    def run_micro_batch(
-        self, trainer: Trainer, inputs: Any, target: Any, *, is_last: bool, stage: Stage
-    ) -> Tensor | None:
-        """The loss of this rank's micro-batch; gradients are averaged in the last one alone."""
+    def set_reduction(self, is_last: bool) -> None:
+        """Average the gradients in the last micro-batch alone."""
         self._is_last = is_last
-        return forward_backward(trainer, inputs, target, stage)
 
     def finish_gradients(self) -> None:
         """Wait for the averages, which unscaling and clipping need before the step."""
@@ -132,7 +120,11 @@ def _initialise(horovod: ModuleType, recipe: Recipe) -> None:
     rank, num_ranks = dist.get_rank(), dist.get_world_size()
     port: list[Any] = [None]
     if rank == 0:
-        port[0] = _start_rendezvous(num_ranks)
+        hosts = importlib.import_module("horovod.runner.common.util.hosts")
+        server = importlib.import_module("horovod.runner.http.http_server").RendezvousServer()
+        port[0] = server.start()
+        slots = hosts.parse_hosts(f"localhost:{num_ranks}")
+        server.init(hosts.get_host_assignments(slots, num_ranks))
     dist.broadcast_object_list(port, src=0)
     os.environ.update(
         HOROVOD_HOSTNAME="localhost",
@@ -154,12 +146,3 @@ def _initialise(horovod: ModuleType, recipe: Recipe) -> None:
             f"parallel {recipe.parallel!r}: horovod sees {horovod.size()} ranks instead of "
             f"{num_ranks}; is it built with gloo (`horovodrun --check-build`)?"
         )
-
-
-def _start_rendezvous(num_ranks: int) -> int:
-    hosts = importlib.import_module("horovod.runner.common.util.hosts")
-    server_module = importlib.import_module("horovod.runner.http.http_server")
-    server = server_module.RendezvousServer()
-    port: int = server.start()
-    server.init(hosts.get_host_assignments(hosts.parse_hosts(f"localhost:{num_ranks}"), num_ranks))
-    return port

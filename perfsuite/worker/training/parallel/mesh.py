@@ -5,13 +5,11 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
-from torch.optim import Optimizer
 
 from perfsuite.errors import RecipeError, WorkloadError
 from perfsuite.records.recipe import Recipe
 from perfsuite.records.workload import Workload
 from perfsuite.worker.training.parallel.strategy import Strategy
-from perfsuite.worker.training.parallel.tensor_parallel import separate_meshes
 
 
 class Mesh(Strategy):
@@ -68,7 +66,3 @@ class Mesh(Strategy):
             )
         self._model = model
         return parallelized
-
-    def build_optimizer(self, parameters: list[nn.Parameter]) -> Optimizer:
-        """The workload's optimizer, with the parameters of each mesh in groups of their own."""
-        return separate_meshes(super().build_optimizer(parameters))

@@ -57,11 +57,8 @@ def partition_model(
     names = [by_module[block] for block in blocks]
     graph = _record(model, names, given)
     starts = [names[index * len(blocks) // num_stages] for index in range(1, num_stages)]
-    derived = _derived_from_inputs(graph)
-    owner = _owners(graph, derived, starts)
-    stages = [
-        _build_stage(model, graph, derived, owner, index, num_stages) for index in range(num_stages)
-    ]
+    owner = _owners(graph, starts)
+    stages = [_build_stage(model, graph, owner, index, num_stages) for index in range(num_stages)]
     _refuse_shared_weights([stage.module for stage in stages])
     return stages
 
@@ -117,28 +114,21 @@ def _record(model: nn.Module, block_names: list[str], given: Collection[str]) ->
     return graph
 
 
-def _derived_from_inputs(graph: fx.Graph) -> set[fx.Node]:
-    derived: set[fx.Node] = set()
-    for node in graph.nodes:
-        makes_value = node.op in ("placeholder", "call_function", "call_method")
-        if makes_value and all(source in derived for source in node.all_input_nodes):
-            if node.op == "call_method" and node.target.rstrip("_") + "_" == node.target:
-                raise RecipeError(
-                    f"the model's forward changes an input in place by {node.target!r} between its "
-                    f"blocks; use {node.target.rstrip('_')!r}"
-                )
-            derived.add(node)
-    return derived
-
-
-def _owners(graph: fx.Graph, derived: set[fx.Node], starts: Sequence[str]) -> dict[fx.Node, int]:
+def _owners(graph: fx.Graph, starts: Sequence[str]) -> dict[fx.Node, int]:
+    """The stage that each value belongs to; none where it is made of the model's inputs alone."""
     owner: dict[fx.Node, int] = {}
     index = 0
     for node in graph.nodes:
         if index < len(starts) and node.target == starts[index]:
             index += 1
-        if node not in derived:
+        makes_value = node.op in ("placeholder", "call_function", "call_method")
+        if not makes_value or any(source in owner for source in node.all_input_nodes):
             owner[node] = index
+        elif node.op == "call_method" and node.target.rstrip("_") + "_" == node.target:
+            raise RecipeError(
+                f"the model's forward changes an input in place by {node.target!r} between its "
+                f"blocks; use {node.target.rstrip('_')!r}"
+            )
     return owner
 
 
@@ -155,7 +145,6 @@ def _crossing(graph: fx.Graph, owner: dict[fx.Node, int], index: int) -> list[fx
 def _build_stage(
     model: nn.Module,
     graph: fx.Graph,
-    derived: set[fx.Node],
     owner: dict[fx.Node, int],
     index: int,
     num_stages: int,
@@ -163,7 +152,7 @@ def _build_stage(
     stage = fx.Graph()
     copies = {node: stage.placeholder(node.name) for node in _crossing(graph, owner, index)}
     own = [node for node in graph.nodes if owner.get(node) == index]
-    needed = {*own, *_sources(own, derived)}
+    needed = {*own, *_unowned_sources(own, owner)}
     input_names = []
     for node in graph.nodes:
         if node.op == "placeholder" and node in needed:
@@ -179,11 +168,11 @@ def _build_stage(
     return ModelStage(fx.GraphModule(model, stage), tuple(input_names))
 
 
-def _sources(nodes: Sequence[fx.Node], derived: set[fx.Node]) -> Iterator[fx.Node]:
+def _unowned_sources(nodes: Sequence[fx.Node], owner: Collection[fx.Node]) -> Iterator[fx.Node]:
     stack = list(nodes)
     while stack:
         for source in stack.pop().all_input_nodes:
-            if source in derived:
+            if source not in owner:
                 yield source
                 stack.append(source)
 

@@ -21,7 +21,7 @@ from perfsuite.worker.training.batches import map_tensors, tensors_in
 from perfsuite.worker.training.checkpointing import checkpoint_units
 from perfsuite.worker.training.loaders import build_dataset
 from perfsuite.worker.training.parallel.partition import ModelStage, bind_inputs, partition_model
-from perfsuite.worker.training.parallel.schedules import Chunk, ChunkSchedule
+from perfsuite.worker.training.parallel.schedules import ChunkSchedule
 from perfsuite.worker.training.parallel.strategy import Strategy
 from perfsuite.worker.training.step import eval_mode
 from perfsuite.worker.training.trainer import Trainer
@@ -99,10 +99,10 @@ class Pipeline(Strategy):
             return map_tensors(value, lambda tensor: tensor.chunk(num_chunks)[index])
 
         chunks = [
-            Chunk(inputs=bind_inputs(self._signature, part(inputs, i)), target=part(target, i))
+            (bind_inputs(self._signature, part(inputs, i)), part(target, i))
             for i in range(num_chunks)
         ]
-        shapes = tuple(tensor.shape for tensor in tensors_in(chunks[0].inputs))
+        shapes = tuple(tensor.shape for tensor in tensors_in(chunks[0][0]))
         if shapes not in self._schedules:
             self._schedules[shapes] = ChunkSchedule(trainer, self._stages, self._num_stages, chunks)
         return self._schedules[shapes].run(chunks, stage)

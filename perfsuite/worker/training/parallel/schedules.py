@@ -7,7 +7,6 @@ BatchNorm and draws random numbers.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -30,12 +29,8 @@ from perfsuite.worker.training.trainer import Trainer
 _NUMBER = torch.zeros(1, dtype=torch.int64)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Chunk:
-    """A part of a batch along its first dimension, inputs by the names of forward's parameters."""
-
-    inputs: Mapping[str, Any]
-    target: Any
+# A part of a batch along its first dimension: inputs by the names of forward's parameters, target.
+Chunk = tuple[Mapping[str, Any], Any]
 
 
 class ChunkSchedule:
@@ -74,7 +69,8 @@ class ChunkSchedule:
         """Return a stage's activations for a chunk, or in the last stage the chunk's number."""
         chunk = int(number)
         stage = self._stages[index]
-        inputs = [self._chunks[chunk].inputs[name] for name in stage.input_names]
+        given, _ = self._chunks[chunk]
+        inputs = [given[name] for name in stage.input_names]
         outputs = stage.module(*activations, *inputs)
         if index < self._num_stages - 1:
             return outputs
@@ -107,7 +103,8 @@ class ChunkSchedule:
     def _compute_loss(self, number: Tensor, target: Tensor) -> Tensor:
         with self._mark("backward"):
             chunk = int(number)
-            loss = compute_loss(self._trainer, self._outputs.pop(chunk), self._chunks[chunk].target)
+            _, wanted = self._chunks[chunk]
+            loss = compute_loss(self._trainer, self._outputs.pop(chunk), wanted)
             self._losses.append(loss.detach())
             return scale_loss(self._trainer, loss) / len(self._chunks)
 

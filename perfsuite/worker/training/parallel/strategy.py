@@ -5,6 +5,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from perfsuite.errors import RecipeError
@@ -21,7 +23,7 @@ class Strategy:
 
     Attributes:
         shard_index: The shard of the training data that this rank loads, from 0.
-        num_shards: Shards of the training data.
+        num_shards: Shards of the training data; `shard` is both.
         speaks_for_shard: True on one rank of those that share a shard, which has the outputs.
         why_not_evaluated: Why the model cannot be evaluated; None where it can.
     """
@@ -35,11 +37,7 @@ class Strategy:
         self.device = device
         self.num_shards = recipe.plan.data_parallel_size
         self.shard_index = recipe.plan.shard_of(dist.get_rank()) if self.num_shards > 1 else 0
-
-    @property
-    def shard(self) -> tuple[int, int]:
-        """The index and the number of the shards of the training data."""
-        return self.shard_index, self.num_shards
+        self.shard = self.shard_index, self.num_shards
 
     @property
     def splits_parameters(self) -> bool:
@@ -63,8 +61,20 @@ class Strategy:
         return model
 
     def build_optimizer(self, parameters: list[nn.Parameter]) -> Optimizer:
-        """The workload's optimizer of the parameters, or of their master weights."""
-        return self.workload.build_optimizer(iter(parameters))
+        """The workload's optimizer of the parameters, or of their master weights.
+
+        DTensors of each mesh are put into groups of their own: foreach kernels take no two.
+        """
+        optimizer = self.workload.build_optimizer(iter(parameters))
+        for group in list(optimizer.param_groups):
+            by_mesh: dict[DeviceMesh | None, list[nn.Parameter]] = {}
+            for parameter in group["params"]:
+                mesh = parameter.device_mesh if isinstance(parameter, DTensor) else None
+                by_mesh.setdefault(mesh, []).append(parameter)
+            group["params"], *others = by_mesh.values() or [[]]
+            for those in others:
+                optimizer.add_param_group({**group, "params": those})
+        return optimizer
 
     def run_micro_batch(
         self, trainer: Trainer, inputs: Any, target: Any, *, is_last: bool, stage: Stage
@@ -72,9 +82,13 @@ class Strategy:
         """The detached loss after forward and backward; None where another rank has the loss.
 
         `inputs` and `target` are on the device, inputs in the precision's dtype. `is_last`: no
-        micro-batch of this optimizer step follows.
+        micro-batch of this optimizer step follows, so gradients are reduced in it alone.
         """
+        self.set_reduction(is_last)
         return forward_backward(trainer, inputs, target, stage)
+
+    def set_reduction(self, is_last: bool) -> None:
+        """Let the next backward pass reduce the gradients over the ranks, or only add to them."""
 
     def evaluate(self, trainer: Trainer, inputs: Any) -> Any | None:
         """The model's outputs, in whatever mode it is; None where another rank has them."""

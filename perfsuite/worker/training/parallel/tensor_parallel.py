@@ -6,22 +6,18 @@ inside an nn.Sequential with only an elementwise activation between the two laye
 """
 
 from collections import Counter
-from collections.abc import Iterator
 
 from torch import nn
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.tensor import DTensor, Replicate
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Replicate
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     ParallelStyle,
     RowwiseParallel,
     parallelize_module,
 )
-from torch.optim import Optimizer
 
 from perfsuite.errors import RecipeError
-from perfsuite.records.recipe import Recipe
-from perfsuite.records.workload import Workload
 from perfsuite.worker.training.parallel.strategy import Strategy
 
 # Activations that compute each element from itself alone, without parameters or random numbers, so
@@ -40,7 +36,15 @@ class TensorParallel(Strategy):
         size = self.recipe.plan.size
         plan = plan_layers(model, size)
         if not plan:
-            raise _nothing_to_split(self.workload, self.recipe, model)
+            widths = sorted({m.out_features for m in model.modules() if type(m) is nn.Linear})
+            found = f"widths {', '.join(map(str, widths))}" if widths else "no such layer"
+            divisors = [n for n in range(2, size) if any(width % n == 0 for width in widths)]
+            advice = f"use tp:{divisors[-1]}" if divisors else f"use ddp:{size}"
+            raise RecipeError(
+                f"parallel {self.recipe.parallel!r} needs an nn.Linear whose out_features are "
+                f"divisible by {size} and whose weight no other module shares; workload "
+                f"{self.workload.name!r} has {found}; {advice}"
+            )
         if self.recipe.num_segments and any(block in plan for block in self.local_blocks(model)):
             raise RecipeError(
                 f"checkpointing {self.recipe.checkpointing!r} cannot be combined with parallel "
@@ -52,23 +56,6 @@ class TensorParallel(Strategy):
             parallelize_module(layer, mesh, style)
         self.speaks_for_shard = mesh.get_local_rank() == 0
         return model
-
-    def build_optimizer(self, parameters: list[nn.Parameter]) -> Optimizer:
-        """The workload's optimizer, with whole and split parameters in groups of their own."""
-        return separate_meshes(super().build_optimizer(parameters))
-
-
-def separate_meshes(optimizer: Optimizer) -> Optimizer:
-    """Put DTensors of each mesh, and plain parameters, into groups: foreach kernels take no two."""
-    for group in list(optimizer.param_groups):
-        by_mesh: dict[DeviceMesh | None, list[nn.Parameter]] = {}
-        for parameter in group["params"]:
-            mesh = parameter.device_mesh if isinstance(parameter, DTensor) else None
-            by_mesh.setdefault(mesh, []).append(parameter)
-        group["params"], *others = by_mesh.values() or [[]]
-        for parameters in others:
-            optimizer.add_param_group({**group, "params": parameters})
-    return optimizer
 
 
 def plan_layers(model: nn.Module, size: int) -> dict[nn.Module, ParallelStyle]:
@@ -88,33 +75,14 @@ def plan_layers(model: nn.Module, size: int) -> dict[nn.Module, ParallelStyle]:
         and module.out_features % size == 0
     ]
     plan: dict[nn.Module, ParallelStyle] = {}
-    for up, down in _pairs(model):
-        if up in divisible and up not in plan and all(uses[id(p)] == 1 for p in down.parameters()):
-            plan[up], plan[down] = ColwiseParallel(), RowwiseParallel()
+    for sequential in (module for module in model.modules() if type(module) is nn.Sequential):
+        layers = list(sequential)
+        for up, between, down in zip(layers, layers[1:], layers[2:], strict=False):
+            is_pair = type(up) is type(down) is nn.Linear and type(between) in _ELEMENTWISE
+            is_free = up in divisible and up not in plan
+            if is_pair and is_free and all(uses[id(p)] == 1 for p in down.parameters()):
+                plan[up], plan[down] = ColwiseParallel(), RowwiseParallel()
     for linear in divisible:
         if linear not in plan:
             plan[linear] = ColwiseParallel(output_layouts=Replicate())
     return plan
-
-
-def _pairs(model: nn.Module) -> Iterator[tuple[nn.Module, nn.Module]]:
-    """Pairs of linear layers in an nn.Sequential with an activation between them."""
-    for sequential in model.modules():
-        if type(sequential) is nn.Sequential:
-            layers = list(sequential)
-            for up, between, down in zip(layers, layers[1:], layers[2:], strict=False):
-                if type(up) is type(down) is nn.Linear and type(between) in _ELEMENTWISE:
-                    yield up, down
-
-
-def _nothing_to_split(workload: Workload, recipe: Recipe, model: nn.Module) -> RecipeError:
-    size = recipe.plan.size
-    widths = sorted({m.out_features for m in model.modules() if type(m) is nn.Linear})
-    found = f"has widths {', '.join(map(str, widths))}" if widths else "has no such layer"
-    divisors = [n for n in range(2, size) if any(width % n == 0 for width in widths)]
-    advice = f"use tp:{divisors[-1]}" if divisors else f"use ddp:{size}"
-    return RecipeError(
-        f"parallel {recipe.parallel!r} needs an nn.Linear whose out_features are divisible by "
-        f"{size} and whose weight no other module shares; workload {workload.name!r} {found}; "
-        f"{advice}"
-    )

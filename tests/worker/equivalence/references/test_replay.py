@@ -67,7 +67,7 @@ def test_parts_of_a_batch_draw_together_what_each_drew(name: str, dtype: torch.d
 
     result, given = replay([draws for _, draws in recorded], function, torch.cat(parts))
 
-    assert (given.wrong, given.unknown) == (None, None)
+    assert (given.wrong, given.unknown) == ([], [])
     assert torch.equal(result, torch.cat([expected for expected, _ in recorded]))
     # As given out they serve for the whole batch, and for a slice of it.
     again, _ = replay([given.given], function, torch.cat(parts))
@@ -151,16 +151,16 @@ def test_what_one_process_draws_otherwise_is_told(
 ) -> None:
     if wrong is None:
         _, given = replay([record(recorded[0], ONE)[1]], lambda: torch.rand(4, 3))
-        assert given.wrong == (
+        assert given.wrong == [
             "aten.rand draws (2, 3) in the parts of the batch and (4, 3) in the whole of it, so "
             "its samples cannot be told apart"
-        )
+        ]
         return
     parts = [record(one, ONE)[1] for one in recorded]
 
     _, given = replay(parts, function, torch.cat([ONE] * len(parts)))
 
-    assert given.wrong == wrong
+    assert given.wrong == [wrong]
 
 
 def test_parts_that_draw_the_same_numbers_are_told_unless_chance_explains_it() -> None:
@@ -176,17 +176,19 @@ def test_parts_that_draw_the_same_numbers_are_told_unless_chance_explains_it() -
     ]
 
     assert told == [
-        None,
-        "parts 1 and 2 of the batch, which have other data, draw the same numbers; seed each rank "
-        "by its number",
+        [],
+        [
+            "parts 1 and 2 of the batch, which have other data, draw the same numbers; seed each "
+            "rank by its number"
+        ],
     ]
 
 
 def test_draws_that_were_not_recorded_are_refused_where_there_are_any() -> None:
-    assert replay(None, torch.relu, ONE)[1].unknown is None
-    assert replay(None, drop, ONE)[1].unknown == (
+    assert replay(None, torch.relu, ONE)[1].unknown == []
+    assert replay(None, drop, ONE)[1].unknown == [
         "aten.bernoulli_ draws random numbers that were not recorded, as in a compiled model"
-    )
+    ]
 
 
 def test_draws_of_the_backward_pass_are_refused() -> None:
@@ -196,6 +198,6 @@ def test_draws_of_the_backward_pass_are_refused() -> None:
         inputs.register_hook(lambda gradient: gradient + torch.randn_like(gradient))
         inputs.sum().backward()
 
-    assert replay([[]], run)[1].unknown == (
+    assert replay([[]], run)[1].unknown == [
         "aten.randn_like draws random numbers in the backward pass"
-    )
+    ]

@@ -15,7 +15,7 @@ from perfsuite.records.stages import untimed
 from perfsuite.worker.training.batches import map_tensors
 from perfsuite.worker.training.build import build_trainer
 from perfsuite.worker.training.parallel import data_parallel
-from perfsuite.worker.training.parallel.data_parallel import count_replicas
+from perfsuite.worker.training.parallel.data_parallel import require_replicas
 from perfsuite.worker.training.step import finish_gradients, prepare_batch
 from perfsuite.worker.training.trainer import choose_strategy
 
@@ -188,31 +188,35 @@ def test_replicas_share_one_gpu_or_have_one_each(
 ) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: num_gpus)
     monkeypatch.setattr(data_parallel, "DataParallel", lambda model, device_ids: device_ids)
+    monkeypatch.setattr(data_parallel, "require_replicas", lambda *_: None)
     strategy = choose_strategy(make_workload(), Recipe(parallel=f"dp:{size}"), device=CPU)
 
     assert strategy.wrap(nn.Linear(2, 2)) == devices
 
 
 def test_data_parallel_that_runs_the_plain_module_is_noticed() -> None:
-    model = nn.Linear(2, 2)
-    check = count_replicas(model, Recipe(parallel="dp:2"))
-
-    nn.DataParallel(model)(torch.ones(4, 2))
+    parallel = nn.DataParallel(nn.Linear(2, 2))
+    require_replicas(parallel, Recipe(parallel="dp:2"))
 
     expected = (
         "parallel 'dp:2' ran 1 of its 2 replicas; use a micro_batch_size that is a multiple of 2"
     )
     with pytest.raises(NotExercisedError, match=f"^{re.escape(expected)}$"):
-        check()
+        parallel(torch.ones(4, 2))
 
 
 def test_replicas_are_counted_through_the_hooks_that_they_share() -> None:
-    model = nn.Linear(2, 2)
-    check = count_replicas(model, Recipe(parallel="dp:2"))
+    class Replicated(nn.DataParallel):
+        def forward(self, inputs: torch.Tensor) -> None:
+            for _ in range(2):
+                replica = self.module._replicate_for_data_parallel()
+                replica.forward = lambda x: x
+                replica(inputs)
 
-    for replica in (model._replicate_for_data_parallel() for _ in range(2)):
-        replica.forward = lambda x: x
-        replica(torch.ones(4, 2))
-    check()
+    parallel = Replicated(nn.Linear(2, 2))
+    require_replicas(parallel, Recipe(parallel="dp:2"))
 
-    assert not model._forward_hooks
+    parallel(torch.ones(4, 2))
+
+    assert not parallel.module._forward_hooks
+    assert not parallel._forward_hooks

@@ -45,15 +45,6 @@ def collectives_of_each_micro_batch(workload: Workload) -> list[int]:
     return counts
 
 
-def step_without_waiting(workload: Workload) -> torch.Tensor:
-    """The first weight after a step without `finish_gradients` before it."""
-    trainer = build_trainer(workload, Recipe(parallel="horovod-like:2"), device=CPU, seed=1)
-    batch = (torch.randn(8, 1, 4, 4), torch.arange(8) % 4)
-    trainer.strategy.run_micro_batch(trainer, *batch, is_last=True, stage=untimed)
-    trainer.optimizer.step()
-    return next(trainer.module.parameters()).detach()
-
-
 class FakeOptimizer(torch.optim.SGD):
     """Logs the calls of `horovod.torch.DistributedOptimizer`."""
 
@@ -203,12 +194,6 @@ def test_accumulation_reduces_in_the_last_micro_batch_alone(
     counts = rank_group(2, collectives_of_each_micro_batch, make_image())
 
     assert counts == [[0, 0, num_parameters]] * 2
-
-
-def test_the_step_waits_for_the_averages_by_itself(rank_group: Any, make_image: Any) -> None:
-    first, second = rank_group(2, step_without_waiting, make_image())
-
-    assert torch.equal(first, second)
 
 
 def test_gradients_in_another_memory_format_are_averaged(
