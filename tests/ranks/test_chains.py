@@ -13,14 +13,16 @@ from perfsuite import RankFailureError, WorkloadError
 from perfsuite.errors import PerfsuiteError
 from perfsuite.ranks.chains import Chain, run_chain, run_chains
 from perfsuite.ranks.messages import CallFunction, GroupPolicy, GroupRequest
-from perfsuite.ranks.pickling import pack, unpack
+from perfsuite.ranks.pickling import pack, packed_by_value, unpack
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
 
 def ask_for(function: Any, *args: Any, world_size: int = 1) -> GroupRequest:
+    with packed_by_value([sys.modules[__name__]]):
+        call = pack((function, args))
     return GroupRequest(
-        job=CallFunction(call=pack((function, args), by_value=[sys.modules[__name__]])),
+        job=CallFunction(call=call),
         world_size=world_size,
         policy=GroupPolicy(),
         needs_group=world_size > 1,
