@@ -322,5 +322,5 @@ def _packing_own_modules(request: pytest.FixtureRequest) -> AbstractContextManag
         for plugin in request.config.pluginmanager.get_plugins()
         if isinstance(plugin, ModuleType) and plugin.__name__.rpartition(".")[2] == "conftest"
     ]
-    module: ModuleType | None = getattr(request, "module", None)
-    return packed_by_value([*([module] if module is not None else []), *conftests])
+    test = request.node.getparent(pytest.Module)  # none of a command, which is in no file
+    return packed_by_value([*([] if test is None else [test.obj]), *conftests])
