@@ -111,7 +111,10 @@ def test_an_object_stays_itself() -> None:
     assert load_workload(mine) is mine
 
 
-def test_a_registered_function_is_found_by_its_name_and_called_only_when_loaded() -> None:
+def test_a_registered_function_is_found_by_its_name_and_called_only_when_loaded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("perfsuite.records.workload._REGISTERED", {})
     calls = []
 
     @workload("registered")

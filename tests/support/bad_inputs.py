@@ -214,7 +214,7 @@ VERBS: Final[tuple[tuple[tuple[str, ...], str], ...]] = (
 )
 EXCEPTION: Final = ("baseline", "accept", "a", "--reason", "r", "--expires", "2999-01-01")
 VERBS_OF_EXCEPTIONS: Final[tuple[tuple[tuple[str, ...], str], ...]] = (
-    (EXCEPTION, "0 of --slowdown, --removed, --renamed-to, --increase and --looser are given"),
+    (EXCEPTION, "0 of --slowdown, --removed, --quarantined, --renamed-to"),
     ((*EXCEPTION, "--removed", "--slowdown", "2"), "2 of --slowdown"),
     ((*EXCEPTION, "--slowdown", "1.0"), "ratio is 1.0; use a number above 1"),
     ((*EXCEPTION, "--slowdown", "nan"), "ratio is nan; use a number above 1"),

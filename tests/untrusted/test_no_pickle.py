@@ -21,6 +21,8 @@ BETWEEN_OWN_PROCESSES = {
     "worker/equivalence/trace/trace.py": {"cloudpickle", "torch.load"},
     "ranks/pickling.py": {"cloudpickle", "pickle"},
     "ranks/torchrun/peers.py": {"pickle"},
+    # The states of random generators, which never leave the process that reads them.
+    "worker/equivalence/trace/draws.py": {"pickle"},
 }
 
 
