@@ -69,7 +69,7 @@ def shop(folder: Path) -> None:
 
 def my_package(folder: Path) -> None:
     """A package with a model, its data and its training, as the README takes for granted."""
-    text = (ROOT / "tests" / "support" / "my_package.py").read_text()
+    text = (ROOT / "tests" / "support" / "readers_package.py").read_text()
     for name in ("my_package.py", "train.py"):
         (folder / name).write_text(text)
     (folder / "pytest.ini").write_text("[pytest]\npythonpath = .\n")
@@ -124,7 +124,7 @@ def marked() -> str:
 
 def in_general(line: str) -> str:
     """A line without what differs from run to run: numbers, units, hashes, widths, rules."""
-    line = re.sub(r"\x1b\[[0-9;]*m|[─│┃━]+", "", line)
+    line = re.sub(r"\x1b\[[0-9;]*m|[─│┃━]+|={3,}", "", line)
     line = re.sub(r"\b(?=\w*\d)[0-9a-f]{7,40}\b", "#", line)
     line = re.sub(r"[+-]?\d+(\.\d+)?(e[+-]\d+)?( ?(%|us|ms|s|k|M|B|[KMG]iB)(?!\w))?", "#", line)
     return " ".join(line.split())
