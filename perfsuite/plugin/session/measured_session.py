@@ -61,7 +61,8 @@ class MeasuredSession:
         self._saver: saving.RunSaver | None = None
         self._gate: SessionGate | None = None
         self._torchrun: TorchrunSession | None = None
-        self._writes = True
+        # A gate hears of an arm's cells, and to describe the machine takes an arm a second.
+        self._writes = choices.policy.turns is None
         self._sharding = sharding.UNCUT
         self._foreign_markers: str | None = None
         self._num_verdicts_that_fail = 0
@@ -322,7 +323,7 @@ class MeasuredSession:
             terminalreporter.write_line(legible(terminal_table(lines)))
             for text in (*slow_rank_lines(lines), *not_exercised_lines(lines)):
                 terminalreporter.write_line(legible(text))
-            if self._saver is not None and not self._saver.write_errors:
+            if self._writes and self._saver is not None and not self._saver.write_errors:
                 terminalreporter.write_line(f"written to {self.choices.results}")
         if self._gate is not None and self._gate.result is not None:
             terminalreporter.section("perfsuite gate", sep="=")
