@@ -6,7 +6,6 @@ replies. One thread advances all chains, so that Ctrl-C ends them as it ends one
 
 import contextlib
 import dataclasses
-import functools
 import itertools
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from multiprocessing.connection import wait
@@ -25,18 +24,19 @@ Chain = Generator[GroupRequest, list[Reply], T]
 
 def run_chain(chain: Chain[T], run: Callable[[GroupRequest], list[Reply]] = run_group) -> T:
     """Return what one chain returns, or raise what it raises; its groups are run by `run`."""
-    resume: Callable[[], GroupRequest] = functools.partial(next, chain)
     with contextlib.closing(chain):
-        while True:
-            try:
-                request = resume()
-            except StopIteration as end:
-                returned: T = end.value
-                return returned
-            try:
-                resume = functools.partial(chain.send, run(request))
-            except PerfsuiteError as error:
-                resume = functools.partial(chain.throw, error)
+        try:
+            request = next(chain)
+            while True:
+                try:
+                    replies = run(request)
+                except PerfsuiteError as error:
+                    request = chain.throw(error)
+                else:
+                    request = chain.send(replies)
+        except StopIteration as end:
+            returned: T = end.value
+            return returned
 
 
 def run_chains(chains: Iterable[Chain[T]], *, at_once: int) -> Iterator[T | PerfsuiteError]:
@@ -76,21 +76,21 @@ def run_chains(chains: Iterable[Chain[T]], *, at_once: int) -> Iterator[T | Perf
 
 def _groups_of(chain: Chain[T]) -> Generator[RankGroup, None, T]:
     """Yield the group that a chain waits for until it has replied; see `run_chain` for the rest."""
-    resume: Callable[[], GroupRequest] = functools.partial(next, chain)
     with contextlib.closing(chain):
-        while True:
-            try:
-                request = resume()
-            except StopIteration as end:
-                returned: T = end.value
-                return returned
-            try:
-                with RankGroup(request) as group:
-                    while (replies := group.poll(0.0)) is None:
-                        yield group
-                resume = functools.partial(chain.send, replies)
-            except PerfsuiteError as error:
-                resume = functools.partial(chain.throw, error)
+        try:
+            request = next(chain)
+            while True:
+                try:
+                    with RankGroup(request) as group:
+                        while (replies := group.poll(0.0)) is None:
+                            yield group
+                except PerfsuiteError as error:
+                    request = chain.throw(error)
+                else:
+                    request = chain.send(replies)
+        except StopIteration as end:
+            returned: T = end.value
+            return returned
 
 
 def prove(recorded: Sequence[GroupRequest], check: CheckRun | CheckSteps) -> Chain[RunChecked]:

@@ -1,13 +1,12 @@
 """What a gate says of a cell, and how severe that is: the exit code of a session."""
 
-import math
 from collections.abc import Iterable, Mapping
 from typing import Any, Final, Literal, TypeVar
 
 import msgspec
 
 from perfsuite.errors import ExitCode
-from perfsuite.system.untrusted import Amount, Count, Label, Sentence
+from perfsuite.system.untrusted import MOST, Amount, Count, Label, Sentence
 
 _Code = TypeVar("_Code", bound=int)
 VerdictWord = Literal[
@@ -148,8 +147,8 @@ class CellVerdict(Verdict, frozen=True, kw_only=True):
     accepted: tuple[str, ...] = ()
 
     def as_record(self) -> Verdict:
-        """The verdict as a cell's record keeps it; what is infinite is unknown."""
+        """The verdict as a cell's record keeps it; what two noisy pairs cannot bound is unknown."""
         fields = {name: getattr(self, name) for name in Verdict.__struct_fields__}
-        if self.interval is None or not math.isfinite(self.interval[1]):
+        if self.interval is None or max(self.interval[1], self.detectable or 0.0) > MOST:
             fields |= {"interval": None, "detectable": None}
         return Verdict(**fields)

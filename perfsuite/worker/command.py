@@ -109,19 +109,19 @@ class CommandRank:
         try:
             hear(*what)
         except StopLoop:
-            self._board.enter_phase("finish")
-            self._reply()
+            self._reply("finish")
             raise StopCommand from None
 
     def _end_by_itself(self) -> None:
         """Reply as the process ends, unless an exception ends it, which has been printed."""
         if sys.exc_info()[0] is None and not hasattr(sys, "last_value"):
-            self._board.enter_phase("exit")
-            self._reply()
+            self._reply("exit")
 
-    def _reply(self) -> None:
+    def _reply(self, phase: str) -> None:
+        """Reply where none was sent; a rank in phase "exit" must end with exit code 0."""
         if self._pipe.closed:
             return
+        self._board.enter_phase(phase)
         stages.listen(None)
         reply: messages.Reply
         try:

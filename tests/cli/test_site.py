@@ -8,6 +8,7 @@ import random
 import re
 from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -34,11 +35,7 @@ Call = Callable[..., int]
 def history(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Call:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(options, "fingerprint_here", lambda: HERE)
-
-    def call(*arguments: str) -> int:
-        return call_verb("history", *arguments)
-
-    return call
+    return partial(call_verb, "history")
 
 
 def store(number: int, *benchmarks: dict[str, Any], commit: str = "", **changes: Any) -> None:

@@ -16,6 +16,10 @@ import pytest
 import torch  # noqa: F401
 from json_schemas import assert_results_valid
 
+from perfsuite.ranks.command.group import CommandGroup
+from perfsuite.ranks.group import RankGroup
+from perfsuite.ranks.messages import Reply
+
 # Trains as it is told by its arguments, and knows nothing of perfsuite.
 TRAIN = """
     import os
@@ -231,6 +235,24 @@ def test_commands_that_go_wrong_fail_in_one_sentence_and_leave_nothing(
     )
     assert "perfsuite/ranks" not in result.stdout.str()  # in a traceback of ours
     assert_nothing_is_left()
+
+
+def test_a_command_that_has_taken_its_steps_may_end_as_it_likes(
+    project: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def poll_late(group: CommandGroup, timeout_s: float) -> list[Reply] | None:
+        group._process.wait()  # on a busy machine, a command ends before its replies are read
+        return RankGroup.poll(group, timeout_s)
+
+    monkeypatch.setattr(CommandGroup, "poll", poll_late)
+    # As torch does where gloo's threads live longer than Python.
+    project.makepyfile(aborts="import atexit, os\natexit.register(os.abort)\nimport train")
+    calls = {"stopped": '["python", "aborts.py"], steps=20, warmup=3, name="stopped"'}
+
+    result = run(project, calls)
+
+    result.assert_outcomes(passed=1)
+    assert records_of(project)["test_stopped"]["world_size"] == 1
 
 
 WAITING = {

@@ -119,15 +119,21 @@ def test_a_record_of_what_was_not_compared_has_no_numbers() -> None:
     )
 
 
-def test_a_record_never_holds_infinity() -> None:
+@pytest.mark.parametrize(
+    ("interval", "detectable"),
+    [((0.0, math.inf), math.inf), ((1e-285, 2.1), 1e285), ((0.5, 1e285), 0.5)],
+)
+def test_a_record_holds_no_bound_that_bounds_nothing(
+    interval: tuple[float, float], detectable: float
+) -> None:
     cell = CellVerdict(
         name="a",
         word="INCONCLUSIVE",
         by="pairs",
         ratio=1.1,
-        interval=(0.0, math.inf),
+        interval=interval,
         num_pairs=1,
-        detectable=math.inf,
+        detectable=detectable,
     )
 
     assert cell.as_record() == Verdict(

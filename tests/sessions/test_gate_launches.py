@@ -256,9 +256,13 @@ def test_a_change_that_switches_off_what_judges_it_or_names_its_base_is_refused(
     gated.expect(4, f"ERROR: {name} is '*' (*pytest.ini) and was not in the base, *")
 
 
-def test_a_gate_that_is_off_at_the_base_too_stays_so(shop: Repository) -> None:
+@pytest.mark.parametrize("why", ["so is the base's", "it is reviewed"])
+def test_a_gate_that_may_be_off_stays_so(shop: Repository, why: str) -> None:
     (shop.path / "pytest.ini").write_text("[pytest]\npythonpath = .\naddopts = --perf-gate=off\n")
-    shop.commit()
+    if why == "it is reviewed":
+        shop.accept("*", kind="limit", gate="off")
+    else:
+        shop.commit()
     shop.write(shop=SLOW_SHOP)
 
     gated = shop.gate("--perf-limit=6%")

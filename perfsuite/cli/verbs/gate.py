@@ -112,12 +112,7 @@ def gate(
     request = _request(context.params, context.obj)
     check_writable(*request.outputs)
     result = run_gate(request, say=say, machine=options.wait_for_machine())
-    annotations = annotation_lines(result.cells, result.root, os.environ)
-    for text in (*verdict_lines(result.cells, result.refusal, result.differs), *annotations):
-        typer.echo(text)
-    if (judged := result.judgement) is not None:
-        pairs = counted(judged.num_pairs, "pair")
-        typer.echo(f"{pairs} in {judged.wall_s:.0f} s, seed {result.seed}")
+    _print(result)
     write_json(json_file, **_document(result))
     if markdown is not None:
         write_atomically(markdown, _to_markdown(result, request).encode())
@@ -194,6 +189,15 @@ def _to_markdown(result: GateResult, request: GateRequest) -> str:
         result.cells, refusal=result.refusal, differs=result.differs, **bounds
     )
     return to_markdown(report)
+
+
+def _print(result: GateResult) -> None:
+    annotations = annotation_lines(result.cells, result.root, os.environ)
+    for text in (*verdict_lines(result.cells, result.refusal, result.differs), *annotations):
+        typer.echo(text)
+    if (judged := result.judgement) is not None:
+        pairs = counted(judged.num_pairs, "pair")
+        typer.echo(f"{pairs} in {judged.wall_s:.0f} s, seed {result.seed}")
 
 
 def _document(result: GateResult) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from perfsuite.report.formats.folder import PAGE, write_folder
 from perfsuite.report.formats.latex import to_latex
 from perfsuite.report.formats.markdown import to_markdown
 from perfsuite.report.formats.trackers import log_to_mlflow, log_to_tensorboard, log_to_wandb
-from perfsuite.report.model import report_on_runs
+from perfsuite.report.model import Report, report_on_runs
 from perfsuite.report.runs import Run, read_runs, with_reasons
 from perfsuite.report.shards import merge_shards
 from perfsuite.report.terminal.tables import grid_table, report_table
@@ -95,13 +95,17 @@ def report(
     if mlflow:
         log_to_mlflow(found)
     if not any((html, *files.values(), tensorboard, wandb, mlflow)):
-        typer.echo(report_table(made.rows))
-        for section in made.sections:
-            for text in (*map(grid_table, section.grids), *section.notes):
-                typer.echo(text)
-        for advice in made.advice:
-            typer.echo(f"{advice.text} ({advice.evidence})")
+        _print(made)
     raise typer.Exit(_end_code(found[-1], require_verdicts=require_verdicts))
+
+
+def _print(made: Report) -> None:
+    typer.echo(report_table(made.rows))
+    for section in made.sections:
+        for text in (*map(grid_table, section.grids), *section.notes):
+            typer.echo(text)
+    for advice in made.advice:
+        typer.echo(f"{advice.text} ({advice.evidence})")
 
 
 def _end_code(run: Run, *, require_verdicts: bool) -> ExitCode:

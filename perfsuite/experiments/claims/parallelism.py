@@ -131,6 +131,8 @@ def try_usage(bench: Bench) -> ClaimFinding:
         with ExitStack() as stack:
             meters = [stack.enter_context(open_meter(gpu.uuid)) for gpu in gpus]
             logs = [UsageLog(meter) for meter in meters if meter is not None]
+            if len(logs) < len(gpus):
+                raise NotExercisedError("NVML, which tells how busy a GPU is, cannot be loaded")
             bench.session.profile(workload, recipe, num_epochs=_NUM_WATCHED_EPOCHS)
             usage[mode] = [mean_usage(log.stop()) for log in logs]
     return weigh_usage(usage).on(workload)

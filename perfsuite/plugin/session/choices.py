@@ -4,6 +4,7 @@ Every message says where a value came from. Nothing below reads options, ini or 
 What a change itself sets in the ini file is refused where it would pass by its own word.
 """
 
+import datetime
 import os
 import re
 import shlex
@@ -18,6 +19,8 @@ from perfsuite.errors import SettingError
 from perfsuite.experiments.rank_session import MAX_SEED
 from perfsuite.gate.arms.build import find_interpreter
 from perfsuite.gate.arms.command import Command
+from perfsuite.gate.baselines.accepted import EVERY_CELL, read_brought
+from perfsuite.gate.common_cells import ACCEPTED_FILE
 from perfsuite.gate.git.command import answer
 from perfsuite.gate.git.find_base import find_base, target_branch
 from perfsuite.gate.git.repository import Base, find_top
@@ -268,6 +271,14 @@ def _turn_channel(environ: Mapping[str, str]) -> TurnChannel | None:
     return replace(channel, planted_ratio=float(planted))
 
 
+def _may_be_off(root: Path, top: Path, revision: str) -> bool:
+    """Whether a reviewed exception, which the change brings, lets it switch the gate off."""
+    file = root / ACCEPTED_FILE
+    theirs = answer(top, "show", f"{revision}:{file.relative_to(top).as_posix()}") or ""
+    brought = read_brought(file, theirs.encode(), datetime.date.today())
+    return any(one.gate for one in brought.loosenings(EVERY_CELL))
+
+
 # What comes of each setting.
 _EFFECTS = {
     "base": "the change would say what it is compared with",
@@ -306,7 +317,7 @@ def refuse_change(config: pytest.Config, environ: Mapping[str, str], *, measures
         setting = rf"""^(?:\s*{ini}\s*=\s*|[^#\n]*--perf-{name}[=\s])["']?([^\s"']+)"""
         found = re.search(setting, theirs, re.MULTILINE)
         is_new = measures if found is None else found[1] != settings[name]
-        if is_new:
+        if is_new and not (name == "gate" and _may_be_off(config.rootpath, top, base.revision)):
             raise SettingError(
                 f"{ini} is {settings[name]!r} ({config.inipath}) and was not in the base, "
                 f"{base.described}, so {_EFFECTS[name]}; leave it out, or add "

@@ -16,6 +16,8 @@ _RANK = re.compile(r"^(?:\[rank\d+\]: ?)?", re.MULTILINE)
 # The lines after a traceback's first are indented, up to the one that says what was raised.
 _TRACEBACK = re.compile(r"^Traceback \(most recent call last\):\n(?:[ \t].*\n|\n)+(\S.*)$", re.M)
 _OF_LAUNCHER = "torch.distributed.elastic"
+# What C++ says where torch's threads outlive Python: the exception that ended Python is the cause.
+_ABORTED_AT_EXIT = "terminate called without an active exception"
 # torchrun names the signal that ended a rank.
 _SIGNALLED = 128  # a shell adds it to the signal that ended a process
 _SIGNAL = r"\((SIG\w+)\) received by PID {process}\b"
@@ -52,6 +54,8 @@ def read_end(
     elif rank.process != launcher.pid:
         exit_code = None
     raised = _tracebacks(output)
+    if raised and exit_code == -signal.SIGABRT and _ABORTED_AT_EXIT in output:
+        exit_code = None
     if raised and (exit_code is None or exit_code >= 0):
         error, _, message = raised[-1].partition(": ")
         lost_peer = says_lost_peer(message)

@@ -21,13 +21,15 @@ def annotation_lines(
 ) -> Iterator[str]:
     """Yield a workflow command for each cell that failed or is undecided; none outside of GitHub.
 
-    The names of the cells count from `root`.
+    It is an error where the verdict may end the session in red. The names of the cells count from
+    `root`.
     """
     if environ.get("GITHUB_ACTIONS") != "true":
         return
     workspace = Path(environ.get("GITHUB_WORKSPACE", root))
     for cell in cells:
         if (command := _COMMANDS.get(cell.word)) is not None:
+            command = command if cell.policy is None else "warning"
             bounds = {"tolerance": cell.tolerance, "limit": cell.limit}
             said = [f"{name} {format_ratio(it)}" for name, it in bounds.items() if it is not None]
             message = "; ".join([f"{cell.name}: {verdict_sentence(cell)}", *said])

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from datetime import date
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -61,11 +62,7 @@ def perfsuite(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Call:
     """Calls the console script's function in a folder outside of git, and returns its exit code."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(options, "fingerprint_here", lambda: HERE)
-
-    def call(*arguments: str) -> int:
-        return call_verb("baseline", *arguments)
-
-    return call
+    return partial(call_verb, "baseline")
 
 
 def store(

@@ -8,6 +8,7 @@ import random
 import subprocess
 from collections.abc import Callable
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -55,11 +56,7 @@ def history(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Call:
     """Calls the console script's function in an empty folder, and returns its exit code."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(options, "fingerprint_here", lambda: HERE)
-
-    def call(*arguments: str) -> int:
-        return call_verb("history", *arguments)
-
-    return call
+    return partial(call_verb, "history")
 
 
 @pytest.fixture

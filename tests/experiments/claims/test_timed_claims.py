@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 from made_up_cells import MadeUpSession, make_outcome
 
 from perfsuite.errors import NotExercisedError, WorkloadError
-from perfsuite.experiments.claims import trainings
+from perfsuite.experiments.claims import parallelism, trainings
 from perfsuite.experiments.claims.claim import ClaimFinding
 from perfsuite.experiments.claims.loading import (
     find_images,
@@ -234,6 +235,18 @@ def test_c4_does_not_hold_where_dp_gains_or_ddp_loses() -> None:
     ddp_loses = try_modes.experiment(given({"single": fast, "dp": slow, "ddp": slow}))
 
     assert (dp_gains.status, ddp_loses.status) == ("does not hold", "does not hold")
+
+
+def test_c6_is_not_exercised_where_no_gpu_tells_how_busy_it_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    gpus = [SimpleNamespace(uuid="GPU-0"), SimpleNamespace(uuid="GPU-1")]
+    monkeypatch.setattr(parallelism, "visible_gpus", lambda: gpus)
+    monkeypatch.setattr(parallelism, "open_meter", lambda uuid: nullcontext())
+    bench, _ = bench_of(lambda *asked: make_outcome([0.001]), TWO_GPUS)
+
+    with pytest.raises(NotExercisedError, match="NVML"):
+        try_usage.experiment(bench)
 
 
 @pytest.mark.parametrize(

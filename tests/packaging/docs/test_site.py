@@ -108,6 +108,7 @@ def test_a_word_is_found_and_leads_to_its_page(show: Any) -> None:
     page.keyboard.press("Enter")
 
     page.wait_for_url("**/red-verdict.html*")
+    assert page.locator("h1").inner_text().startswith("Read a red verdict")
 
 
 def test_the_navigation_leads_to_every_section(show: Any) -> None:

@@ -171,3 +171,11 @@ def test_no_path_makes_another_property(root: Path, folder: str) -> None:
     command, properties, _ = parsed(line)
     assert command == "error"
     assert properties == {"file": f"sub/{folder}/test_shop.py", "line": "6"}
+
+
+@pytest.mark.parametrize("policy", ["quarantined", "advisory"])
+def test_what_changes_no_exit_code_is_a_warning(root: Path, policy: str) -> None:
+    (line,) = lines(root, cell(policy=policy))
+
+    command, _, message = parsed(line)
+    assert (command, f"FAIL {policy}" in message) == ("warning", True)
