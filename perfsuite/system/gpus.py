@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
@@ -155,7 +155,7 @@ def _facts(handle: Any) -> GpuFacts:
     clock = if_shown(pynvml.nvmlDeviceGetApplicationsClock, gpu, pynvml.NVML_CLOCK_SM)
     default = if_shown(pynvml.nvmlDeviceGetDefaultApplicationsClock, gpu, pynvml.NVML_CLOCK_SM)
     # What lies around the chip, a container may hide.
-    affinity = if_shown(pynvml.nvmlDeviceGetCpuAffinity, gpu, _AFFINITY_WORDS)
+    words = if_shown(pynvml.nvmlDeviceGetCpuAffinity, gpu, _AFFINITY_WORDS) or ()
     ecc = if_shown(pynvml.nvmlDeviceGetEccMode, gpu)
     generation = if_shown(pynvml.nvmlDeviceGetMaxPcieLinkGeneration, gpu)
     width = if_shown(pynvml.nvmlDeviceGetCurrPcieLinkWidth, gpu)
@@ -168,24 +168,10 @@ def _facts(handle: Any) -> GpuFacts:
         power_limit_w=None if limit_mw is None else limit_mw / 1e3,
         is_mig=None if mig_modes is None else mig_modes[0] == pynvml.NVML_DEVICE_MIG_ENABLE,
         clock_mhz=None if clock == default else clock,
-        cores=_cores(affinity or ()),
+        cores=tuple(i for i in range(64 * len(words)) if words[i // 64] >> i % 64 & 1),
         has_ecc=None if ecc is None else bool(ecc[0]),
         pcie=None if generation is None or width is None else (generation, width),
         num_nvlinks=sum(if_shown(pynvml.nvmlDeviceGetNvLinkState, gpu, i) == 1 for i in links),
-    )
-
-
-def _cores(words: Sequence[int]) -> tuple[int, ...]:
-    """Return the numbers of the bits that are set, 64 in each word.
-
-    >>> _cores([0b101, 0b1])
-    (0, 2, 64)
-    """
-    return tuple(
-        64 * number + bit
-        for number, word in enumerate(words)
-        for bit in range(64)
-        if word >> bit & 1
     )
 
 

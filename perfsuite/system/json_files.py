@@ -1,7 +1,7 @@
 """Untrusted JSON files: a file ends in data, or in an error with one reason."""
 
 import json
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 
 import msgspec
 
@@ -33,8 +33,16 @@ def read_json_as(path: AnyPath, kind: type[_T]) -> _T:
     try:
         return msgspec.json.decode(text, type=kind)
     except (msgspec.DecodeError, RecursionError):
-        # The decoder that takes a NaN accepts it, or gives the reason.
-        return msgspec.convert(_decode(text), kind)
+        # The standard library's decoder gives the reason, or takes a NaN in a user's extra_info,
+        # which Python writes though JSON has none: it must not cost the file. Where it matters the
+        # reader refuses it.
+        try:
+            value = json.loads(text)
+        except RecursionError as error:
+            raise ValueError("is nested too deeply") from error
+        except ValueError as error:
+            raise ValueError(f"is not JSON, or was cut off: {error}") from error
+        return msgspec.convert(value, kind)
 
 
 def read_until(path: AnyPath, mark: bytes) -> bytes | None:
@@ -67,14 +75,3 @@ def _allowed_size(path: RemotePath) -> int:
     if size_bytes > MAX_JSON_BYTES:
         raise ValueError(f"is larger than the {format_bytes(MAX_JSON_BYTES)} that are read")
     return size_bytes
-
-
-def _decode(text: str) -> Any:
-    # The standard library's decoder: a NaN in a user's extra_info, which Python writes though JSON
-    # has none, must not cost the file. Where it matters the reader refuses it.
-    try:
-        return json.loads(text)
-    except RecursionError as error:
-        raise ValueError("is nested too deeply") from error
-    except ValueError as error:
-        raise ValueError(f"is not JSON, or was cut off: {error}") from error

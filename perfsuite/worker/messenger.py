@@ -79,7 +79,6 @@ class _Controller:
 
 
 def _send_on(store: Store, controller: _Controller, world_size: int) -> None:
-    """Send each letter of the list on to the controller."""
     num_read = 0
     pause_s = _SHORTEST_PAUSE_S
     try:

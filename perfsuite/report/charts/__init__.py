@@ -1,1 +1,1 @@
-"""Charts as SVG, and the pie and learning curves of a profile."""
+"""Charts of a report as SVG, and the pie of a profile."""

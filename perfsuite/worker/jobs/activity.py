@@ -60,7 +60,8 @@ class Activity(ABC):
 
     def state(self) -> object:
         """Return what stays equal from one iteration to the next once they are alike."""
-        return num_compiled_graphs()
+        dynamo = sys.modules.get("torch._dynamo.utils")
+        return 0 if dynamo is None else int(dynamo.counters["stats"]["unique_graphs"])
 
     def first_losses(self) -> tuple[float, ...] | None:
         """Return the losses of the first steps; None where this rank holds none."""
@@ -101,12 +102,6 @@ def hidden_by_compile() -> dict[str, str]:
     return dict.fromkeys(
         ("flops", "model_flops", "ops", *others), "a compiled model cannot be watched"
     )
-
-
-def num_compiled_graphs() -> int:
-    """Return how many graphs torch.compile has compiled in this process."""
-    dynamo = sys.modules.get("torch._dynamo.utils")
-    return 0 if dynamo is None else int(dynamo.counters["stats"]["unique_graphs"])
 
 
 def held_by(model: Any, optimizer: Any) -> Iterator[Tensor]:

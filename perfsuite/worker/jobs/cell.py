@@ -120,7 +120,6 @@ class Measurement:
         return found
 
     def _whole(self) -> Iterations[None]:
-        """Warm up, measure and count."""
         self._board.enter_phase("warm-up")
         iteration_s = yield from self._warm_up()
         self._board.enter_phase("measure")

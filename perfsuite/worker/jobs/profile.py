@@ -56,7 +56,9 @@ def take_profile(
         profiled = _ProfiledTraining(trainer, training, evaluated, board)
         if why_not is not None:
             profiled.missing |= dict.fromkeys(_OF_EVALUATION, why_not)
-        meter = stack.enter_context(open_meter(_gpu_uuid(device)))
+        # By NVML's name: the runtime's own of a MIG instance is another.
+        uuid = None if device.type == "cpu" else visible_gpus()[device.index or 0].uuid
+        meter = stack.enter_context(open_meter(uuid))
         board.enter_phase("measure")
         start_together()
         usage = None if meter is None else UsageLog(meter)
@@ -207,8 +209,3 @@ def _evaluated_split(trainer: Trainer) -> tuple[EvaluatedSplit | None, str | Non
         if trainer.workload.has_split(split):
             return split, None
     return None, f"workload {trainer.workload.name!r} has neither a validation nor a test dataset"
-
-
-def _gpu_uuid(device: torch.device) -> str | None:
-    # By NVML's name: the runtime's own of a MIG instance is another.
-    return None if device.type == "cpu" else visible_gpus()[device.index or 0].uuid

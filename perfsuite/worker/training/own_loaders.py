@@ -108,5 +108,4 @@ class CachedBatches(EpochBatches):
         batches.close()
 
     def __next__(self) -> Any:
-        """Return the next of them."""
         return next(self._cached)

@@ -17,7 +17,7 @@ from torch.nn.utils import clip_grad_norm_, get_total_norm
 
 from perfsuite.errors import NotExercisedError, WorkloadError
 from perfsuite.records.stages import Stage
-from perfsuite.worker.training.batches import call_model, copy_to_device, local_tensor
+from perfsuite.worker.training.batches import copy_to_device, local_tensor
 from perfsuite.worker.training.mixed_precision import (
     MasterWeights,
     autocast,
@@ -88,16 +88,6 @@ def prepare_batch(trainer: Trainer, batch: Any) -> tuple[Any, Any]:
     """Return (inputs, target) on the device, floating inputs in the dtype of the parameters."""
     inputs, target = copy_to_device(batch, trainer.device, non_blocking=trainer.recipe.non_blocking)
     return cast_inputs(inputs, trainer.precision), target
-
-
-def forward_backward(trainer: Trainer, inputs: Any, target: Any, stage: Stage) -> Tensor:
-    """Run one micro-batch through the whole model and return its loss, detached."""
-    with stage("forward"):
-        outputs = call_model(trainer.model, inputs)
-    with stage("backward"):
-        loss = compute_loss(trainer, outputs, target)
-        scale_loss(trainer, loss).backward()  # type: ignore[no-untyped-call]
-    return loss.detach()
 
 
 def compute_loss(trainer: Trainer, outputs: Any, target: Any) -> Tensor:

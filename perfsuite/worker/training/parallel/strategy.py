@@ -14,7 +14,7 @@ from perfsuite.records.recipe import Recipe
 from perfsuite.records.stages import Stage
 from perfsuite.records.workload import Workload
 from perfsuite.worker.training.batches import call_model
-from perfsuite.worker.training.step import forward_backward
+from perfsuite.worker.training.step import compute_loss, scale_loss
 from perfsuite.worker.training.trainer import Trainer
 
 
@@ -85,7 +85,12 @@ class Strategy:
         micro-batch of this optimizer step follows, so gradients are reduced in it alone.
         """
         self.set_reduction(is_last)
-        return forward_backward(trainer, inputs, target, stage)
+        with stage("forward"):
+            outputs = call_model(trainer.model, inputs)
+        with stage("backward"):
+            loss = compute_loss(trainer, outputs, target)
+            scale_loss(trainer, loss).backward()  # type: ignore[no-untyped-call]
+        return loss.detach()
 
     def set_reduction(self, is_last: bool) -> None:
         """Let the next backward pass reduce the gradients over the ranks, or only add to them."""
