@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from perfsuite.records.verdict import CellVerdict
 from perfsuite.report.advice import Advice, advise
 from perfsuite.report.charts.family_charts import draw_families
+from perfsuite.report.charts.learning_curves import Training, draw_learning_curves
 from perfsuite.report.charts.sections import Section
 from perfsuite.report.rows import Row
 from perfsuite.report.runs import Run, rows_of
 from perfsuite.report.scaling.charts import draw_scaling
-from perfsuite.report.scaling.series import ScalingSeries, find_series
+from perfsuite.report.scaling.cost_model import Scaling, describe_scaling
 from perfsuite.report.summary import Summary, by_severity, exceptions_of, reason_text, summarize
 from perfsuite.system.untrusted import printable
 
@@ -26,7 +27,7 @@ class Report:
 
     summary: Summary
     rows: tuple[Row, ...]
-    scaling: tuple[ScalingSeries, ...]
+    scaling: Scaling
     sections: tuple[Section, ...]
     advice: tuple[Advice, ...]
     sources: tuple[str, ...]
@@ -35,21 +36,26 @@ class Report:
     limit: float
 
 
-def report_on_runs(runs: Sequence[Run], *, tolerance: float, limit: float) -> Report:
-    """Return the report on at least one run, the newest last."""
+def report_on_runs(
+    runs: Sequence[Run], trainings: Sequence[Training] = (), *, tolerance: float, limit: float
+) -> Report:
+    """Return the report on at least one run, the newest last, with learning curves of trainings."""
     rows = rows_of(runs)
     newest = runs[-1]
     older = [row.name for row in rows if row.is_from_older_run]
     remark = f"not in the newest run, shown as an earlier one has them: {', '.join(older)}"
     report = report_on_rows(
         rows,
-        sources=[run.described for run in reversed(runs)],
+        sources=[*(run.described for run in reversed(runs)), *(one.described for one in trainings)],
         remarks=[*newest.gaps, *newest.remarks, *([remark] if older else []), *newest.missing],
         tolerance=tolerance,
         limit=limit,
     )
-    summary = summarize(rows, num_failed=newest.num_failed, gaps=newest.gaps)
-    return dataclasses.replace(report, summary=summary)
+    return dataclasses.replace(
+        report,
+        summary=summarize(rows, num_failed=newest.num_failed, gaps=newest.gaps),
+        sections=(*report.sections, *draw_learning_curves(trainings)),
+    )
 
 
 def report_on_verdicts(
@@ -93,7 +99,7 @@ def report_on_rows(
 ) -> Report:
     """Return the report on rows of any source."""
     ordered = by_severity(rows)
-    scaling = find_series(ordered)
+    scaling = describe_scaling(ordered)
     return Report(
         summary=summarize(rows),
         rows=tuple(ordered),

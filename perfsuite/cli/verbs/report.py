@@ -7,6 +7,7 @@ import typer
 
 from perfsuite.cli.options import explained
 from perfsuite.errors import ExitCode
+from perfsuite.report.charts.learning_curves import read_trainings
 from perfsuite.report.formats.csv_file import to_csv
 from perfsuite.report.formats.dashboards import to_action_benchmark, to_bencher, to_hud
 from perfsuite.report.formats.folder import PAGE, write_folder
@@ -29,6 +30,7 @@ Runs = Annotated[
 
 
 @explained(
+    profiles="Show its learning curve; repeatable.",
     html="Write index.html there, all else beside it.",
     markdown="For a summary or a comment.",
     latex="A table.",
@@ -45,6 +47,7 @@ Runs = Annotated[
 )
 def report(
     runs: Runs,
+    profiles: Annotated[list[Path] | None, typer.Option("--profile", metavar="FILE")] = None,
     html: Annotated[Path | None, typer.Option(metavar="DIR")] = None,
     markdown: Annotated[Path | None, typer.Option(metavar="FILE")] = None,
     latex: Annotated[Path | None, typer.Option(metavar="FILE")] = None,
@@ -62,14 +65,16 @@ def report(
     """Report on runs: verdicts, times, stages, memory, and what the numbers advise.
 
     Each cell is shown as the newest run has it; the other runs are its history. The shards of a
-    session are one run. Without an option the table is printed.
+    session are one run. Files of 'perfsuite profile --json' add their learning curves; those that
+    differ only in precision share a chart. Without an option the table is printed.
 
     Exit code: 12 where several shards leave out a part of their session, else 0.
     """
     bounds = option_bounds(tolerance, limit)
     paths = [locate(run, "RUN.json") for run in runs]
     found = merge_shards(tuple(map(with_reasons, read_runs(paths))))
-    made = report_on_runs(found, tolerance=bounds[0], limit=bounds[1])
+    trainings = read_trainings(profiles or ())
+    made = report_on_runs(found, trainings, tolerance=bounds[0], limit=bounds[1])
     typer.echo(" ".join(filter(None, [made.summary.word, made.summary.text])))
     for text in found[-1].remarks:
         typer.echo(printable(text))

@@ -1,1 +1,1 @@
-"""Charts of a report as SVG, and the pie of a profile."""
+"""Charts as SVG, and the pie and learning curves of a profile."""

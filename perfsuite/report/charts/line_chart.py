@@ -17,10 +17,32 @@ _LEGEND_Y: Final = 270.0
 _LINE_HEIGHT: Final = 17.0
 # As many as the page's styles tell apart by colour and dashes.
 _NUM_STYLES: Final = 6
+_MOST_POWERS: Final = 6
 # A smaller value is drawn as 0: a file may hold times whose quotients no float can.
 _SMALLEST_SHOWN: Final = 1e-100
 
 write_number: Final = "{:g}".format
+
+
+@dataclass(frozen=True, kw_only=True)
+class Axis:
+    """One axis between its first and its last tick; on a logarithmic one all values are above 0."""
+
+    ticks: tuple[float, ...]
+    is_logarithmic: bool = False
+
+    def position(self, value: float) -> float:
+        """The part of the axis that lies below a value, 0 to 1.
+
+        >>> Axis(ticks=(0.0, 2.0, 4.0)).position(1.0)
+        0.25
+        >>> Axis(ticks=(1.0, 10.0, 100.0), is_logarithmic=True).position(10.0)
+        0.5
+        """
+        low, high = self.ticks[0], self.ticks[-1]
+        if self.is_logarithmic:
+            return math.log(value / low) / math.log(high / low)
+        return (value - low) / (high - low)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,31 +63,30 @@ def draw_lines(
     write_y: Callable[[float], str],
     write_x: Callable[[float], str] | None = None,
     *,
-    x_ticks: tuple[float, ...] = (),
-    y_ticks: tuple[float, ...] = (),
+    x_axis: Axis | None = None,
+    y_axis: Axis | None = None,
 ) -> Picture:
     """Return a chart of at least one point; `kind` is for its label, `axes` names x and y.
 
-    An axis reaches from its first tick to its last; both begin at 0 unless given. Without
-    `write_x`, x counts something.
+    Both axes begin at 0 unless given. Without `write_x`, x counts something.
     """
     widest = max(x for line in lines for x, _ in line.points)
-    x_ticks = x_ticks or ticks(widest, 0.0 if write_x else 1.0)
-    y_ticks = y_ticks or _y_ticks(lines, is_binary=write_y is format_bytes)
-    left, right, bottom, top = x_ticks[0], x_ticks[-1], y_ticks[0], y_ticks[-1]
+    across = x_axis or Axis(ticks=ticks(widest, 0.0 if write_x else 1.0))
+    up = y_axis or _y_axis(lines, is_binary=write_y is format_bytes)
     write_x = write_x or write_number
 
     def place(x: float, y: float) -> tuple[float, float]:
-        across, up = (x - left) / (right - left), (y - bottom) / (top - bottom)
-        return _LEFT + (_RIGHT - _LEFT) * across, _BOTTOM - (_BOTTOM - _TOP) * up
+        right, above = (_RIGHT - _LEFT) * across.position(x), (_BOTTOM - _TOP) * up.position(y)
+        return _LEFT + right, _BOTTOM - above
 
-    paths = [("grid", "".join(f"M{_LEFT:g} {place(left, y)[1]:.1f}H{_RIGHT:g}" for y in y_ticks))]
+    left, bottom = across.ticks[0], up.ticks[0]
+    paths = [("grid", "".join(f"M{_LEFT:g} {place(left, y)[1]:.1f}H{_RIGHT:g}" for y in up.ticks))]
     texts = [
         Text(x=4, y=18, anchor="start", content=title),
         Text(x=(_LEFT + _RIGHT) / 2, y=_BOTTOM + 36, anchor="middle", content=axes[0]),
         Text(x=4, y=_TOP - 14, anchor="start", content=axes[1]),
-        *(_x_tick(place(x, bottom)[0], write_x(x)) for x in x_ticks),
-        *(_tick(_LEFT - 6, place(left, y)[1] + 4, "end", write_y(y)) for y in y_ticks),
+        *(_x_tick(place(x, bottom)[0], write_x(x)) for x in across.ticks),
+        *(_tick(_LEFT - 6, place(left, y)[1] + 4, "end", write_y(y)) for y in up.ticks),
     ]
     said = []
     for number, line in enumerate(lines):
@@ -97,6 +118,19 @@ def line_of_values(name: str, values: Iterable[float | None]) -> PlotLine:
     )
 
 
+def logarithmic(values: Sequence[float], base: int = 10) -> Axis:
+    """Return the axis over positive values, its ticks powers of `base`, not more than seven.
+
+    >>> logarithmic([3.0, 700.0]).ticks
+    (1.0, 10.0, 100.0, 1000.0)
+    """
+    first = math.floor(math.log(min(values), base) + 1e-9)
+    last = max(math.ceil(math.log(max(values), base) - 1e-9), first + 1)
+    step = math.ceil((last - first) / _MOST_POWERS)
+    powers = range(first, last + step, step)
+    return Axis(ticks=tuple(float(base) ** power for power in powers), is_logarithmic=True)
+
+
 def ticks(largest: float, least_step: float = 0.0) -> tuple[float, ...]:
     """Return about five round numbers from 0 to at least `largest`.
 
@@ -114,12 +148,12 @@ def ticks(largest: float, least_step: float = 0.0) -> tuple[float, ...]:
     return tuple(float(f"{step * number:.12g}") for number in range(count + 1))
 
 
-def _y_ticks(lines: Sequence[PlotLine], *, is_binary: bool) -> tuple[float, ...]:
+def _y_axis(lines: Sequence[PlotLine], *, is_binary: bool) -> Axis:
     ends = (high for line in lines for _, high in line.error_bars)
     largest = max([*(y for line in lines for _, y in line.points), *ends])
     # The largest power of 1024 up to the value, so that ticks in it are round numbers.
     unit = 1024.0 ** int(math.log(largest, 1024)) if is_binary and largest >= 1 else 1.0
-    return tuple(tick * unit for tick in ticks(largest / unit))
+    return Axis(ticks=tuple(tick * unit for tick in ticks(largest / unit)))
 
 
 def _line_paths(

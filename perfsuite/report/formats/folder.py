@@ -20,7 +20,7 @@ _MOST_NAME_CHARACTERS = 120
 def write_folder(report: Report, folder: Path) -> None:
     """Write index.html, report.md, table.tex, cells.csv, and each chart as chart-N.svg.
 
-    Where cells are series of scaling, scaling.json too. The charts and scaling.json of an earlier
+    Where cells say anything of scaling, scaling.json too. The charts and scaling.json of an earlier
     report there are removed if this one has no such file. Raises a WriteError.
     """
     files = {
@@ -29,7 +29,7 @@ def write_folder(report: Report, folder: Path) -> None:
         "table.tex": to_latex(report),
         "cells.csv": to_csv(report),
     }
-    if report.scaling:
+    if report.scaling.series or report.scaling.links:
         files["scaling.json"] = scaling_json(report.scaling)
     files |= {f"chart-{number}.svg": text for number, text in enumerate(svg_files(report), 1)}
     for name, text in files.items():

@@ -1,1 +1,1 @@
-"""How training scales over devices: series, charts, tables."""
+"""How training scales over devices: series, cost model, estimates."""

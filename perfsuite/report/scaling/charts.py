@@ -1,37 +1,36 @@
-"""Scaling as charts: throughput and efficiency over devices."""
+"""Scaling as charts: throughput, and efficiency with what the model says."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final
 
-from perfsuite.report.charts.line_chart import PlotLine, draw_lines
+from perfsuite.report.charts.line_chart import PlotLine, draw_lines, logarithmic
 from perfsuite.report.charts.sections import Picture, Section, draw_each
+from perfsuite.report.scaling.cost_model import NUM_DEVICES, Scaling, environment_of
 from perfsuite.report.scaling.series import ScalingSeries
-from perfsuite.report.scaling.tables import scaling_grid, scaling_notes
+from perfsuite.report.scaling.tables import scaling_grids, scaling_notes
 from perfsuite.units import format_count, format_ratio
 
 _TITLE: Final = "Scaling"
 
 
-def draw_scaling(scaling: Sequence[ScalingSeries]) -> tuple[Section, ...]:
-    """Return the section on scaling; nothing where there is no series."""
-    if not scaling:
+def draw_scaling(scaling: Scaling) -> tuple[Section, ...]:
+    """Return the section on scaling; nothing where the cells say nothing of it."""
+    if not scaling.series and not scaling.links:
         return ()
     by_batch: dict[tuple[object, ...], list[ScalingSeries]] = {}
-    for one in scaling:
-        record = one.points[0].cell.rows[0].record
-        assert record is not None
-        key = one.kind, one.name, one.batch, record.device, record.fingerprint
+    for one in scaling.series:
+        key = one.kind, one.name, one.batch, environment_of(one.row)
         by_batch.setdefault(key, []).append(one)
     groups = list(by_batch.values())
     throughputs, num_left_out = draw_each(_throughput, groups)
-    efficiencies, _ = draw_each(_efficiency, groups)
+    efficiencies, _ = draw_each(lambda group: _efficiency(scaling, group), groups)
     return (
         Section(
             title=_TITLE,
             charts=(*throughputs, *efficiencies),
             num_left_out=num_left_out,
             notes=tuple(scaling_notes(scaling)),
-            grids=(scaling_grid(scaling),),
+            grids=scaling_grids(scaling),
         ),
     )
 
@@ -44,9 +43,7 @@ def _throughput(group: Sequence[ScalingSeries]) -> Picture:
     lines = [
         PlotLine(
             name=series.mode,
-            points=tuple(
-                (float(point.cell.num_devices), point.cell.samples_per_s) for point in series.points
-            ),
+            points=tuple((float(cell.num_devices), cell.samples_per_s) for cell in series.cells),
         )
         for series in group
     ]
@@ -61,13 +58,39 @@ def _throughput(group: Sequence[ScalingSeries]) -> Picture:
     return draw_lines([*lines, ideal], _TITLE, _title(group), axes, format_count)
 
 
-def _efficiency(group: Sequence[ScalingSeries]) -> Picture:
-    lines = []
+def _efficiency(scaling: Scaling, group: Sequence[ScalingSeries]) -> Picture:
+    measured: list[PlotLine] = []
+    modelled: list[PlotLine] = []
     for series in group:
-        points, error_bars = [], []
+        points, error_bars = [(float(series.base.num_devices), 1.0)], [(1.0, 1.0)]
         for point in series.points:
-            centre = 1.0 if point.efficiency is None else point.efficiency.centre
+            assert point.efficiency is not None
+            centre = point.efficiency.centre
             points.append((float(point.cell.num_devices), centre))
             error_bars.append(point.bounds or (centre, centre))
-        lines.append(PlotLine(name=series.mode, points=tuple(points), error_bars=tuple(error_bars)))
-    return draw_lines(lines, _TITLE, _title(group), ("devices", "efficiency"), format_ratio)
+        measured.append(
+            PlotLine(name=series.mode, points=tuple(points), error_bars=tuple(error_bars))
+        )
+        modelled += _model_lines(scaling, series)
+    xs = [x for line in (*measured, *modelled) for x, _ in line.points]
+    is_wide = max(xs) > max(x for line in measured for x, _ in line.points)
+    return draw_lines(
+        [*measured, *modelled],
+        _TITLE,
+        _title(group),
+        ("devices", "efficiency"),
+        format_ratio,
+        x_axis=logarithmic(xs, base=2) if is_wide else None,
+    )
+
+
+def _model_lines(scaling: Scaling, series: ScalingSeries) -> Iterator[PlotLine]:
+    measured = sorted({point.cell.num_devices for point in series.points})
+    nums = [*measured, *(num for num in NUM_DEVICES if num > measured[-1])]
+    found = [one for num in nums if (one := scaling.predict(series, num)) is not None]
+    for side, name in enumerate(("without overlap", "with full overlap")) if found else ():
+        yield PlotLine(
+            name=f"{series.mode}, estimated {name}",
+            points=tuple((float(one.num_devices), one.efficiency[side]) for one in found),
+            is_reference=True,
+        )

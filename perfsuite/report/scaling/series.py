@@ -68,7 +68,7 @@ class ScaledCell:
     def stage_s(self, name: str) -> float | None:
         """Seconds of a stage, the median over launches; None where it was not run."""
         found = (row.stages_s.get(name, math.nan) for row in self.rows)
-        times = [seconds for seconds in found if seconds == 0 or _is_plausible(seconds)]
+        times = [seconds for seconds in found if seconds == 0 or is_plausible_time(seconds)]
         return statistics.median(times) if times else None
 
     @property
@@ -83,13 +83,8 @@ class ScaledCell:
 
     @property
     def shares_cores(self) -> bool:
-        """Whether it runs on a CPU with fewer cores than it has processes; False where not known.
-
-        A record does not say over how many hosts torchrun spread its ranks: they count as one's.
-        """
-        row = self.rows[0]
-        is_on_cpu = row.record is not None and row.record.device == "cpu"
-        return is_on_cpu and row.num_cores is not None and self.num_processes > row.num_cores
+        """Whether it runs on a CPU with fewer cores than it has processes."""
+        return is_oversubscribed(self.rows[0], self.num_processes)
 
 
 @dataclass(frozen=True)
@@ -139,13 +134,14 @@ class ScalingSeries:
     """Cells of one mode that differ in their number of devices; `name` says what they share.
 
     `batch` is the samples of a step that they share: of a device (weak), or of all (strong). The
-    first of at least two points is the base: `single`, else the fewest devices of the mode.
+    base is `single`, else the fewest devices of the mode; `points` are the others, at least one.
     """
 
     kind: Kind
     name: str
     mode: str
     batch: float
+    base: ScaledCell
     points: tuple[ScalingPoint, ...]
 
     @property
@@ -153,11 +149,62 @@ class ScalingSeries:
         """The batch, for people."""
         return f"{self.batch:g} {'a device' if self.kind == 'weak' else 'in all'}"
 
+    @property
+    def cells(self) -> tuple[ScaledCell, ...]:
+        """All of its cells, the base first."""
+        return (self.base, *(point.cell for point in self.points))
+
+    @property
+    def row(self) -> Row:
+        """Any of its rows, for what all share."""
+        return self.base.rows[0]
+
+
+def is_plausible_time(seconds: float) -> bool:
+    """Return whether a clock can have measured a time.
+
+    >>> is_plausible_time(0.5), is_plausible_time(0.0), is_plausible_time(float("nan"))
+    (True, False, False)
+    """
+    return _SHORTEST_S <= seconds <= _LONGEST_S
+
+
+def launches_of(row: Row) -> tuple[float, ...]:
+    """Return the step times of launches of the same code: this one, and those of earlier runs.
+
+    The code of a run of a dirty tree, or of no commit, is unknown.
+
+    >>> launches_of(Row(name="t", step_time_s=0.5))
+    (0.5,)
+    """
+    if row.step_time_s is None:
+        return ()
+    own = row.history[-1] if row.history else None
+    if own is None or own.commit is None or own.is_dirty:
+        return (row.step_time_s,)
+    same = (point for point in row.history if point.commit == own.commit and not point.is_dirty)
+    return tuple(point.step_time_s for point in same if is_plausible_time(point.step_time_s))
+
+
+def is_oversubscribed(row: Row, num_processes: int) -> bool:
+    """Return whether so many processes of a cell share cores; False where it is not known.
+
+    A record does not say over how many hosts torchrun spread its ranks: they count as one's.
+    """
+    is_on_cpu = row.record is not None and row.record.device == "cpu"
+    return is_on_cpu and row.num_cores is not None and num_processes > row.num_cores
+
 
 def find_series(rows: Sequence[Row]) -> tuple[ScalingSeries, ...]:
     """Return every series of at least two numbers of devices, weak ones before strong ones."""
-    cells = tuple(_cells(rows))
-    return (*_series("weak", cells), *_series("strong", cells))
+    groups: dict[tuple[object, ...], list[ScaledCell]] = {}
+    for cell in _cells(rows):
+        key = shared_fields(cell.rows[0], "parallel", "micro_batch_size")
+        groups.setdefault(key, []).append(cell)
+    kinds: tuple[Kind, ...] = ("weak", "strong")
+    return tuple(
+        series for kind in kinds for cells in groups.values() for series in _series(kind, cells)
+    )
 
 
 def _cells(rows: Sequence[Row]) -> Iterator[ScaledCell]:
@@ -169,7 +216,7 @@ def _cells(rows: Sequence[Row]) -> Iterator[ScaledCell]:
     for (batch_size, _), launched in groups.items():
         recipe = launched[0].recipe
         assert recipe is not None
-        times_s = tuple(seconds for row in launched for seconds in _launches_s(row))
+        times_s = tuple(seconds for row in launched for seconds in launches_of(row))
         has_many = len(times_s) > 1
         yield ScaledCell(
             rows=tuple(launched),
@@ -180,29 +227,11 @@ def _cells(rows: Sequence[Row]) -> Iterator[ScaledCell]:
         )
 
 
-def _launches_s(row: Row) -> tuple[float, ...]:
-    """The step times of launches of the same code: this one, and those of earlier runs.
-
-    The code of a run of a dirty tree, or of no commit, is unknown.
-    """
-    assert row.step_time_s is not None
-    own = row.history[-1] if row.history else None
-    if own is None or own.commit is None or own.is_dirty:
-        return (row.step_time_s,)
-    same = (point for point in row.history if point.commit == own.commit and not point.is_dirty)
-    return tuple(point.step_time_s for point in same if _is_plausible(point.step_time_s))
-
-
-def _is_plausible(seconds: float) -> bool:
-    """Whether a clock can have measured a time."""
-    return _SHORTEST_S <= seconds <= _LONGEST_S
-
-
 def _global_batch_size(row: Row) -> int | None:
     """Samples of one step over all devices; None where the cell has none that could be counted."""
     if row.record is None or row.record.samples_per_s is None or row.step_time_s is None:
         return None
-    if not all(map(_is_plausible, (row.step_time_s, *row.rounds_s))):
+    if not all(map(is_plausible_time, (row.step_time_s, *row.rounds_s))):
         return None
     samples = row.record.samples_per_s * row.step_time_s
     if not 0 < samples <= _MOST_SAMPLES:
@@ -212,24 +241,25 @@ def _global_batch_size(row: Row) -> int | None:
 
 
 def _series(kind: Kind, cells: Sequence[ScaledCell]) -> Iterator[ScalingSeries]:
-    alone: dict[tuple[object, ...], ScaledCell] = {}
-    groups: dict[tuple[tuple[object, ...], str, float], list[ScaledCell]] = {}
+    def batch_of(cell: ScaledCell) -> float:
+        return cell.batch_per_device if kind == "weak" else float(cell.global_batch_size)
+
+    alone = {batch_of(cell): cell for cell in cells if cell.mode == "single"}
+    by_mode: dict[tuple[str, float], list[ScaledCell]] = {}
     for cell in cells:
-        batch = cell.batch_per_device if kind == "weak" else float(cell.global_batch_size)
-        shared = batch, *shared_fields(cell.rows[0], "parallel", "micro_batch_size")
-        if cell.mode == "single":
-            alone[shared] = cell
-        else:
-            groups.setdefault((shared, cell.mode, batch), []).append(cell)
-    for (shared, mode, batch), members in groups.items():
+        if cell.mode != "single":
+            by_mode.setdefault((cell.mode, batch_of(cell)), []).append(cell)
+    for (mode, batch), members in by_mode.items():
         ordered = sorted(members, key=lambda cell: cell.num_devices)
-        if shared in alone:
-            ordered.insert(0, alone[shared])
-        if len({cell.num_devices for cell in ordered}) > 1:
-            yield ScalingSeries(
-                kind=kind,
-                name=shared_name(ordered[0].rows[0], "parallel"),
-                mode=mode,
-                batch=batch,
-                points=tuple(ScalingPoint(cell, ordered[0]) for cell in ordered),
-            )
+        base = alone.get(batch) or ordered[0]
+        others = [cell for cell in ordered if cell is not base]
+        if all(cell.num_devices == base.num_devices for cell in others):
+            continue
+        yield ScalingSeries(
+            kind=kind,
+            name=shared_name(base.rows[0], "parallel"),
+            mode=mode,
+            batch=batch,
+            base=base,
+            points=tuple(ScalingPoint(cell, base) for cell in others),
+        )

@@ -10,7 +10,7 @@ import pytest
 from browser import find_chromium, open_browser
 from made_up_runs import HOSTILE, cell, report_on, verdict
 from playwright.sync_api import Browser, Page
-from scaled_runs import trained
+from scaled_runs import all_reduces, trained
 
 from perfsuite.report.formats.html import html_page
 from perfsuite.report.model import Report
@@ -190,7 +190,7 @@ def test_no_fault_makes_the_page_inaccessible(
 ) -> None:
     axe = pytest.importorskip("axe_playwright_python.sync_playwright").Axe()
 
-    scaled = [trained(), trained("ddp:2")]
+    scaled = [*all_reduces(2, 4), trained(), trained("ddp:2")]
     page = show(full_report(*scaled), color_scheme=scheme, viewport=viewport)
 
     violations = axe.run(page).response["violations"]
@@ -203,7 +203,7 @@ def test_no_fault_makes_the_page_inaccessible(
 
 
 def test_on_a_phone_nothing_lies_beside_the_screen(show: Any) -> None:
-    page = show(full_report(trained(), trained("ddp:2")), viewport=PHONE)
+    page = show(full_report(*all_reduces(2, 4), trained(), trained("ddp:2")), viewport=PHONE)
 
     widths = page.evaluate("() => [document.documentElement.scrollWidth, innerWidth]")
 

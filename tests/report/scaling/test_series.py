@@ -13,7 +13,7 @@ from msgspec import structs
 from scaled_runs import trained
 
 from perfsuite.report.rows import HistoryPoint, Row
-from perfsuite.report.scaling.series import ScalingSeries, find_series
+from perfsuite.report.scaling.series import ScalingPoint, ScalingSeries, find_series
 from perfsuite.stats.intervals import Interval
 
 
@@ -23,7 +23,7 @@ def only(*rows: Row) -> ScalingSeries:
 
 
 def cells_of(series: ScalingSeries) -> list[str]:
-    return [point.cell.recipe.parallel for point in series.points]
+    return [cell.recipe.parallel for cell in series.cells]
 
 
 # --- which cells are one series ---
@@ -75,7 +75,7 @@ def test_the_wrapper_of_one_rank_is_a_point_of_its_own() -> None:
     series = only(trained("single"), trained("ddp:1", (0.125, 0.125)), trained("ddp:2"))
 
     assert cells_of(series) == ["single", "ddp:1", "ddp:2"]
-    assert series.points[1].efficiency == Interval(
+    assert series.points[0].efficiency == Interval(
         centre=pytest.approx(0.8), low=pytest.approx(0.8), high=pytest.approx(0.8)
     )
 
@@ -84,8 +84,8 @@ def test_without_one_process_the_fewest_devices_are_the_base() -> None:
     series = only(trained("ddp:4", (0.2, 0.2)), trained("ddp:2"))
 
     assert cells_of(series) == ["ddp:2", "ddp:4"]
-    assert series.points[1].efficiency is not None
-    assert series.points[1].efficiency.centre == pytest.approx(0.5)
+    assert series.points[0].efficiency is not None
+    assert series.points[0].efficiency.centre == pytest.approx(0.5)
 
 
 @pytest.mark.parametrize(
@@ -121,27 +121,26 @@ def test_a_time_that_no_clock_told_is_in_no_series(seconds: float) -> None:
 def test_weak_efficiency_is_the_ratio_of_the_steps() -> None:
     series = only(trained("single", (0.1, 0.1)), trained("ddp:4", (0.16, 0.16)))
 
-    assert series.points[1].efficiency is not None
-    assert series.points[1].efficiency.centre == pytest.approx(0.625)
+    assert series.points[0].efficiency is not None
+    assert series.points[0].efficiency.centre == pytest.approx(0.625)
 
 
 def test_strong_efficiency_is_the_speed_up_over_the_devices() -> None:
     series = only(trained("single", (0.1, 0.1)), trained("ddp:4", (0.04, 0.04), batch_per_device=2))
 
-    assert series.points[1].efficiency is not None
-    assert series.points[1].efficiency.centre == pytest.approx(2.5 / 4)
+    assert series.points[0].efficiency is not None
+    assert series.points[0].efficiency.centre == pytest.approx(2.5 / 4)
 
 
 def test_one_launch_has_an_interval_over_its_rounds() -> None:
     series = only(trained("single", (0.1, 0.2)), trained("ddp:2", (0.2, 0.2, 0.2)))
 
     # Logs of base 2 against one another: variance 1/2 of 2 rounds, and 0; t(1) = 12.706.
-    interval = series.points[1].efficiency
+    interval = series.points[0].efficiency
     assert interval is not None
     assert math.log2(interval.centre) == pytest.approx(-0.5)
     assert math.log2(interval.high) == pytest.approx(-0.5 + 12.706 * 0.5, abs=1e-3)
-    cells = [point.cell for point in series.points]
-    assert [(one.basis, len(one.samples_s)) for one in cells] == [
+    assert [(one.basis, len(one.samples_s)) for one in series.cells] == [
         ("rounds", 2),
         ("rounds", 3),
     ]
@@ -156,9 +155,8 @@ def test_several_tests_of_one_recipe_are_launches() -> None:
 
     series = only(*rows)
 
-    cells = [point.cell for point in series.points]
-    assert [one.samples_s for one in cells] == [(0.1, 0.2), (0.2, 0.2)]
-    assert {one.basis for one in cells} == {"launches"}
+    assert [one.samples_s for one in series.cells] == [(0.1, 0.2), (0.2, 0.2)]
+    assert {one.basis for one in series.cells} == {"launches"}
 
 
 def point(
@@ -188,13 +186,13 @@ def test_runs_of_one_clean_commit_are_launches(
 
     series = only(trained("single"), row)
 
-    assert series.points[1].cell.samples_s == samples_s
+    assert series.points[0].cell.samples_s == samples_s
 
 
 def test_a_cell_of_one_round_has_an_efficiency_and_no_interval() -> None:
     series = only(trained("single", (0.1,)), trained("ddp:2", (0.2,)))
 
-    interval = series.points[1].efficiency
+    interval = series.points[0].efficiency
     assert interval is not None
     assert interval.centre == pytest.approx(0.5)
     assert (interval.low, interval.high) == (0.0, math.inf)
@@ -210,7 +208,7 @@ def test_a_planted_efficiency_is_found_again(base_s: float, efficiency: float, s
 
     series = only(trained("single", (base_s,) * 2), trained(f"ddp:{size}", (slower_s,) * 2))
 
-    found = series.points[1].efficiency
+    found = series.points[0].efficiency
     assert found is not None
     assert found.centre == pytest.approx(efficiency)
     assert found.low <= found.centre <= found.high
@@ -226,8 +224,8 @@ def test_what_backward_takes_longer_than_forward_predicts_is_exposed() -> None:
         trained("ddp:4", (0.25, 0.25), forward_s=0.06, backward_s=0.17),
     )
 
-    assert series.points[1].exposed_ratio == pytest.approx(0.05 / 0.25)
-    base = series.points[0]
+    assert series.points[0].exposed_ratio == pytest.approx(0.05 / 0.25)
+    base = ScalingPoint(series.base, series.base)
     assert (base.efficiency, base.exposed_ratio) == (None, None)
 
 
@@ -238,7 +236,7 @@ def test_where_forward_communicates_it_tells_nothing(parallel: str) -> None:
 
     series = only(trained("single"), other)
 
-    assert series.points[1].exposed_ratio is None
+    assert series.points[0].exposed_ratio is None
 
 
 @pytest.mark.parametrize("seconds", [None, math.nan, math.inf, -1.0])
@@ -250,7 +248,7 @@ def test_a_stage_that_is_no_time_tells_nothing(seconds: float | None) -> None:
 
     series = only(trained("single"), dataclasses.replace(row, record=record))
 
-    assert series.points[1].exposed_ratio is None
+    assert series.points[0].exposed_ratio is None
 
 
 # --- cores ---
@@ -273,7 +271,7 @@ def test_more_processes_than_cores_share_them(
 
     series = only(trained("single", **fields), trained(parallel, **fields))
 
-    assert series.points[1].cell.shares_cores is shares_cores
+    assert series.points[0].cell.shares_cores is shares_cores
 
 
 def test_on_gpus_no_rank_shares_cores() -> None:
@@ -283,4 +281,4 @@ def test_on_gpus_no_rank_shares_cores() -> None:
         record = structs.replace(row.record, device="cuda")
         rows.append(dataclasses.replace(row, record=record))
 
-    assert [point.cell.shares_cores for point in only(*rows).points] == [False, False]
+    assert [one.shares_cores for one in only(*rows).cells] == [False, False]
