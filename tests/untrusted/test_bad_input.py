@@ -32,7 +32,7 @@ from perfsuite.errors import PerfsuiteError, RecipeError, SettingError, Workload
 from perfsuite.experiments.user_code import plan_function
 from perfsuite.plugin.session import markers
 from perfsuite.plugin.session.choices import resolve
-from perfsuite.plugin.session.markers import marker_arguments
+from perfsuite.plugin.session.markers import check_markers
 from perfsuite.records.workload import find_workload
 
 GIVEN = [(name, text) for name, (texts, _) in OPTIONS.items() for text in texts]
@@ -121,7 +121,7 @@ def test_a_bad_marker_names_its_test_and_what_is_allowed(
     )
 
     with pytest.raises(SettingError) as refused:
-        marker_arguments(item)
+        check_markers(item)
 
     message = message_of(refused)
     assert message.startswith("test_a.py::test_a: ")

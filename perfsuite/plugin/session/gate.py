@@ -16,15 +16,13 @@ from perfsuite.gate.baselines.stored_verdict import History, read_history
 from perfsuite.gate.common_cells import HIDDEN, Leniency
 from perfsuite.gate.git.changes import digest_tree
 from perfsuite.gate.git.repository import Base
-from perfsuite.gate.judge.counts import parse_slacks
 from perfsuite.gate.judge.kept_pairs import kept_names
-from perfsuite.gate.judge.trial import CellPolicy, draw_seed
-from perfsuite.gate.request import GateRequest, base_of
+from perfsuite.gate.judge.trial import draw_seed
+from perfsuite.gate.request import base_of
 from perfsuite.gate.run_gate import GateResult, run_gate
 from perfsuite.plugin.fixtures import OUTCOME
 from perfsuite.plugin.recorder import benchmarks_of, is_benchmark
 from perfsuite.plugin.session.choices import Choices
-from perfsuite.plugin.session.markers import marker_arguments
 from perfsuite.plugin.session.saving import STORAGE, RunSaver
 from perfsuite.plugin.session.sharding import Sharding, durations_place
 from perfsuite.records.cell import CellRecord
@@ -73,25 +71,34 @@ def refuse_silent_passes(config: pytest.Config, *, is_under_torchrun: bool) -> N
 
 
 class SessionGate:
-    """The verdicts of one session's cells."""
+    """The verdicts of one session's cells.
+
+    The reports of cells that stored runs leave open are held until pairs have judged all of these.
+    """
 
     def __init__(
-        self, config: pytest.Config, choices: Choices, saver: RunSaver, say: Callable[[str], None]
+        self,
+        config: pytest.Config,
+        choices: Choices,
+        saver: RunSaver,
+        *,
+        say: Callable[[str], None],
+        finish: Finish,
     ) -> None:
-        self._say = say
-        self._first: GateResult | None = None
-        self._selected: list[str] = []
-        # The cells that stored runs leave open, with the `extra_info` of their benchmarks.
-        self._open: dict[str, dict[str, Any] | None] = {}
-        self._left_s = choices.gate.budget.max_s
-        self._judged: dict[str, CellVerdict] = {}
-        self._num_cells: int | None = None
         self._config = config
-        self._choices = choices.gate
         self._durations = choices.durations
         self._saver = saver
+        self._say = say
+        self._finish = finish
+        # With what the session has found, and what is left of its budget.
+        self._request = choices.gate
+        self._first: GateResult | None = None
+        self._selected: list[str] = []
+        self._judged: dict[str, CellVerdict] = {}
         self._history: History | None = None
-        self._found: Base | str | None = None
+        # The cells that stored runs leave open, with the `extra_info` of their benchmarks.
+        self._open: dict[str, dict[str, Any] | None] = {}
+        self._held: list[tuple[pytest.Item, Sequence[pytest.TestReport]]] = []
 
     @property
     def result(self) -> GateResult | None:
@@ -110,32 +117,37 @@ class SessionGate:
         cells = self._selected = [item.nodeid for item in items if is_benchmark(item)]
         if not cells:
             return
-        request = self._request([])
-        pythonpath = [Path(path) for path in self._config.getini("pythonpath")]
-        self._found = base_of(request, [self._config.rootpath, *pythonpath])
+        config, fingerprint = self._config, self._saver.fingerprint
+        pythonpath = [Path(path) for path in config.getini("pythonpath")]
+        found = base_of(self._request, [config.rootpath, *pythonpath])
+        request = self._request = dataclasses.replace(
+            self._request,
+            num_cells=sharding.num_cells,
+            found=found,
+            stored=durations_place(config, self._durations),
+            fingerprint=fingerprint,
+        )
         history = self._history = read_history(
-            self._config.rootpath,
-            self._config.stash[STORAGE],
-            self._config.getoption("benchmark_compare"),
-            self._saver.fingerprint,
-            base=self._found if isinstance(self._found, Base) else None,
+            config.rootpath,
+            config.stash[STORAGE],
+            config.getoption("benchmark_compare"),
+            fingerprint,
+            base=found if isinstance(found, Base) else None,
             probe=lambda: self._saver.probe_s,
         )
         for line in history.refused:
             self._say(f"not compared with {line}")
         # No stored run overrules what pairs have found of these very trees.
-        head = digest_tree(self._config.rootpath, outputs=self._choices.outputs)
-        kept = kept_names(self._choices.pairs_file, head)
+        head = digest_tree(config.rootpath, outputs=request.outputs)
+        kept = kept_names(request.pairs_file, head)
         # A stored run has no launch of the base to compare the mathematics with.
-        screens = not self._choices.refuses_numerics_change
+        screens = not request.refuses_numerics_change
         at_once = [
             name
             for name in cells
             if printable(name) in kept or not (screens and history.can_screen(name))
         ]
-        waiting = frozenset(cells).difference(at_once)
-        self._num_cells = sharding.num_cells
-        self._first = self._run(at_once, waiting=waiting)
+        self._first = self._run(at_once, waiting=frozenset(cells).difference(at_once))
         self._judged = {cell.name: cell for cell in self._first.cells if sharding.owns(cell.name)}
         for cell in self._judged.values():
             self._record(cell)
@@ -155,23 +167,44 @@ class SessionGate:
             return None
         return self._record(verdict, _extra_info(item))
 
-    def may_leave_open(self, item: pytest.Item) -> bool:
-        """Whether stored runs may say too little of a cell, so that its pairs come at the end."""
-        return (
-            self._history is not None
-            and is_benchmark(item)
-            and item.nodeid not in self._judged
-            and self._history.can_screen(item.nodeid)
-        )
-
     def is_open(self, name: str) -> bool:
         """Whether a cell waits for its pairs."""
         return name in self._open
 
-    def judge_open(self) -> dict[str, CellVerdict]:
-        """Judge what was left open, in one batch, and return its verdicts."""
-        if not self._open:
-            return {}
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_protocol(
+        self, item: pytest.Item, nextitem: pytest.Item | None
+    ) -> object | None:
+        """Run a cell that stored runs may leave open; any other is pytest's to run."""
+        name, history = item.nodeid, self._history
+        if history is None or not is_benchmark(item) or name in self._judged:
+            return None
+        if not history.can_screen(name):
+            return None
+        runner: Any = item.config.pluginmanager.get_plugin("runner")
+        item.ihook.pytest_runtest_logstart(nodeid=name, location=item.location)
+        reports = runner.runtestprotocol(item, nextitem=nextitem, log=False)
+        if self.is_open(name):
+            self._held.append((item, reports))
+        else:
+            _show(item, reports)
+        item.ihook.pytest_runtest_logfinish(nodeid=name, location=item.location)
+        return True
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtestloop(self) -> Generator[None, object, object]:
+        """Have all cells that are open judged at once, after the last test."""
+        try:
+            result = yield
+            verdicts = self._judge_open() if self._open else {}
+            for item, reports in self._held:
+                self._finish(item, reports, verdicts[item.nodeid])
+            return result
+        finally:
+            for item, reports in self._held:
+                _show(item, reports)
+
+    def _judge_open(self) -> dict[str, CellVerdict]:
         try:
             # Whether a change touches them is known by now.
             result = self._run(list(self._open), judges_identical=True)
@@ -197,7 +230,7 @@ class SessionGate:
     def pytest_unconfigure(self, config: pytest.Config) -> None:
         """End in 0 where the gate only advises, and say so last."""
         session: Any = config.pluginmanager.get_plugin("session")
-        leniency = self._first.leniency if self._first else Leniency.of(self._choices)
+        leniency = self._first.leniency if self._first else Leniency.of(self._request)
         if (ended := leniency.ends(session.exitstatus)) != session.exitstatus:
             self._say(f"advisory: would have ended in {int(session.exitstatus)}")
             session.exitstatus = ended
@@ -235,25 +268,25 @@ class SessionGate:
     def _is_accepted(self, verdict: CellVerdict) -> bool:
         """Whether only a reviewed exception let a slowdown through."""
         policy = None if self._first is None else self._first.policies.get(verdict.name)
-        if policy is None or verdict.word != "PASS" or verdict.by != "pairs":
+        if policy is None or policy.accepted_slowdown == 1 or verdict.ratio is None:
             return False
-        allowed = policy.accepted_slowdown
-        if allowed == 1 or verdict.ratio is None or verdict.tolerance is None:
-            return False
-        return verdict.ratio > (1 + verdict.tolerance) / allowed  # the cell's own tolerance
+        is_passed = verdict.word == "PASS" and verdict.by == "pairs"
+        return is_passed and verdict.ratio > 1 + policy.tolerance
 
     def _decide(self, item: Any, first: GateResult, history: History) -> CellVerdict | None:
         """Counts first, then what pairs or the stored times say; None where pairs must."""
         name: str = item.nodeid
         outcome = item.stash.get(OUTCOME, None)
         record: CellRecord | None = None if outcome is None else outcome.record
-        judged = self._judged.get(name)
-        if judged is not None and judged.by == "identical":
-            return judged
-        policy = first.policies.get(name) or self._own_policy(item)
+        judged, policy = self._judged.get(name), first.policies.get(name)
+        stats = getattr(item.funcargs.get("benchmark"), "stats", None)
+        if judged is not None and judged.word == "SKIPPED" and stats is not None:
+            reason = f"this session measured it and its launches did not: {judged.reason}"
+            return CellVerdict(name=name, word="INVALID", by="collection", reason=reason)
+        if policy is None or (judged is not None and judged.by == "identical"):
+            return judged or _unknown(name, first.refusal)
         if judged is None and policy.refuses_numerics_change:  # as only the base may do
             return None
-        stats = getattr(item.funcargs.get("benchmark"), "stats", None)
         kept = ("fingerprint", "samples_per_s", "counts", "memory")
         known = {} if record is None else {field: getattr(record, field) for field in kept}
         cell = None if stats is None else StoredCell(median_s=stats.stats.median, **known)
@@ -262,43 +295,23 @@ class SessionGate:
             if grown is not None and judged is None:
                 self._say(f"{name} goes to the judge: {grown} since the base's stored run")
                 return None
-        if judged is not None and judged.word == "SKIPPED" and cell is not None:
-            reason = f"this session measured it and its launches did not: {judged.reason}"
-            return CellVerdict(name=name, word="INVALID", by="collection", reason=reason)
         if judged is not None or not history.can_screen(name) or cell is None:
             return judged or _unknown(name, first.refusal)
         digested = {} if record is None else {"workload": record.workload, "recipe": record.recipe}
         digest = self._saver.digests.of(name, digested) or "unknown"
         return history.screen(name, cell, digest, policy, self._say)
 
-    def _own_policy(self, item: pytest.Item) -> CellPolicy:
-        """How a cell is judged where there is no base."""
-        arguments = marker_arguments(item)
-        return CellPolicy(
-            tolerance=arguments.get("tolerance", self._choices.tolerance),
-            limit=arguments.get("limit", self._choices.limit),
-            floor_s=arguments.get("floor", 0.0),
-            slacks=(parse_slacks(arguments.get("counts", {}), "perf marker"),),
-        )
-
     def _run(self, cells: Sequence[str], **changes: Any) -> GateResult:
         """Judge cells in what is left of the session's budget."""
-        result = run_gate(dataclasses.replace(self._request(cells), **changes), say=self._say)
-        if result.judgement is not None:
-            self._left_s = max(0.0, self._left_s - result.judgement.wall_s)
-        return result
-
-    def _request(self, cells: Sequence[str]) -> GateRequest:
-        return dataclasses.replace(
-            self._choices,
-            cells=frozenset(cells),
-            num_cells=self._num_cells,
-            found=self._found,
-            budget=dataclasses.replace(self._choices.budget, max_s=self._left_s),
-            seed=draw_seed(),
-            stored=durations_place(self._config, self._durations),
-            fingerprint=self._saver.fingerprint,
+        request = dataclasses.replace(
+            self._request, cells=frozenset(cells), seed=draw_seed(), **changes
         )
+        result = run_gate(request, say=self._say)
+        if result.judgement is not None:
+            left_s = max(0.0, request.budget.max_s - result.judgement.wall_s)
+            budget = dataclasses.replace(request.budget, max_s=left_s)
+            self._request = dataclasses.replace(self._request, budget=budget)
+        return result
 
 
 def _unknown(name: str, refusal: str | None) -> CellVerdict:
@@ -319,45 +332,6 @@ def _failed(name: str, report: pytest.TestReport, error: BaseException | None) -
 def _extra_info(item: Any) -> dict[str, Any] | None:
     """What pytest-benchmark keeps of a test beside its times."""
     return getattr(getattr(item, "funcargs", {}).get("benchmark"), "extra_info", None)
-
-
-class HeldReports:
-    """Holds the reports of cells that stored runs leave open until pairs have judged all."""
-
-    def __init__(self, gate: SessionGate, finish: Finish) -> None:
-        self._gate = gate
-        self._finish = finish
-        self._held: list[tuple[pytest.Item, Sequence[pytest.TestReport]]] = []
-
-    @pytest.hookimpl(tryfirst=True)
-    def pytest_runtest_protocol(
-        self, item: pytest.Item, nextitem: pytest.Item | None
-    ) -> object | None:
-        """Run a cell that may be left open; any other is pytest's to run."""
-        if not self._gate.may_leave_open(item):
-            return None
-        runner: Any = item.config.pluginmanager.get_plugin("runner")
-        item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
-        reports = runner.runtestprotocol(item, nextitem=nextitem, log=False)
-        if self._gate.is_open(item.nodeid):
-            self._held.append((item, reports))
-        else:
-            _show(item, reports)
-        item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
-        return True
-
-    @pytest.hookimpl(wrapper=True)
-    def pytest_runtestloop(self) -> Generator[None, object, object]:
-        """Have all cells that are open judged at once, after the last test."""
-        try:
-            result = yield
-            verdicts = self._gate.judge_open()
-            for item, reports in self._held:
-                self._finish(item, reports, verdicts[item.nodeid])
-            return result
-        finally:
-            for item, reports in self._held:
-                _show(item, reports)
 
 
 def _show(item: pytest.Item, reports: Sequence[pytest.TestReport]) -> None:

@@ -1,4 +1,4 @@
-"""What the `perf` markers of a test say, parsed; another plugin may have a marker of that name."""
+"""What the `perf` markers of a test may say; another plugin may have a marker of that name."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -12,32 +12,26 @@ from perfsuite.plugin.recorder import is_benchmark
 from perfsuite.plugin.session.choices import MATRICES, one_of
 from perfsuite.units import counted, parse_ratio, parse_seconds
 
-
-def _counts(value: Any) -> dict[str, Any]:
-    counts = dict(value)
-    parse_slacks(counts, "perf marker")
-    return counts
-
-
 _MARKER_PARSERS: dict[str, tuple[Callable[[Any], Any], str]] = {
     "tolerance": (parse_ratio, "a ratio such as '2%'"),
     "limit": (parse_ratio, "a ratio such as '5%'"),
     "floor": (parse_seconds, "a duration such as '50us'"),
-    "counts": (_counts, "a dict such as {'flops': 'exact'}"),
+    "counts": (
+        lambda value: parse_slacks(dict(value), "perf marker"),
+        "a dict such as {'flops': 'exact'}",
+    ),
     "matrix": one_of(*MATRICES),
 }
 # Nothing is counted in a plain benchmark.
 _OF_PLAIN_BENCHMARKS = frozenset(_MARKER_PARSERS) - {"counts"}
 
 
-def marker_arguments(item: pytest.Item) -> dict[str, Any]:
-    """Return the parsed arguments of a test's `perf` markers, the closest one first.
+def check_markers(item: pytest.Item) -> None:
+    """Raise a SettingError for an argument that is not known, is positional, or has a wrong value.
 
-    Of a plain benchmark these are the arguments that it can use: others are another plugin's.
-    Raises a SettingError for an argument that is not known, is positional, or has a wrong value.
+    Of a plain benchmark only those that it can use are looked at: others are another plugin's.
     """
     is_ours = is_cell(item)
-    arguments: dict[str, Any] = {}
     for marker in _own_markers(item):
         if is_ours and marker.args:
             raise SettingError(
@@ -54,14 +48,13 @@ def marker_arguments(item: pytest.Item) -> dict[str, Any]:
                 )
             parse, allowed = _MARKER_PARSERS[name]
             try:
-                arguments.setdefault(name, parse(value))
+                parse(value)
             except SettingError as error:
                 raise SettingError(f"{item.nodeid}: {error}") from error
             except (TypeError, ValueError) as error:
                 raise SettingError(
                     f"{item.nodeid}: {name} is {value!r} (perf marker); use {allowed}"
                 ) from error
-    return arguments
 
 
 def describe_foreign(items: Sequence[pytest.Item]) -> str | None:

@@ -25,7 +25,7 @@ from perfsuite.plugin.fixtures import OUTCOME, is_cell
 from perfsuite.plugin.output import ends_on_mistakes, legible, say
 from perfsuite.plugin.session import markers, phases, saving, sharding
 from perfsuite.plugin.session.choices import Choices
-from perfsuite.plugin.session.gate import HeldReports, SessionGate, refuse_silent_passes
+from perfsuite.plugin.session.gate import SessionGate, refuse_silent_passes
 from perfsuite.plugin.session.torchrun import TorchrunSession, finished_outcome
 from perfsuite.records.cell import CellLine, Outcome, encode_line
 from perfsuite.records.verdict import CellVerdict
@@ -75,7 +75,10 @@ class MeasuredSession:
             self._saver.failed |= set(ownership.failed_collections)
             if choices.is_gate and config.getoption("benchmark_compare", None):
                 refuse_silent_passes(config, is_under_torchrun=choices.membership is not None)
-                self._gate = SessionGate(config, choices, self._saver, partial(say, config))
+                show = partial(say, config)
+                self._gate = SessionGate(
+                    config, choices, self._saver, say=show, finish=self._finish_held
+                )
         if choices.membership is not None:
             file, output = choices.results / CELLS_FILE, ownership.held_output
             self._torchrun = TorchrunSession(config, choices.membership, file, output)
@@ -83,7 +86,6 @@ class MeasuredSession:
             register(self._torchrun, "perfsuite-torchrun")
         if self._gate is not None:
             register(self._gate, "perfsuite-gate")
-            register(HeldReports(self._gate, self._finish_held), "perfsuite-held-reports")
         register(phases, "perfsuite-phases")
         register(self, "perfsuite-session")
         if self._saver is not None:
@@ -124,7 +126,7 @@ class MeasuredSession:
         assert self._saver is not None
         with ends_on_mistakes():
             for item in items:
-                markers.marker_arguments(item)
+                markers.check_markers(item)
             self._foreign_markers = markers.describe_foreign(items)
             self._select(items, lambda item: markers.is_in_matrix(item, self.choices.matrix))
             cells = [item.nodeid for item in items if recorder.is_benchmark(item)]

@@ -15,7 +15,7 @@ from perfsuite.errors import WriteError
 from perfsuite.gate.baselines.accepted import Accepted, Quarantine
 from perfsuite.gate.baselines.stored_verdict import History
 from perfsuite.gate.common_cells import Leniency
-from perfsuite.gate.judge.trial import Judgement
+from perfsuite.gate.judge.trial import CellPolicy, Judgement
 from perfsuite.gate.request import GateRequest
 from perfsuite.gate.run_gate import GateResult
 from perfsuite.plugin.session import gate, saving
@@ -47,9 +47,11 @@ def words(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
             for name, word in found.items()
             if request.cells is None or name in request.cells or word in ("NEW", "VANISHED")
         ]
+        policy = CellPolicy(tolerance=request.tolerance, limit=request.limit, floor_s=0.0)
         return GateResult(
             cells=tuple(cells),
             differs={},
+            policies=dict.fromkeys((FINE, OTHER), policy),
             leniency=Leniency.of(request),
             seed=request.seed,
         )
