@@ -85,7 +85,7 @@ def bisect(
     machine is entered once revisions and cell are known: it may wait for another session. Raises a
     SettingError where a revision is no commit, they are in the wrong order or the cell is not one.
     """
-    ends = _find_ends(request.folder, good, bad)
+    ends = _find_ends(request.command.folder, good, bad)
     suite, cell = _collect(request)
     with machine, _tree_of(suite, cell, ends[0]) as (tree, _):
         request = replace(request, cells=frozenset({cell}), base_dir=tree, heeds_exceptions=False)

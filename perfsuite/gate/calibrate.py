@@ -133,12 +133,13 @@ def calibrate(
 
 
 def _count_cells(request: GateRequest, plants: Sequence[Plant]) -> int:
-    if find_top(request.folder) is None:
+    folder = request.command.folder
+    if find_top(folder) is None:
         raise WorkloadError(
-            f"{request.folder} is not in a git checkout, and a calibration compares it with a "
+            f"{folder} is not in a git checkout, and a calibration compares it with a "
             "fresh checkout of its commit; run 'git init', and commit"
         )
-    if is_dirty(request.folder, outputs=request.outputs):
+    if is_dirty(folder, outputs=request.outputs):
         raise WorkloadError(
             "there are uncommitted changes, and a calibration compares the working tree with a "
             "fresh checkout of HEAD, which must be the same code; commit them"

@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from perfsuite.errors import SettingError
 from perfsuite.gate.arms.arm import Arm, Launch, PairPlan, Suite
 from perfsuite.gate.arms.build import build_base
 from perfsuite.gate.arms.command import Command
@@ -95,11 +96,6 @@ class GateRequest:
         """Whether a verdict of the cell is wanted."""
         return self.cells is None or cell in self.cells | self.waiting
 
-    @property
-    def folder(self) -> Path:
-        """Where the user called pytest."""
-        return self.command.folder
-
 
 def base_of(request: GateRequest, folders: Sequence[Path]) -> Base | str | None:
     """Return the commit to compare with, None for a folder, or why there is neither.
@@ -108,10 +104,11 @@ def base_of(request: GateRequest, folders: Sequence[Path]) -> Base | str | None:
     SettingError for a revision or a folder that is none.
     """
     if request.base_dir is not None:
-        worktree.check_base_dir(request.base_dir)
+        if not request.base_dir.is_dir():
+            raise SettingError(f"the base {str(request.base_dir)!r} is not a folder; name one")
         return None
     return request.found or find_base(
-        request.folder,
+        request.command.folder,
         request.base,
         target=request.target,
         outputs=request.outputs,
@@ -134,7 +131,7 @@ def head_arm(request: GateRequest, suite: Suite | None, caches: Path | None = No
         tree=root,
         top=_top(request, root),
         folder=command.folder,
-        import_roots=_import_roots(root, suite),
+        import_roots=import_roots(root, suite),
         pytest_arguments=(
             *worktree.ignore_trees_in(find_top(root) or root),
             *_SHORT_LAUNCHES,
@@ -262,11 +259,6 @@ class BaseSide:
     def _command(self, tree: Path) -> Command:
         return self.request.command.moved(self.head.top, self.head.top_of(tree))
 
-    @property
-    def import_roots(self) -> tuple[Path, ...]:
-        """Of head."""
-        return _import_roots(self.suite.root, self.suite)
-
     def _arm(self, tree: Path, command: Command, variables: Mapping[str, str]) -> Arm:
         # What the base's build has installed.
         site = [tree / SITE_FOLDER] if any((tree / SITE_FOLDER).glob("*")) else []
@@ -279,7 +271,7 @@ class BaseSide:
             tree=tree,
             top=self.head.top_of(tree),
             folder=command.folder,
-            import_roots=(*site, *_import_roots(tree, self.suite)),
+            import_roots=(*site, *import_roots(tree, self.suite)),
             pytest_arguments=(*_SHORT_LAUNCHES, *command.arguments),
             python=self.request.base_python or sys.executable,
             python_options=command.python_options,
@@ -295,6 +287,8 @@ def _top(request: GateRequest, root: Path) -> Path:
     return checkout or root.resolve()
 
 
-def _import_roots(tree: Path, suite: Suite | None) -> tuple[Path, ...]:
+def import_roots(tree: Path, suite: Suite | None) -> tuple[Path, ...]:
+    """Return the folders that come first on the path of launches in a tree; no missing ones."""
     paths = [] if suite is None else [os.path.relpath(one, suite.root) for one in suite.pythonpath]
-    return worktree.import_roots(tree, paths)
+    folders = [tree / path for path in (*paths, "src")]
+    return tuple(dict.fromkeys([*(folder for folder in folders if folder.is_dir()), tree]))

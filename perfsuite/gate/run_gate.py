@@ -42,7 +42,7 @@ from perfsuite.gate.provenance import head_files
 from perfsuite.gate.provenance.dependencies import ANY, changed_dependencies
 from perfsuite.gate.provenance.identical import Comparison
 from perfsuite.gate.provenance.symmetry import name_untracked
-from perfsuite.gate.request import BaseSide, GateRequest, base_of, collect, head_arm
+from perfsuite.gate.request import BaseSide, GateRequest, base_of, collect, head_arm, import_roots
 from perfsuite.records.verdict import CellVerdict, Explanation, exit_code
 from perfsuite.system.signals import ends_on_signals
 from perfsuite.units import counted, listed
@@ -91,8 +91,8 @@ def run_gate(
     anything is timed. Raises a SettingError where the base is not known or a path is not there, a
     WriteError where a tree cannot be made.
     """
-    worktree.sweep_stale_trees(request.folder)
-    differs = {"head": describe_head(request.folder)}
+    worktree.sweep_stale_trees(request.command.folder)
+    differs = {"head": describe_head(request.command.folder)}
     with scratch_folder() as caches:
         session = _begin(request, caches, differs, say, machine)
         if isinstance(session, str):
@@ -304,7 +304,8 @@ class _Session:
         """Name the exceptions that a verdict rests on, and the file that the base lacks."""
         reason = cell.reason
         if cell.word == "NO-BASELINE" and reason is not None:
-            found = name_untracked(reason, self.side.suite.root, tree, self.side.import_roots)
+            root = self.side.suite.root
+            found = name_untracked(reason, root, tree, import_roots(root, self.side.suite))
             reason = reason if found is None else f"{reason}; {found}"
         why = self.leniency.accepted.why_counted(cell.name)
         if why is not None and cell.word not in ("PASS", "IMPROVED"):

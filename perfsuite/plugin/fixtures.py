@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import pytest
 
 from perfsuite.errors import SettingError
+from perfsuite.gate.arms.launched.collected import FIXTURES
 from perfsuite.plugin import recorder
 
 if TYPE_CHECKING:
@@ -24,10 +25,6 @@ if TYPE_CHECKING:
     from perfsuite.records.recipe import Recipe
     from perfsuite.records.workload import Workload
 
-_MEASURING = (
-    *("train_benchmark", "loader_benchmark", "evaluation_benchmark", "all_reduce_benchmark"),
-    *("step_benchmark", "loop_benchmark", "command_benchmark"),
-)
 _OTHERS = ("rank_group", "check_equivalence")
 
 Measure = Callable[..., "Outcome"]
@@ -39,7 +36,7 @@ OUTCOME: pytest.StashKey[Outcome] = pytest.StashKey()
 
 def is_cell(item: pytest.Item) -> bool:
     """Whether a test measures through one of these fixtures."""
-    return any(_reaches_ours(item, name) for name in _MEASURING)
+    return any(_reaches_ours(item, name) for name in FIXTURES)
 
 
 def uses_ranks(item: pytest.Item) -> bool:

@@ -122,9 +122,9 @@ def shop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Shop:
         assert request.base_dir is not None
         assert not request.heeds_exceptions
         shop.requests.append(request)
-        speed = (request.folder / "speed").read_text()
+        speed = (request.command.folder / "speed").read_text()
         shop.judged.append(speed)
-        for tree in (request.folder, request.base_dir):
+        for tree in (request.command.folder, request.base_dir):
             assert (tree / "benchmarks" / "test_steps.py").read_text() == TODAY
         assert (request.base_dir / "speed").read_text() == "fast"
         cells = () if speed == "refused" else (verdict_of(speed),)
@@ -241,7 +241,7 @@ def test_both_arms_are_configured_as_the_working_tree(shop: Shop) -> None:
 
     (request, good_end) = shop.requests
     assert (request.judges_identical, good_end.judges_identical) == (False, True)
-    folder = request.folder
+    folder = request.command.folder
     assert request.command.arguments == (
         *("-c", str(folder / "pytest.ini"), f"--rootdir={folder}", CELL),
     )

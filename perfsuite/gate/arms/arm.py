@@ -65,7 +65,7 @@ class CellRun:
     outcome: str
     reason: str | None
     rounds_s: tuple[float, ...]
-    record: dict[str, Any] | None
+    record: Any
     alternated_s: float = 0.0
     profile: tuple[tuple[str, float, float], ...] = ()
     turns_s: float = 0.0

@@ -11,13 +11,14 @@ Each line is a JSON object with a "kind"; "?" marks those that wait for an answe
                                      -> {iterations, rounds} for both arms
     turn ?                           requests a turn -> {} when the other arm is blocked
     done                             the turn is over
-    left {cell, outcome, ...} ?      what `CellRun` has of it -> {} when both arms have left it
+    left {cell, outcome, ...} ?      fields of `CellRun` -> {} when both arms have left it
     finished                         the session is over
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import selectors
 import socket
@@ -190,16 +191,9 @@ class Server:
         clocks_mhz, self._clocks_mhz[arm] = self._clocks_mhz[arm], []
         # The arm waits meanwhile, so its processes live.
         loaded = self.launches[arm].loaded = self._logs[arm].read()
-        self.launches[arm].cells[message["cell"]] = CellRun(
-            outcome=message["outcome"],
-            reason=message["reason"],
-            rounds_s=tuple(message["rounds"]),
-            record=message["record"],
+        self.launches[arm].cells[message["cell"]] = dataclasses.replace(
+            msgspec.convert(message, CellRun),
             alternated_s=0.0 if self._agreed_s is None else self._ended_s - self._agreed_s,
-            profile=tuple(map(tuple, message["profile"])),
-            turns_s=message.get("turns_s", 0.0),
-            background_s=message.get("background_s", 0.0),
-            outgrew_core=message.get("outgrew_core", False),
             loaded=loaded,
             clocks_mhz=tuple(map(statistics.median, zip(*clocks_mhz, strict=False))),
         )

@@ -84,7 +84,7 @@ def uncommitted_files(
     for entry in filter(None, output(root, *arguments).split(b"\0")):
         path = top / os.fsdecode(entry[3:])
         if entry[:2] != b"??":
-            found[path] = not (is_documentation(path.relative_to(top)) or _is_record_of(root, path))
+            found[path] = _may_be_loaded(top, root, path)
         elif not is_sessions(path):
             is_searched = any(path.is_relative_to(folder) for folder in searched)
             is_importable = path.suffix in _IMPORTABLE and is_searched
@@ -97,7 +97,7 @@ def digest_tree(root: Path, *, outputs: Sequence[Path] = ()) -> str | None:
 
     It is the same before and after a commit of it. None without any commit.
     """
-    top = find_top(root)
+    top, root = find_top(root), root.resolve()
     if top is None or find_commit(root, "HEAD") is None:
         return None
     blobs: dict[PurePath, bytes] = {}
@@ -115,18 +115,15 @@ def digest_tree(root: Path, *, outputs: Sequence[Path] = ()) -> str | None:
         blobs |= {path.relative_to(top): name for path, name in zip(files, names, strict=True)}
     digest = hashlib.sha256()
     for file in sorted(blobs):
-        if not is_documentation(file) and not _is_record_of(root.resolve(), top / file):
+        if _may_be_loaded(top, root, top / file):
             digest.update(b"%s %s\0" % (blobs[file], os.fsencode(file)))
     return digest.hexdigest()
 
 
 def is_code_changed(root: Path, old: str, new: str) -> bool:
     """Whether two commits differ in more than documentation and the records of pytest's `root`."""
-    top = find_top(root) or root
-    return any(
-        not is_documentation(file.relative_to(top)) and not _is_record_of(root.resolve(), file)
-        for file in changed_files(root, old, new)
-    )
+    top, root = find_top(root) or root, root.resolve()
+    return any(_may_be_loaded(top, root, file) for file in changed_files(root, old, new))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,7 +147,7 @@ def compare_trees(
     for path in sorted({*files, *base_files}):
         if _are_equal(top / path, base_top / path):
             continue
-        if is_documentation(path) or _is_record_of(root, top / path):
+        if not _may_be_loaded(top, root, top / path):
             changed["documents"].append(path)
         elif path.suffix == ".py" and (top / path).is_file() and not (top / path).is_symlink():
             changed["modules"].append(path)
@@ -203,5 +200,7 @@ def _is_left_behind(top: Path, path: Path) -> bool:
     )
 
 
-def _is_record_of(root: Path, path: Path) -> bool:
-    return path.is_relative_to(root) and is_record(path.relative_to(root))
+def _may_be_loaded(top: Path, root: Path, path: Path) -> bool:
+    """Whether a file of a checkout is neither documentation nor a record of pytest's root."""
+    is_kept = path.is_relative_to(root) and is_record(path.relative_to(root))
+    return not is_kept and not is_documentation(path.relative_to(top))

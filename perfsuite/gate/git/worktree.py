@@ -51,7 +51,6 @@ def base_tree(root: Path, base: Base) -> Iterator[Path]:
 @contextmanager
 def directory_tree(root: Path, base_dir: Path) -> Iterator[Path]:
     """Give a copy of the base's root `base_dir` likewise, ignored files too: builds are ignored."""
-    check_base_dir(base_dir)
     source = base_dir.resolve()
     with _temporary_folder(None, near=repository.find_top(root) or root.resolve()) as folder:
         with overlay.as_write_error(folder):
@@ -138,18 +137,6 @@ def share_files(root: Path, tree: Path, shared: Sequence[str]) -> tuple[str, ...
             (tree / name).symlink_to((root / name).resolve())
             linked.append(name)
     return tuple(linked)
-
-
-def check_base_dir(base_dir: Path) -> None:
-    """Raise a SettingError where the base is no folder."""
-    if not base_dir.is_dir():
-        raise SettingError(f"the base {str(base_dir)!r} is not a folder; name one")
-
-
-def import_roots(tree: Path, pythonpath: Sequence[str]) -> tuple[Path, ...]:
-    """Return the folders that come first on the path of an arm's launches; missing ones do not."""
-    folders = [tree / entry for entry in (*pythonpath, "src")]
-    return tuple(dict.fromkeys([*(folder for folder in folders if folder.is_dir()), tree]))
 
 
 def ignore_trees_in(root: Path) -> tuple[str, ...]:

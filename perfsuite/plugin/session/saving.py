@@ -96,7 +96,9 @@ class RunSaver:
     @pytest.hookimpl(optionalhook=True)
     def pytest_benchmark_update_machine_info(self, machine_info: dict[str, Any]) -> None:
         """Describe the machine, not the moment, or each run would differ from each other."""
-        drop_volatile_facts(machine_info)
+        cpu = machine_info.get("cpu", {})
+        for name in [name for name in cpu if name.startswith("hz_actual")]:
+            del cpu[name]
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_benchmark_update_json(self, output_json: dict[str, Any]) -> None:
@@ -200,13 +202,6 @@ def write_run(config: pytest.Config, path: Path) -> None:
         config=config, benchmarks=session.benchmarks, output_json=output
     )
     write_atomically(path, encode_run(output))
-
-
-def drop_volatile_facts(machine_info: dict[str, Any]) -> None:
-    """Remove what differs between two runs on one machine, such as the clock rate just now."""
-    cpu = machine_info.get("cpu", {})
-    for name in [name for name in cpu if name.startswith("hz_actual")]:
-        del cpu[name]
 
 
 def put_stamp(output_json: dict[str, Any], stamp: RunStamp) -> None:

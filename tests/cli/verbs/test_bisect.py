@@ -88,7 +88,7 @@ def test_without_options_the_bounds_follow_the_bad_end(bisect: Bisect, tmp_path:
     assert bisect("--good", "v1", CELL) == 0
 
     (request,) = bisect.requests
-    assert (request.folder, request.command.arguments) == (tmp_path, (CELL,))
+    assert (request.command.folder, request.command.arguments) == (tmp_path, (CELL,))
     assert bisect.asked == {"good": "v1", "bad": "HEAD", "bounds": None}
     assert (request.budget.max_pairs, request.budget.max_s) == (40, 1800.0)
     assert request.priors == {}

@@ -126,7 +126,7 @@ def test_without_options_the_contracts_defaults_hold(gate: Gate, tmp_path: Path)
     gate("benchmarks")
 
     (request,) = gate.requests
-    assert (request.folder, request.command.arguments) == (tmp_path, ("benchmarks",))
+    assert (request.command.folder, request.command.arguments) == (tmp_path, ("benchmarks",))
     assert (request.tolerance, request.limit, request.floor_s) == (0.02, 0.05, None)
     assert (request.budget.max_pairs, request.budget.max_s) == (40, 1800.0)
     assert (request.base, request.base_dir, request.base_python) == (None, None, None)

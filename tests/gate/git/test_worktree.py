@@ -27,7 +27,6 @@ from perfsuite.gate.git.repository import Base
 from perfsuite.gate.git.worktree import (
     base_tree,
     directory_tree,
-    import_roots,
     lay_benchmarks,
     missing_files,
     sweep_stale_trees,
@@ -622,30 +621,3 @@ def test_a_head_outside_git_is_laid_over_a_folder(tmp_path: Path) -> None:
         found = texts_below(tree)
 
     assert found == {"bench/test_a.py": "head", "code.py": "b"}
-
-
-def test_a_base_that_is_no_folder_is_refused(repository: Path) -> None:
-    with (
-        pytest.raises(SettingError) as refused,
-        directory_tree(repository, repository / "nowhere"),
-    ):
-        pass
-
-    assert str(refused.value) == (f"the base '{repository}/nowhere' is not a folder; name one")
-
-
-# --- import roots ---
-
-
-def test_import_roots_are_pythonpath_then_src_then_the_root(tmp_path: Path) -> None:
-    for name in ("lib", "src"):
-        (tmp_path / name).mkdir()
-
-    assert import_roots(tmp_path, ["lib", "gone", "."]) == (
-        tmp_path / "lib",
-        tmp_path,
-        tmp_path / "src",
-    )
-    assert import_roots(tmp_path, ["src"]) == (tmp_path / "src", tmp_path)
-    assert import_roots(tmp_path, []) == (tmp_path / "src", tmp_path)
-    assert import_roots(tmp_path / "lib", []) == (tmp_path / "lib",)

@@ -16,7 +16,7 @@ from _pytest import timing
 
 from perfsuite.gate.baselines.select import choose_runs
 from perfsuite.plugin.session import saving
-from perfsuite.plugin.session.saving import RunSaver, drop_volatile_facts
+from perfsuite.plugin.session.saving import RunSaver
 from perfsuite.records.verdict import CellVerdict
 from perfsuite.system import environment
 from perfsuite.system.timing_lock import TimingLock
@@ -456,9 +456,12 @@ def test_saving_a_plain_suite_imports_no_torch(pytester: pytest.Pytester) -> Non
     assert result.ret == 0
 
 
-def test_the_clock_rate_of_the_moment_is_not_part_of_the_machine() -> None:
+def test_the_clock_rate_of_the_moment_is_not_part_of_the_machine(
+    request: pytest.FixtureRequest,
+) -> None:
+    saver = RunSaver(request.config, {}, num_cores=1)
     machine_info = {"node": "n", "cpu": {"brand_raw": "X", "hz_actual": [1, 0], "count": 2}}
 
-    drop_volatile_facts(machine_info)
+    saver.pytest_benchmark_update_machine_info(machine_info)
 
     assert machine_info == {"node": "n", "cpu": {"brand_raw": "X", "count": 2}}

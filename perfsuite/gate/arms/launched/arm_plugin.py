@@ -262,7 +262,7 @@ class ArmPlugin:
             cell=item.nodeid,
             outcome=report.outcome,
             reason=None if report.passed else _reason(report),
-            rounds=[] if stats is None else list(stats.stats.data),
+            rounds_s=[] if stats is None else list(stats.stats.data),
             record=getattr(fixture, "extra_info", {}).get("perfsuite"),
             profile=_profile(stats),
             **used,
