@@ -36,7 +36,6 @@ from perfsuite.gate.judge.explain import explain
 from perfsuite.gate.judge.forecast import describe_cost, forecast_pair_s, why_too_much
 from perfsuite.gate.judge.judge import judge
 from perfsuite.gate.judge.kept_pairs import KeptPairs, read_kept_pairs
-from perfsuite.gate.judge.pairs_verdict import remarks_on, verdict_of
 from perfsuite.gate.judge.trial import CellPolicy, Judgement
 from perfsuite.gate.provenance import head_files
 from perfsuite.gate.provenance.dependencies import ANY, changed_dependencies
@@ -281,12 +280,11 @@ class _Session:
         for trial in judgement.trials:
             if trial.name in replaced:
                 trial.add_reason(replaced[trial.name])
-            for remark in remarks_on(trial, suite.root, changed):
-                trial.add_reason(remark)
+            trial.tell_loaded(suite.root, changed)
             self.used[trial.name] += apply_exceptions(trial, self.leniency.accepted)
         explanations = self._explain(arms, judgement)
         base = self.differs["base"]
-        verdicts = [verdict_of(one, explanations.get(one.name), base) for one in judgement.trials]
+        verdicts = [one.verdict(explanations.get(one.name), base) for one in judgement.trials]
         return verdicts, judgement
 
     def _announce_cost(self, policies: Collection[str]) -> str | None:

@@ -178,7 +178,7 @@ class Server:
         """Keep what an arm has collected; once both have, choose the cells."""
         launch = self.launches[arm]
         launch.takes_turns = message["takes_turns"]
-        if not self._logs[arm].is_there:
+        if not self._logs[arm].log.exists():
             launch.failure = "it cannot log what it loads; start Python without -S"
         launch.suite = msgspec.convert(message, Suite, dec_hook=lambda kind, text: kind(text))
         suites = {name: one.suite for name, one in self.launches.items() if one.suite is not None}

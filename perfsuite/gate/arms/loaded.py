@@ -31,24 +31,19 @@ NOTHING: Final = Loaded()
 
 
 class LoadLogReader:
-    """Reads a launch's log while its processes write it."""
+    """Reads a launch's `log`, which the first process begins, while its processes write it."""
 
     def __init__(self, log: Path) -> None:
-        self._log = log
+        self.log = log
         self._num_bytes = 0
         self._texts: dict[str, set[str]] = {"program": set(), "silent": set(), "shell": set()}
         self._files: defaultdict[int, set[str]] = defaultdict(set)
         self._parents: dict[int, int] = {}
         self._processes: set[int] = set()
 
-    @property
-    def is_there(self) -> bool:
-        """Whether a process has begun the log."""
-        return self._log.exists()
-
     def read(self) -> Loaded:
         """Return what is loaded by now, with the libraries that living processes have mapped."""
-        with contextlib.suppress(FileNotFoundError), self._log.open("rb") as opened:
+        with contextlib.suppress(FileNotFoundError), self.log.open("rb") as opened:
             opened.seek(self._num_bytes)
             *lines, _ = opened.read().split(b"\n")
             self._num_bytes += sum(len(line) + 1 for line in lines)

@@ -16,7 +16,6 @@ from perfsuite.gate.judge.counts import CountComparison, compare_run_counts
 from perfsuite.gate.judge.forecast import describe_rest, why_too_much
 from perfsuite.gate.judge.kept_pairs import KeptCell, resume
 from perfsuite.gate.judge.numerics_change import CHANGED, UNKNOWN, describe_numerics_change
-from perfsuite.gate.judge.pairs_verdict import decide_by_pairs, tell_stalls
 from perfsuite.gate.judge.trial import Budget, CellPolicy, Judgement, Trial
 from perfsuite.gate.provenance.symmetry import find_asymmetry
 from perfsuite.stats.evidence import Prior
@@ -116,7 +115,7 @@ class _Pair:
             pair_evidence.add_pair(trial, self.launches, self.plan.first, other_s)
             _count_until_alike(trial)
             if trial.word is None:
-                decide_by_pairs(trial)
+                trial.decide()
 
 
 @dataclass(kw_only=True)
@@ -182,7 +181,7 @@ def _end(trial: Trial, last: _Pair | None, too_long: str | None) -> None:
         trial.word, trial.reason = "INVALID", f"the machine was not fit: {last.unfit}"
     elif trial.word is None:
         trial.word, trial.reason = "INCONCLUSIVE", too_long or "the time was up"
-        tell_stalls(trial)
+        trial.tell_stalls()
     if trial.is_one_by_one and trial.raw:
         trial.add_reason(_ONE_BY_ONE)
     if trial.is_apart and trial.raw:

@@ -12,7 +12,6 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from perfsuite.gate.judge.pairs_verdict import decide_beyond, decide_by_pairs
 from perfsuite.gate.judge.trial import Trial
 from perfsuite.stats.evidence import Pair
 from perfsuite.stats.sequential import Rule
@@ -124,11 +123,11 @@ def resume(trial: Trial, kept: KeptCell) -> None:
     is_told_alone = kept.by == "numerics" and not policy.refuses_numerics_change
     is_same = (kept.rule, kept.accepted_slowdown, kept.floor_s) == asked and not is_told_alone
     if kept.word == "FAIL" and is_same:
-        decide_by_pairs(trial)
+        trial.decide()
         trial.word, trial.by = "FAIL", kept.by
         trial.reason = "; ".join(filter(None, (_KEPT, kept.reason)))
         return
-    while decide_beyond(trial).word == "INCONCLUSIVE":
+    while trial.decide_beyond().word == "INCONCLUSIVE":
         trial.rule = dataclasses.replace(trial.rule, num_sessions=trial.rule.num_sessions + 1)
 
 

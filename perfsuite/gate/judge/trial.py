@@ -1,16 +1,21 @@
 """How the judge decides each cell, and what it keeps of it: all that a verdict rests on."""
 
+import dataclasses
+import math
 import random
-from collections.abc import Callable, Mapping
+import statistics
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Final
+from pathlib import Path
+from typing import Any, Final
 
 from perfsuite.gate.arms.arm import CellRun
 from perfsuite.gate.arms.num_rounds import PairCost
 from perfsuite.gate.judge.counts import Slack
-from perfsuite.records.verdict import VerdictWord
+from perfsuite.records.verdict import CellVerdict, Explanation, VerdictWord
 from perfsuite.stats.evidence import Pair
-from perfsuite.stats.sequential import Decision, Rule
+from perfsuite.stats.sequential import Decision, Rule, decide
+from perfsuite.units import format_change, format_ratio, listed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,6 +114,108 @@ class Trial:
     def add_reason(self, text: str) -> None:
         """Say one thing more that a reader should know."""
         self.reason = text if self.reason is None else f"{self.reason}; {text}"
+
+    def decide(self) -> None:
+        """Take the decision of the pairs, and their word where they suffice."""
+        if not self.pairs:
+            return
+        accepted, decision = self.policy.accepted_slowdown, self.decide_beyond()
+        low, high = decision.interval
+        self.decision = dataclasses.replace(
+            decision,
+            ratio=decision.ratio * accepted,
+            mean_ratio=decision.mean_ratio * accepted,
+            interval=(low * accepted, high * accepted),
+        )
+        self.word = decision.word
+        if decision.word is None:
+            return
+        self.tell_stalls()
+        if accepted != 1.0:
+            self.add_reason(f"a slowdown by {format_ratio(accepted - 1)} is accepted")
+            # Faster than what is accepted is not yet faster than the base.
+            if self.word == "IMPROVED" and decide(self.pairs, self.rule).word != "IMPROVED":
+                self.word = "PASS"
+        typical = [head_s - base_s * accepted for base_s, head_s in self.raw]
+        total = [
+            base_s * (math.exp(pair.mean_log_ratio) - accepted)
+            for (base_s, _), pair in zip(self.raw, self.pairs, strict=True)
+        ]
+        slower_s = max(statistics.median(typical), statistics.median(total))
+        if self.word == "FAIL" and slower_s < self.policy.floor_s:
+            self.word = "PASS"
+            self.add_reason(
+                f"slower by {slower_s * 1e6:.3g} us an iteration, below the floor of "
+                f"{self.policy.floor_s * 1e6:.3g} us"
+            )
+
+    def decide_beyond(self) -> Decision:
+        """Return what the pairs prove as if the base took what is accepted."""
+        accepted = math.log(self.policy.accepted_slowdown)
+        beyond = [
+            dataclasses.replace(
+                pair,
+                log_ratio=pair.log_ratio - accepted,
+                mean_log_ratio=pair.mean_log_ratio - accepted,
+            )
+            for pair in self.pairs
+        ]
+        return decide(beyond, self.rule)
+
+    def tell_stalls(self) -> None:
+        """Tell both locations where they differ, or where the mean alone keeps it from passing."""
+        decision = self.decision
+        if decision is None:
+            return
+        both = f"typical {format_change(decision.ratio)}, mean {format_change(decision.mean_ratio)}"
+        is_below = decision.interval[1] < 1 + self.policy.bounds[1]
+        is_open = is_below and decision.word in (None, "INCONCLUSIVE")
+        if decision.mean_differs:
+            self.add_reason(f"{both}: stalls" if is_open else both)
+        elif is_open:
+            self.add_reason(f"{both}: the mean is not proven to be below the limit")
+
+    def tell_loaded(self, root: Path, changed: Collection[Path]) -> None:
+        """Tell what is head's on both sides, and which processes could not say what they loaded.
+
+        `changed` are benchmark files that head has otherwise, relative to its `root`.
+        """
+        if "head" not in self.last:
+            return
+        loaded = self.last["head"].loaded
+        own = Path(self.name.partition("::")[0])
+        same = [path for path in sorted(changed) if str(root / path) in loaded.files]
+        if others := [path for path in same if path != own and path.name != "conftest.py"]:
+            self.add_reason(f"what this cell runs is head's on both sides: {listed(others)}")
+        if loaded.silent:
+            silent = listed(sorted(loaded.silent))
+            self.add_reason(f"no process of these could say what it loaded: {silent}")
+
+    def verdict(self, explanation: Explanation | None, base: str) -> CellVerdict:
+        """Return what became of the cell, which was judged against the base, as it is called."""
+        tolerance, limit = self.policy.bounds
+        proven: dict[str, Any] = {}
+        if self.decision is not None:
+            proven = dataclasses.asdict(self.decision)
+            del proven["word"], proven["mean_differs"]  # counts may have another word
+            accepted = {"accepted_slowdown": self.policy.accepted_slowdown}
+            proven["rule"] = dataclasses.asdict(self.rule) | accepted
+        return CellVerdict(
+            name=self.name,
+            word=self.word or "INCONCLUSIVE",
+            by=self.by,
+            tolerance=tolerance,
+            limit=limit,
+            reason=self.reason,
+            compared_with=f"pairs against {base}" if self.raw else None,
+            numerics_change=self.numerics_change,
+            explanation=explanation,
+            raw=tuple(self.raw),
+            mean_ratios=tuple(math.exp(pair.mean_log_ratio) for pair in self.pairs),
+            errors=tuple(pair.error for pair in self.pairs),
+            firsts=tuple(self.firsts),
+            **proven,
+        )
 
 
 def draw_seed() -> int:

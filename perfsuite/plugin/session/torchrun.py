@@ -40,7 +40,6 @@ class TorchrunSession:
     """The plugin of a session of several ranks.
 
     Attributes:
-        is_first: Whether this rank prints and writes.
         finished: The cells that were finished before torchrun started the ranks again.
         has_lost: Whether another rank's pytest is gone, and the running test not finished.
     """
@@ -53,7 +52,6 @@ class TorchrunSession:
         output: HeldOutput | None,
     ) -> None:
         """Silence this rank unless it is the first; raises a UsageError for process pools."""
-        self.is_first = membership.is_first
         self.finished: dict[str, CellLine] = {}
         self.has_lost = False
         self._config = config
@@ -65,7 +63,7 @@ class TorchrunSession:
                 "torchrun has started one pytest for each rank, and xdist's -n would start more of "
                 "each; use -n0, or leave it out"
             )
-        if not self.is_first:
+        if not membership.is_first:
             _silence(config, output)
         self._peers = None if config.option.collectonly else Peers(membership)
 
@@ -93,7 +91,7 @@ class TorchrunSession:
         if len(set(peers.gather("digest of the tests", digest))) == 1:
             return
         text = first_difference(peers.gather("tests", tuple(names)))
-        if self.is_first:
+        if self._membership.is_first:
             raise pytest.UsageError(text)
         pytest.exit(text, returncode=pytest.ExitCode.USAGE_ERROR)
 
@@ -103,7 +101,7 @@ class TorchrunSession:
             return
         finished: dict[str, CellLine] = {}
         trouble = None
-        if self.is_first:
+        if self._membership.is_first:
             try:
                 launcher = psutil.Process(os.getppid())
                 finished = keep_finished(self._cells_file, since_s=launcher.create_time())

@@ -15,7 +15,6 @@ from made_up_pairs import plain_pairs
 from perfsuite.gate.arms.arm import Arm
 from perfsuite.gate.judge.judge import judge
 from perfsuite.gate.judge.kept_pairs import KeptPairs, read_kept_pairs, resume
-from perfsuite.gate.judge.pairs_verdict import decide_by_pairs
 from perfsuite.gate.judge.trial import Budget, CellPolicy, Trial
 from perfsuite.stats.evidence import Prior
 from perfsuite.stats.sequential import Rule
@@ -34,7 +33,7 @@ def judged(
     trial.pairs = plain_pairs(log_ratios)
     trial.raw = [(0.001, 0.001 * math.exp(one)) for one in log_ratios]
     trial.firsts = ["base"] * len(log_ratios)
-    decide_by_pairs(trial)
+    trial.decide()
     trial.word = word or trial.word or "INCONCLUSIVE"  # type: ignore[assignment]
     return trial
 

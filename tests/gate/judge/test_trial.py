@@ -8,7 +8,6 @@ from collections.abc import Sequence
 
 import pytest
 
-from perfsuite.gate.judge.pairs_verdict import decide_by_pairs
 from perfsuite.gate.judge.trial import CellPolicy, Trial
 from perfsuite.stats.evidence import Pair
 from perfsuite.stats.sequential import Rule
@@ -32,7 +31,7 @@ def judged(
         log_ratio = math.log(ratio) + deviation
         trial.pairs.append(Pair(log_ratio=log_ratio, mean_log_ratio=math.log(mean_ratio) + of_mean))
         trial.raw.append((0.001, 0.001 * math.exp(log_ratio)))
-    decide_by_pairs(trial)
+    trial.decide()
     return trial
 
 
