@@ -146,6 +146,14 @@ class CellVerdict(Verdict, frozen=True, kw_only=True):
     rule: dict[str, Any] = msgspec.field(default_factory=dict, name="asked")
     accepted: tuple[str, ...] = ()
 
+    @property
+    def is_accepted_slowdown(self) -> bool:
+        """Whether only a reviewed exception let a slowdown through."""
+        if self.word != "PASS" or self.ratio is None or not self.rule:
+            return False
+        is_slower: bool = self.ratio > 1 + self.rule["tolerance"]
+        return is_slower and self.rule["accepted_slowdown"] > 1
+
     def as_record(self) -> Verdict:
         """The verdict as a cell's record keeps it; what two noisy pairs cannot bound is unknown."""
         fields = {name: getattr(self, name) for name in Verdict.__struct_fields__}

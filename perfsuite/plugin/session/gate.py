@@ -256,22 +256,12 @@ class SessionGate:
     ) -> CellVerdict:
         """Show a verdict as it counts in the table, stamp it, keep it beside its cell's times."""
         assert self._first is not None
-        saver, verdict = self._saver, self._first.leniency.mark(verdict)
-        saver.verdicts[verdict.name] = verdict
-        if self._is_accepted(verdict):
-            saver.accepted.add(verdict.name)
+        verdict = self._first.leniency.mark(verdict)
+        self._saver.verdicts[verdict.name] = verdict
         if extra_info is not None:
             record = extra_info.setdefault("perfsuite", {})
             record["verdict"] = msgspec.to_builtins(verdict.as_record())
         return verdict
-
-    def _is_accepted(self, verdict: CellVerdict) -> bool:
-        """Whether only a reviewed exception let a slowdown through."""
-        policy = None if self._first is None else self._first.policies.get(verdict.name)
-        if policy is None or policy.accepted_slowdown == 1 or verdict.ratio is None:
-            return False
-        is_passed = verdict.word == "PASS" and verdict.by == "pairs"
-        return is_passed and verdict.ratio > 1 + policy.tolerance
 
     def _decide(self, item: Any, first: GateResult, history: History) -> CellVerdict | None:
         """Counts first, then what pairs or the stored times say; None where pairs must."""

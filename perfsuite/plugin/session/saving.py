@@ -60,7 +60,6 @@ class RunSaver:
         shard: Which part of a session this is; None of a whole one.
         failed: What failed by itself, tests and files that could not be collected.
         verdicts: What the gate decided of each cell, before the report of its test is logged.
-        accepted: Cells that only a reviewed exception let through.
     """
 
     def __init__(self, config: pytest.Config, environ: Mapping[str, str], num_cores: int) -> None:
@@ -72,7 +71,6 @@ class RunSaver:
         self._environ = dict(environ)
         self._num_cores = num_cores
         self.verdicts: dict[str, CellVerdict] = {}
-        self.accepted: set[str] = set()
         self._durations_s: defaultdict[str, float] = defaultdict(float)
 
     @cached_property
@@ -155,7 +153,9 @@ class RunSaver:
             num_failed=len(self.failed),
             is_pull_request=is_pull_request(self._environ),
             verdicts={name: one.word for name, one in self.verdicts.items()},
-            accepted=tuple(sorted(self.accepted)),
+            accepted=tuple(
+                sorted(n for n, one in self.verdicts.items() if one.is_accepted_slowdown)
+            ),
             exceptions={n: one.accepted for n, one in self.verdicts.items() if one.accepted},
             durations_s={name: round(self._durations_s[name], 3) for name in records},
             digests={
