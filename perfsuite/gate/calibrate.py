@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from statistics import fmean
-from typing import Any
 
 from perfsuite.errors import WorkloadError
 from perfsuite.gate.git.changes import is_dirty
@@ -43,13 +42,6 @@ class Plant:
 
 
 NOTHING = Plant()
-_AGAINST_ITSELF: dict[str, Any] = {
-    "base": "HEAD",
-    "base_dir": None,
-    "judges_identical": True,
-    "heeds_exceptions": False,
-    "explains": False,
-}
 # Verdicts that say nothing about the rule.
 _WITHOUT_MEASUREMENT = ("ERROR", "NO-BASELINE", "INVALID", "NEW", "VANISHED")
 
@@ -96,7 +88,9 @@ def calibrate(
     """
     num_cells = _count_cells(request, plants)
     seeds = random.Random(request.seed)
-    request = dataclasses.replace(request, **_AGAINST_ITSELF)
+    request = dataclasses.replace(
+        request, base="HEAD", judges_identical=True, heeds_exceptions=False, explains=False
+    )
 
     def run(plant: Plant, num: int) -> list[Judgement]:
         judgements = []
