@@ -13,7 +13,7 @@ from perfsuite.report.charts.sections import Section
 from perfsuite.report.rows import Row
 from perfsuite.report.runs import Run, rows_of
 from perfsuite.report.scaling.charts import draw_scaling
-from perfsuite.report.scaling.cost_model import Scaling, describe_scaling
+from perfsuite.report.scaling.series import Scaling, describe_scaling
 from perfsuite.report.summary import Summary, by_severity, exceptions_of, reason_text, summarize
 from perfsuite.system.untrusted import printable
 

@@ -70,6 +70,7 @@ def describe_gpu(gpu: GpuFacts) -> str:
         {None: None, False: "ECC off", True: "ECC on"}[gpu.has_ecc],
         None if gpu.pcie is None else "PCIe {} x{}".format(*gpu.pcie),
         counted(gpu.num_nvlinks, "NVLink") if gpu.num_nvlinks else None,
+        None if gpu.vbios is None else f"VBIOS {gpu.vbios}",
         None if gpu.clock_mhz is None else f"clocks set to {gpu.clock_mhz} MHz",
     ]
     return ", ".join(filter(None, parts))

@@ -29,6 +29,7 @@ class GpuFacts:
         has_ecc: Whether its memory corrects errors, which takes bandwidth; None where it cannot.
         pcie: (generation, lanes): what it and its slot can, and how wide its link is now.
         num_nvlinks: Links to other GPUs that are up.
+        vbios: The version of its firmware, which sets its clocks and limits; None where hidden.
     """
 
     name: str
@@ -42,6 +43,7 @@ class GpuFacts:
     has_ecc: bool | None = None
     pcie: tuple[int, int] | None = None
     num_nvlinks: int = 0
+    vbios: str | None = None
 
 
 def visible_gpus(environ: Mapping[str, str] = os.environ) -> list[GpuFacts]:
@@ -171,6 +173,7 @@ def _facts(handle: Any) -> GpuFacts:
         cores=tuple(i for i in range(64 * len(words)) if words[i // 64] >> i % 64 & 1),
         has_ecc=None if ecc is None else bool(ecc[0]),
         pcie=None if generation is None or width is None else (generation, width),
+        vbios=if_shown(pynvml.nvmlDeviceGetVbiosVersion, gpu),
         num_nvlinks=sum(if_shown(pynvml.nvmlDeviceGetNvLinkState, gpu, i) == 1 for i in links),
     )
 

@@ -48,14 +48,16 @@ def test_a_host_names_what_a_session_runs_on(monkeypatch: pytest.MonkeyPatch) ->
 def test_clocks_that_somebody_has_set_make_another_environment(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    slow = dataclasses.replace(A100, clock_mhz=900, has_ecc=True, pcie=(4, 16), num_nvlinks=12)
+    slow = dataclasses.replace(
+        A100, clock_mhz=900, has_ecc=True, pcie=(4, 16), num_nvlinks=12, vbios="92.00"
+    )
     monkeypatch.setattr(environment, "visible_gpus", lambda environ: [slow])
 
     found = describe_host({}, 4).accelerators
 
     assert found == (
-        "NVIDIA A100, 40.0 GiB, 400 W, MIG on, ECC on, PCIe 4 x16, 12 NVLinks, clocks set to "
-        "900 MHz",
+        "NVIDIA A100, 40.0 GiB, 400 W, MIG on, ECC on, PCIe 4 x16, 12 NVLinks, VBIOS 92.00, "
+        "clocks set to 900 MHz",
     )
 
 

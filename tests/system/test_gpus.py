@@ -35,7 +35,7 @@ class FakeNvml:
         ]
         self.gpus[0] |= {"limit_mw": 400_000, "mig": (0, 0), "clocks": (1410, 1410)}
         self.gpus[0] |= {"affinity": (1 << 63 | 1, 0b10), "ecc": [1, 1], "pcie": (5, 8)}
-        self.gpus[0]["links"] = [1, 1, 0]
+        self.gpus[0] |= {"links": [1, 1, 0], "vbios": "92.00.45.00.03"}
         self.gpus[1] |= {"limit_mw": 700_000, "mig": (0, 0), "clocks": (1200, 1980)}
         parent = self.gpus[1]
         self.instance = {"uuid": "MIG-cc44", "name": "NVIDIA H100 MIG 1g.10gb", "memory": 10}
@@ -102,6 +102,9 @@ class FakeNvml:
 
     def nvmlDeviceGetCurrPcieLinkWidth(self, handle):  # noqa: N802
         return self._supported(handle, "pcie")[1]
+
+    def nvmlDeviceGetVbiosVersion(self, handle):  # noqa: N802
+        return self._supported(handle, "vbios")
 
     def nvmlDeviceGetNvLinkState(self, handle, link):  # noqa: N802
         states = self._supported(handle, "links")
@@ -173,6 +176,7 @@ def test_a_gpu_is_described_by_what_nvml_knows_of_it(nvml):
         has_ecc=True,
         pcie=(5, 8),
         num_nvlinks=2,
+        vbios="92.00.45.00.03",
     )
     assert second.cores == ()
     assert (third.power_limit_w, third.is_mig) == (None, None)

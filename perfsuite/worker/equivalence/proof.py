@@ -76,6 +76,7 @@ class Proof:
         vacuous: Why it would have passed whatever the code does; empty where it could have failed.
         notes: What else a reader of the row should know.
         find_cause: (discrepancy beyond its limit) -> its likeliest cause.
+        on_bug: Called before each bug, which takes seconds where a model is large.
     """
 
     check: Check
@@ -84,12 +85,13 @@ class Proof:
     vacuous: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     find_cause: Callable[[Discrepancy], str | None] = lambda discrepancy: None
+    on_bug: Callable[[], None] = lambda: None
 
     def plant(self, bugs: Iterable[Bug], judge: Callable[[Tensors], list[Discrepancy]]) -> None:
         """Give the check bugs to find with `judge`, which is the check's own comparison."""
-        self.planted |= {
-            bug.name: any(not one.is_within for one in judge(bug.gradients)) for bug in bugs
-        }
+        for bug in bugs:
+            self.on_bug()
+            self.planted[bug.name] = any(not one.is_within for one in judge(bug.gradients))
 
     def plant_at_step(self, name: str, found: Sequence[Discrepancy]) -> None:
         """Take in what is found at one step of a bug that is in all of them.

@@ -7,8 +7,12 @@ from typing import Any
 
 import torch
 
+from perfsuite.errors import installed_version
 from perfsuite.system.environment import Environment, cpu_model, describe_gpu, speed_variables
 from perfsuite.system.gpus import driver_version, visible_gpus
+
+# torch loads them from packages of their own, which may be replaced without it.
+_CUDA_PACKAGES = ("nvidia-cublas-cu12", "nvidia-cublas", "triton")
 
 
 def describe_environment(device: str, environ: Mapping[str, str] = os.environ) -> Environment:
@@ -48,6 +52,8 @@ def _knobs(on_cuda: bool) -> dict[str, str]:
     }
     precisions: dict[str, Any] = {"mkldnn.matmul": mkldnn.matmul, "mkldnn.conv": mkldnn.conv}
     if on_cuda:
+        found = {name: installed_version(name) for name in _CUDA_PACKAGES}
+        knobs |= {name: version for name, version in found.items() if version is not None}
         precisions |= {"cuda.matmul": torch.backends.cuda.matmul, "cudnn.conv": cudnn.conv}
         knobs |= {f"cudnn.{name}": getattr(cudnn, name) for name in ("benchmark", "deterministic")}
     # The older allow_tf32 flags cannot be read once any of these was set.

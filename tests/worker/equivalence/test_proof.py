@@ -48,6 +48,23 @@ def test_the_error_closest_to_its_limit_is_shown_where_all_are_within() -> None:
     )
 
 
+def test_a_rank_shows_before_each_planted_bug_that_it_is_not_stuck() -> None:
+    done: list[str] = []
+
+    def judge_slowly(gradients: Tensors) -> list[Discrepancy]:
+        done.append("compared")
+        return [evidence(1.0)]
+
+    proof = Proof(check="T0", on_bug=lambda: done.append("shown"))
+    proof.plant(
+        [Bug(name, "a cause", {}) for name in ("a doubled gradient", "a lost gradient")],
+        judge_slowly,
+    )
+
+    assert done == ["shown", "compared"] * 2
+    assert proof.planted == {"a doubled gradient": True, "a lost gradient": True}
+
+
 def test_equal_bits_are_said_to_be_equal() -> None:
     proof = Proof(check="checkpointing", evidence=[evidence(0.0, 0.0, formula="bit for bit")])
 

@@ -37,6 +37,17 @@ def two_gpus(monkeypatch):
     monkeypatch.setattr(torch.cuda.nccl, "version", lambda: (2, 30, 7))
 
 
+def test_packages_of_cuda_that_can_be_replaced_are_named_with_their_versions(two_gpus, monkeypatch):
+    installed = {"nvidia-cublas": "13.1.0.3", "triton": "3.6.0"}
+    monkeypatch.setattr(environment, "installed_version", installed.get)
+
+    on_cuda, on_cpu = (describe_environment(device, {}).knobs for device in ("cuda", "cpu"))
+
+    assert on_cuda.items() >= installed.items()
+    assert "nvidia-cublas-cu12" not in on_cuda
+    assert not on_cpu.keys() & installed.keys()
+
+
 def test_on_a_cpu_nothing_of_cuda_is_in_the_environment(two_gpus):
     found = describe_environment("cpu", {})
 

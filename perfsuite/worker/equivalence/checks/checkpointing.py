@@ -20,7 +20,7 @@ def check_checkpointing(case: Case) -> Proof | str:
     """Return what the comparison with the twin shows, or why there is none."""
     if case.twin is None:
         return "the recipe recomputes nothing"
-    proof = Proof(check="checkpointing")
+    proof = Proof(check="checkpointing", on_bug=case.on_step)
     limit = _limit(case)
     for number, (step, twin) in enumerate(
         zip(case.trace.steps, case.twin.steps, strict=False), start=1

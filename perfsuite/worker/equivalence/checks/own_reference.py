@@ -55,7 +55,7 @@ def check_own_steps(case: OwnCase) -> tuple[EquivalenceRow, dict[str, str]]:
     Raises a WorkloadError where the two models do not have the same parameters.
     """
     recipe, trace = case.recipe, case.trace
-    proof = Proof(check=semantic_check(recipe.precision))
+    proof = Proof(check=semantic_check(recipe.precision), on_bug=case.on_step)
     truth, plain = _references(case)
     if (dropout := _describe_dropout(truth.own.model)) is not None:
         return EquivalenceRow.of(recipe, proof.check, "not exercised", dropout), {}

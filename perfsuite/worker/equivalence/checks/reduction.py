@@ -42,7 +42,7 @@ def check_reduction(case: Case) -> Proof | str:
     is_synchronised = any(isinstance(layer, nn.SyncBatchNorm) for layer in layers)
     if is_synchronised and recipe.plan.data_parallel_size > 1:
         return "SyncBatchNorm: a rank's gradient is no function of its shard alone"
-    proof = Proof(check="T0")
+    proof = Proof(check="T0", on_bug=case.on_step)
     reduce = _reduction(case, reference)
     steps = case.trace.steps
     if recipe.comm_hook == "powersgd":

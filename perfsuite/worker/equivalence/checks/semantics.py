@@ -42,7 +42,7 @@ _FIRST_PART, _NUM_PARTS = 3, 4
 def check_semantics(case: Case) -> Proof | EquivalenceRow | str:
     """Return what T1 or T2 shows, why it cannot be exercised, or why neither applies."""
     recipe = case.recipe
-    proof = Proof(check=semantic_check(recipe.precision))
+    proof = Proof(check=semantic_check(recipe.precision), on_bug=case.on_step)
     losses: list[float] = []
     references = _References(case)
     for number, step in enumerate(case.trace.steps, start=1):
