@@ -20,7 +20,8 @@ _SUFFIX = ".tmp"
 
 
 @contextlib.contextmanager
-def _explained(attempt: str) -> Iterator[None]:
+def explained(attempt: str) -> Iterator[None]:
+    """Raise an OSError in the context as a WriteError that says what was attempted."""
     try:
         yield
     except OSError as error:
@@ -32,7 +33,7 @@ def write_atomically(path: Path, data: bytes) -> None:
 
     Raises a WriteError that names the path and the reason.
     """
-    with _explained(f"write {path}"):
+    with explained(f"write {path}"):
         if path.exists() and not path.is_file() and not path.is_dir():
             path.write_bytes(data)  # a pipe or a device, such as /dev/null, is not replaced
             return
@@ -49,7 +50,7 @@ def written_beside(path: Path, data: bytes) -> Iterator[Path]:
     before. Raises a WriteError that names the path and the reason.
     """
     with contextlib.ExitStack() as left:
-        with _explained(f"write {path}"):
+        with explained(f"write {path}"):
             path.parent.mkdir(parents=True, exist_ok=True)
             # Unfinished files of dead writers: the kernel has released their locks. A process id
             # would not do: containers that share a folder have their own ones.
@@ -75,7 +76,7 @@ def check_writable(*paths: Path | None) -> None:
     a folder cannot be made or written, or is where a file should be.
     """
     for path in filter(None, paths):
-        with _explained(f"write {path}"):
+        with explained(f"write {path}"):
             if path.is_dir():
                 raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
             folder = next(parent for parent in path.absolute().parents if parent.exists())
@@ -91,7 +92,7 @@ def append_line(path: Path, line: bytes) -> None:
     A line that could not be written whole is taken back, so the file always ends with a newline.
     Raises a WriteError that names the path and the reason.
     """
-    with _explained(f"append to {path}"):
+    with explained(f"append to {path}"):
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("a+b", buffering=0) as file:
             end = file.seek(0, os.SEEK_END)
@@ -110,7 +111,7 @@ def append_line(path: Path, line: bytes) -> None:
 
 def remove_file(path: Path) -> None:
     """Remove `path` where it exists; raises a WriteError with the path and the reason."""
-    with _explained(f"remove {path}"):
+    with explained(f"remove {path}"):
         path.unlink(missing_ok=True)
 
 

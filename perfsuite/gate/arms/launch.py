@@ -15,6 +15,7 @@ from perfsuite.gate.arms.arm import Arm, Choose, Launch, PairPlan, Suite
 from perfsuite.gate.arms.channel import Server
 from perfsuite.gate.arms.launched import collected, load_log, turn_clock
 from perfsuite.system import background
+from perfsuite.system.files import explained
 from perfsuite.units import format_bytes
 
 _PLUGIN_NAME = "perfsuite_arm"
@@ -48,17 +49,13 @@ _CACHES = {
 @contextmanager
 def scratch_folder() -> Iterator[Path]:
     """Give a temporary folder that is gone afterwards, or swept once this process is dead."""
-    try:
+    with explained("make a temporary folder for the session"):
         # The path of a Unix socket, of the ranks' too, has 108 characters at most (unix(7)).
         made = tempfile.TemporaryDirectory(
             prefix=f"perfsuite-{os.getpid()}-pair-",
             dir=None if len(tempfile.gettempdir()) <= _LONGEST_TEMPORARY_PATH else "/tmp",
             ignore_cleanup_errors=True,
         )
-    except OSError as error:
-        raise WriteError(
-            f"cannot make a temporary folder for the session: {error.strerror or error}"
-        ) from error
     with made as folder:
         yield Path(folder)
 

@@ -17,12 +17,12 @@ from typing import Literal, TypedDict, TypeVar, Unpack
 
 from pytest_benchmark.utils import get_machine_id
 
-from perfsuite.errors import SettingError, StorageError, WriteError
+from perfsuite.errors import SettingError, StorageError
 from perfsuite.gate.git.find_base import find_trunk, read_lineage
 from perfsuite.gate.git.repository import changed_files, find_top
 from perfsuite.records import run_file
 from perfsuite.records.run_file import RunHead, StoredRun, Unusable
-from perfsuite.system.files import sync_folder, written_beside
+from perfsuite.system.files import explained, sync_folder, written_beside
 from perfsuite.system.untrusted import printable
 from perfsuite.system.urls import AnyPath, RemotePath, locate
 
@@ -248,7 +248,7 @@ def _why_refused(
 
 def save_run(folder: AnyPath, name: str, data: bytes) -> AnyPath:
     """Save a run under the next free number and return where; raises a WriteError."""
-    try:
+    with explained(f"save {folder}/NNNN_{name}.json"):
         if isinstance(folder, RemotePath):
             remote = _take_number(folder, name, lambda path: path.create(data))
             if remote.refuses(data):
@@ -262,8 +262,6 @@ def save_run(folder: AnyPath, name: str, data: bytes) -> AnyPath:
             path = _take_number(folder, name, lambda path: os.link(beside, path))
             sync_folder(folder)
             return path
-    except OSError as error:
-        raise WriteError(f"cannot save {folder}/NNNN_{name}.json: {error.strerror}") from error
 
 
 def _take_number(folder: _Folder, name: str, create: Callable[[_Folder], None]) -> _Folder:
@@ -281,10 +279,8 @@ def _take_number(folder: _Folder, name: str, create: Callable[[_Folder], None]) 
 
 def remove_run(path: AnyPath) -> None:
     """Remove a stored run where it exists; raises a WriteError with the path and the reason."""
-    try:
+    with explained(f"remove {path}"):
         path.unlink(missing_ok=True)
-    except OSError as error:
-        raise WriteError(f"cannot remove {path}: {error.strerror}") from error
 
 
 def is_brought(path: AnyPath, brought: frozenset[Path]) -> bool:

@@ -17,9 +17,10 @@ from pathlib import Path
 
 import psutil
 
-from perfsuite.errors import SettingError, WriteError
+from perfsuite.errors import SettingError
 from perfsuite.gate.git import overlay, repository
 from perfsuite.gate.git.repository import Base
+from perfsuite.system.files import explained
 from perfsuite.system.signals import uninterrupted
 
 _LFS_POINTER = b"version https://git-lfs.github.com/spec/"
@@ -183,12 +184,8 @@ def _temporary_folder(records: Path | None, *, near: Path) -> Iterator[Path]:
     with contextlib.suppress(OSError):
         if beside.stat().st_dev == near.stat().st_dev:
             name = tempfile.mkdtemp(prefix=prefix, dir=beside)
-    try:
+    with explained("make a temporary folder for the base's tree"):
         folder = Path(name or tempfile.mkdtemp(prefix=prefix, dir=None)).resolve()
-    except OSError as error:
-        raise WriteError(
-            f"cannot make a temporary folder for the base's tree: {error.strerror or error}"
-        ) from error
     try:
         yield folder
     finally:
