@@ -137,7 +137,12 @@ def _begin(
     base = base_of(request, measured)
     if isinstance(base, str):
         return base
-    differs |= _describe_base(request, base)
+    differs["base"] = str(request.base_dir) if base is None else base.described
+    if request.base_python is not None:
+        differs["base interpreter"] = request.base_python
+    differs |= {f"base {name}": value for name, value in request.base_environment.items()}
+    if base is not None and base.warning is not None:
+        differs["base's age"] = base.warning
     if head.suite is None or head.why_not_collected is not None:
         return f"head's tests cannot be collected: {head.why_not_collected}"
     worktree.check_shared(head.suite.root, head.suite.shared)
@@ -154,17 +159,6 @@ def _begin(
         say=say,
         machine=machine,
     )
-
-
-def _describe_base(request: GateRequest, base: Base | None) -> dict[str, str]:
-    """What the base is, and what its arm has otherwise than head's beside the code."""
-    found = {"base": str(request.base_dir) if base is None else base.described}
-    if request.base_python is not None:
-        found["base interpreter"] = request.base_python
-    found |= {f"base {name}": value for name, value in request.base_environment.items()}
-    if base is not None and base.warning is not None:
-        found["base's age"] = base.warning
-    return found
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,7 +8,7 @@ import datetime
 import os
 import re
 import shlex
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -145,7 +145,12 @@ def resolve(
     turns = _turn_channel(environ)
     if turns is None:
         lock_folder(environ)
-        _refuse_unused_durations(config, names)
+        durations = config.getoption("--perf-durations")  # an ini file may name them in any case
+        if durations is not None and "shard" not in names:
+            raise SettingError(
+                f"--perf-durations is {mask(durations)!r}, and only --perf-shard=I/N looks at it; "
+                "add --perf-shard, or leave it out"
+            )
     return Choices(
         policy=GroupPolicy(
             device=value["device"],
@@ -195,16 +200,6 @@ def _source(config: pytest.Config, name: str) -> str:
         return "command line" if is_typed else "addopts or PYTEST_ADDOPTS"
     overridden = [text.partition("=")[0] for text in config.option.override_ini or ()]
     return "command line, -o" if name in overridden else f"ini file {config.inipath}"
-
-
-def _refuse_unused_durations(config: pytest.Config, names: Container[str]) -> None:
-    """Refuse durations on the command line where nothing is cut; an ini file may name them."""
-    named = config.getoption("--perf-durations")
-    if named is not None and "shard" not in names:
-        raise SettingError(
-            f"--perf-durations is {mask(named)!r}, and only --perf-shard=I/N looks at it; add "
-            "--perf-shard, or leave it out"
-        )
 
 
 def _gate_request(

@@ -64,7 +64,12 @@ class TorchrunSession:
                 "each; use -n0, or leave it out"
             )
         if not membership.is_first:
-            _silence(config, output)
+            if output is not None:
+                output.show(nowhere=True)
+            recorder.write_nothing(config)
+            junit = config.stash.get(xml_key, None)
+            if junit is not None:
+                junit.logfile = os.devnull
         self._peers = None if config.option.collectonly else Peers(membership)
 
     def pytest_report_collectionfinish(self) -> None:
@@ -233,12 +238,3 @@ def blamed_rank(ends: Sequence[PhaseEnd]) -> int | None:
     # Others pass, or wait in vain for the rank that skips.
     skipped = [rank for rank, end in enumerate(ends) if end.outcome == "skipped"]
     return None if len(skipped) == len(ends) else next(iter([*first, *skipped, *failed]), None)
-
-
-def _silence(config: pytest.Config, output: HeldOutput | None) -> None:
-    if output is not None:
-        output.show(nowhere=True)
-    recorder.write_nothing(config)
-    junit = config.stash.get(xml_key, None)
-    if junit is not None:
-        junit.logfile = os.devnull
