@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, Literal
 import pytest
 
 from perfsuite.errors import SettingError
-from perfsuite.gate.arms.launched.collected import FIXTURES
 from perfsuite.plugin import recorder
 
 if TYPE_CHECKING:
@@ -25,6 +24,10 @@ if TYPE_CHECKING:
     from perfsuite.records.recipe import Recipe
     from perfsuite.records.workload import Workload
 
+_MEASURING = (
+    *("train_benchmark", "loader_benchmark", "evaluation_benchmark", "all_reduce_benchmark"),
+    *("step_benchmark", "loop_benchmark", "command_benchmark"),
+)
 _OTHERS = ("rank_group", "check_equivalence")
 
 Measure = Callable[..., "Outcome"]
@@ -36,7 +39,7 @@ OUTCOME: pytest.StashKey[Outcome] = pytest.StashKey()
 
 def is_cell(item: pytest.Item) -> bool:
     """Whether a test measures through one of these fixtures."""
-    return any(_reaches_ours(item, name) for name in FIXTURES)
+    return any(_reaches_ours(item, name) for name in _MEASURING)
 
 
 def uses_ranks(item: pytest.Item) -> bool:

@@ -10,10 +10,12 @@ import pytest
 
 from perfsuite.gate.arms.arm import Suite
 from perfsuite.gate.arms.command import Command
+from perfsuite.gate.arms.launched import collected
 from perfsuite.gate.baselines.accepted import Accepted, Entry, Loosening, Quarantine
 from perfsuite.gate.common_cells import Leniency, choose_cells
 from perfsuite.gate.judge.trial import Budget
 from perfsuite.gate.request import GateRequest
+from perfsuite.plugin import fixtures
 from perfsuite.records.verdict import CellVerdict
 
 BUDGET = Budget(max_pairs=4, max_s=1.0)
@@ -37,6 +39,10 @@ def test_cells_of_our_fixtures_have_a_floor(
     chosen = choose_cells(request, suite, suite, Accepted())
 
     assert chosen.policies["a"].floor_s == floor_s
+
+
+def test_an_arm_knows_every_fixture_that_measures() -> None:
+    assert set(collected._FIXTURES) == set(fixtures._MEASURING)
 
 
 LOOSER = (

@@ -12,7 +12,7 @@ import pytest
 # How many calls away from a test a helper may request its fixture and still be seen.
 _MOST_CALLS = 2
 # perfsuite's fixtures that measure.
-FIXTURES = (
+_FIXTURES = (
     "train_benchmark",
     "loader_benchmark",
     "evaluation_benchmark",
@@ -26,7 +26,7 @@ FIXTURES = (
 def policy_of(item: pytest.Item) -> dict[str, Any]:
     """Return what the test's markers set, unparsed, the closest first, and perfsuite's fixture."""
     names = getattr(item, "fixturenames", ())
-    policy: dict[str, Any] = {"fixture": next((one for one in FIXTURES if one in names), None)}
+    policy: dict[str, Any] = {"fixture": next((one for one in _FIXTURES if one in names), None)}
     for marker in item.iter_markers("perf"):
         for name in ("tolerance", "limit", "floor", "counts"):
             if name in marker.kwargs:
