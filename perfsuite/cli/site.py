@@ -7,7 +7,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from perfsuite.gate.history import CellHistory, StoredHistory, names_of
-from perfsuite.report.charts.line_chart import Axis, PlotLine, draw_lines, line_of_values, ticks
+from perfsuite.report.charts.line_chart import PlotLine, draw_lines, line_of_values, ticks
 from perfsuite.report.charts.sections import Grid, Picture, Section
 from perfsuite.report.formats.folder import PAGE, file_name
 from perfsuite.report.formats.html import html_page
@@ -19,8 +19,6 @@ from perfsuite.system.files import write_atomically
 from perfsuite.system.untrusted import printable
 from perfsuite.units import format_bytes, format_seconds
 
-# What verdicts are drawn against that do not say theirs, as in `report`.
-_BOUNDS = {"tolerance": 0.02, "limit": 0.05}
 _TITLE = "Over commits"
 # The axis of times shows no less: noise is no mountain.
 _LEAST_SPAN_RATIO = 0.05
@@ -39,12 +37,12 @@ def write_site(
         ran = [next(run[name] for name in names if name in run) for run in found]
         # Verdicts are in the table of runs: without one here the charts come first.
         newest = dataclasses.replace(ran[-1], name=names[0], verdict=None)
-        page = report_on_rows([newest], sources=[], remarks=sentences[1:], **_BOUNDS)
+        page = report_on_rows([newest], sources=[], remarks=sentences[1:])
         summary = Summary(word=None, text=printable(sentences[0]))
         page = dataclasses.replace(page, summary=summary, sections=(_over_commits(one, ran),))
         links[names[0]] = f"{file_name(names[0])}.html"
         write_atomically(folder / links[names[0]], html_page(page, home=PAGE).encode())
-    index = html_page(report_on_runs(runs, (), **_BOUNDS), links=links)
+    index = html_page(report_on_runs(runs), links=links)
     write_atomically(folder / PAGE, index.encode())
 
 
@@ -60,7 +58,7 @@ def _over_commits(one: CellHistory, rows: Sequence[Row]) -> Section:
 def _charts(one: CellHistory, rows: Sequence[Row]) -> Iterator[Picture]:
     """The times with their levels, and the memory, from the oldest run to the newest."""
     points, times_s, cell = one.timeline.points, one.timeline.times_s(), rows[-1].name
-    across = Axis(ticks=ticks(len(points), 1.0))
+    across = ticks(len(points), 1.0)
 
     def commit(x: float) -> str:
         return str(points[int(x) - 1]).partition(" ")[0] if 1 <= x <= len(points) else ""
@@ -75,11 +73,11 @@ def _charts(one: CellHistory, rows: Sequence[Row]) -> Iterator[Picture]:
         lines.append(PlotLine(name=format_seconds(level_s), points=ends, is_reference=True))
     least, most = min(low for low, _ in bars), max(high for _, high in bars)
     gap = ticks(max(most - least, _LEAST_SPAN_RATIO * most))[1]
-    up = Axis(ticks=tuple(gap * n for n in range(int(least / gap), int(most / gap) + 2)))
+    up = tuple(gap * n for n in range(int(least / gap), int(most / gap) + 2))
     axes = "commit", "step"
-    yield draw_lines(lines, _TITLE, cell, axes, format_seconds, commit, x_axis=across, y_axis=up)
+    yield draw_lines(lines, _TITLE, cell, axes, format_seconds, commit, x_ticks=across, y_ticks=up)
     kept = (row.record.memory if row.record else None for row in rows)
     peaks = line_of_values("peak memory", (one.peak_bytes if one else None for one in kept))
     if peaks.points:
         axes = "commit", "memory"
-        yield draw_lines([peaks], _TITLE, cell, axes, format_bytes, commit, x_axis=across)
+        yield draw_lines([peaks], _TITLE, cell, axes, format_bytes, commit, x_ticks=across)

@@ -19,6 +19,9 @@ from perfsuite.system.untrusted import printable
 from perfsuite.units import format_bytes, format_change, format_count, format_ratio, format_seconds
 
 NOT_AVAILABLE: Final = "-"
+# What a clock can resolve, and more than any session takes: a file may hold any number.
+_SHORTEST_S: Final = 1e-9
+_LONGEST_S: Final = 1e6
 # Part of a step, or what rounds differ by where that is more: ranks on busy cores differ by less.
 _RANK_LAGS: Final = 0.10
 
@@ -68,6 +71,27 @@ class Row:
         if len(self.rounds_s) < 2 or not self.step_time_s:
             return None
         return intervals.robust_sd(self.rounds_s) / self.step_time_s
+
+    @cached_property
+    def launches_s(self) -> tuple[float, ...]:
+        """The step times of launches of the same code: this one, and those of earlier runs.
+
+        The code of a run of a dirty tree, or of no commit, is unknown.
+        """
+        own = self.history[-1] if self.history else None
+        times_s = [self.step_time_s or 0.0]
+        if own is not None and own.commit is not None and not own.is_dirty:
+            same = (one for one in self.history if one.commit == own.commit and not one.is_dirty)
+            times_s = [point.step_time_s for point in same]
+        return tuple(filter(is_plausible_time, times_s))
+
+    def shares_cores(self, num_processes: int) -> bool:
+        """Whether a CPU has fewer cores than so many processes; False where that is not known.
+
+        A record does not say over how many hosts torchrun spread its ranks: they count as one's.
+        """
+        is_on_cpu = self.record is not None and self.record.device == "cpu"
+        return is_on_cpu and self.num_cores is not None and num_processes > self.num_cores
 
     @cached_property
     def stages_s(self) -> dict[str, float]:
@@ -137,6 +161,11 @@ class Row:
         return workload
 
 
+def is_plausible_time(seconds: float) -> bool:
+    """Return whether a clock can have measured a time; none measures NaN."""
+    return _SHORTEST_S <= seconds <= _LONGEST_S
+
+
 def recipe_of(record: CellRecord) -> Recipe | None:
     """Return how a cell was trained, None of a user's own code.
 
@@ -180,11 +209,11 @@ class Column(Generic[T]):
         return self.missing if value is None else printable(self.write(value))
 
 
-def _at(path: str) -> Callable[[Row], Any]:
+def at(path: str) -> Callable[[Any], Any]:
     """Return a getter of a dotted attribute; it gives None where a part of the path is None."""
 
-    def get(row: Row) -> Any:
-        found: Any = row
+    def get(row: Any) -> Any:
+        found = row
         for name in path.split("."):
             found = None if found is None else getattr(found, name)
         return found
@@ -193,7 +222,7 @@ def _at(path: str) -> Callable[[Row], Any]:
 
 
 def _each(path: str) -> Callable[[Row], float | None]:
-    get = _at(path)
+    get = at(path)
     return lambda row: row.of_each_device(get(row))
 
 
@@ -207,45 +236,45 @@ def _write_mathematics(change: str) -> str:
 
 
 def _text(key: str, path: str, title: str = "", write: Callable[..., str] = str) -> Column[Row]:
-    return Column(key, title or key, _at(path), write, is_number=False)
+    return Column(key, title or key, at(path), write, is_number=False)
 
 
 COLUMNS: Final[tuple[Column[Row], ...]] = (
     _text("cell", "name"),
     _text("verdict", "verdict.word"),
     _text("policy", "verdict.policy"),
-    Column("change_ratio", "change", _at("verdict.ratio"), format_change),
+    Column("change_ratio", "change", at("verdict.ratio"), format_change),
     _text("interval", "verdict.interval", "between", _write_interval),
-    Column("step_time_s", "step", _at("step_time_s"), format_seconds),
-    Column("spread_ratio", "spread", _at("spread_ratio"), lambda it: f"± {format_ratio(it)}"),
+    Column("step_time_s", "step", at("step_time_s"), format_seconds),
+    Column("spread_ratio", "spread", at("spread_ratio"), lambda it: f"± {format_ratio(it)}"),
     _text("numerics", "record.numerics.status"),
-    Column("peak_bytes", "peak memory", _at("record.memory.peak_bytes"), format_bytes),
-    Column("step_p95_s", "p95", _at("record.step_s.p95"), format_seconds),
-    Column("step_p99_s", "p99", _at("record.step_s.p99"), format_seconds),
-    Column("samples_per_s", "samples/s", _at("record.samples_per_s"), format_count),
-    Column("tokens_per_s", "tokens/s", _at("record.tokens_per_s"), format_count),
+    Column("peak_bytes", "peak memory", at("record.memory.peak_bytes"), format_bytes),
+    Column("step_p95_s", "p95", at("record.step_s.p95"), format_seconds),
+    Column("step_p99_s", "p99", at("record.step_s.p99"), format_seconds),
+    Column("samples_per_s", "samples/s", at("record.samples_per_s"), format_count),
+    Column("tokens_per_s", "tokens/s", at("record.tokens_per_s"), format_count),
     Column("device_samples_per_s", "samples/s each", _each("record.samples_per_s"), format_count),
     Column("device_tokens_per_s", "tokens/s each", _each("record.tokens_per_s"), format_count),
-    Column("tflops", "TFLOP/s each", _at("record.tflops"), "{:.3g}".format),
-    Column("mfu", "MFU", _at("record.mfu"), format_ratio),
-    Column("hfu", "HFU", _at("record.hfu"), format_ratio),
+    Column("tflops", "TFLOP/s each", at("record.tflops"), "{:.3g}".format),
+    Column("mfu", "MFU", at("record.mfu"), format_ratio),
+    Column("hfu", "HFU", at("record.hfu"), format_ratio),
     _text("slow_rank", "slow_rank", "slow rank"),
-    Column("load_ratio", "load", _at("load_ratio"), format_ratio),
+    Column("load_ratio", "load", at("load_ratio"), format_ratio),
     _text("workload", "subject"),
     _text("parallel", "recipe.parallel"),
     _text("precision", "recipe.precision"),
     _text("checkpointing", "recipe.checkpointing"),
-    Column("num_workers", "workers", _at("recipe.num_workers")),
+    Column("num_workers", "workers", at("recipe.num_workers")),
     _text("numerics_change", "verdict.numerics_change", "mathematics", _write_mathematics),
     Column(
         "saved_activation_bytes",
         "saved for backward",
-        _at("record.counts.saved_activation_bytes"),
+        at("record.counts.saved_activation_bytes"),
         format_bytes,
     ),
-    Column("flops", "FLOPs", _at("record.counts.flops"), format_count),
-    Column("model_flops", "model FLOPs", _at("record.counts.model_flops"), format_count),
-    Column("collectives", "collectives", _at("record.counts.collectives")),
+    Column("flops", "FLOPs", at("record.counts.flops"), format_count),
+    Column("model_flops", "model FLOPs", at("record.counts.model_flops"), format_count),
+    Column("collectives", "collectives", at("record.counts.collectives")),
 )
 _BY_KEY: Final = {column.key: column for column in COLUMNS}
 RECIPE_FIELDS: Final = tuple(field.name for field in dataclasses.fields(Recipe))

@@ -62,6 +62,11 @@ class Interval:
     low: float
     high: float
 
+    @property
+    def bounds(self) -> tuple[float, float] | None:
+        """Both; None where one sample shows no spread."""
+        return (self.low, self.high) if math.isfinite(self.high) else None
+
 
 def geometric_interval(samples: Sequence[float]) -> Interval:
     """Return the geometric mean of positive samples, times or ratios, with Student's t interval.

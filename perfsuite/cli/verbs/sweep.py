@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import math
 import re
 from contextlib import closing
 from pathlib import Path
@@ -109,9 +108,7 @@ def _figures(times_s: Times) -> dict[str, Any]:
             {
                 "num_workers": count,
                 "iteration_s": interval.centre,
-                "interval_s": (interval.low, interval.high)
-                if math.isfinite(interval.high)
-                else None,
+                "interval_s": interval.bounds,
                 "repetitions_s": times_s[count],
             }
             for count, interval in intervals_of(times_s).items()

@@ -1,13 +1,13 @@
 """Learning curves of profiled trainings: loss and accuracy of each epoch, one line a precision."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 
 from perfsuite.errors import RecipeError, SettingError
-from perfsuite.records.profile import Epoch, Profile
+from perfsuite.records.profile import Profile
 from perfsuite.records.recipe import Recipe
 from perfsuite.report.charts.line_chart import draw_lines, line_of_values, write_number
 from perfsuite.report.charts.sections import Picture, Section
@@ -68,15 +68,12 @@ def _charts(group: Sequence[Training]) -> Iterator[Picture]:
     if recipe.num_workers:
         title += f", num_workers={recipe.num_workers}"
     precisions = [training.recipe.precision for training in group]
-    curves: tuple[tuple[str, Callable[[Epoch], float | None], Callable[[float], str]], ...] = (
-        ("loss", lambda epoch: epoch.loss, write_number),
-        ("accuracy", lambda epoch: epoch.accuracy, format_ratio),
-    )
-    for name, value_of, write in curves:
+    for name, write in (("loss", write_number), ("accuracy", format_ratio)):
         lines = []
         for label, training in zip(precisions, group, strict=True):
             if precisions.count(label) > 1:
                 label += f", {printable(training.path.name)}"
-            lines.append(line_of_values(label, map(value_of, training.profile.epochs)))
+            values = (getattr(epoch, name) for epoch in training.profile.epochs)
+            lines.append(line_of_values(label, values))
         if drawn := [line for line in lines if line.points]:
             yield draw_lines(drawn, _TITLE, title, ("epoch", name), write)

@@ -25,27 +25,6 @@ write_number: Final = "{:g}".format
 
 
 @dataclass(frozen=True, kw_only=True)
-class Axis:
-    """One axis between its first and its last tick; on a logarithmic one all values are above 0."""
-
-    ticks: tuple[float, ...]
-    is_logarithmic: bool = False
-
-    def position(self, value: float) -> float:
-        """The part of the axis that lies below a value, 0 to 1.
-
-        >>> Axis(ticks=(0.0, 2.0, 4.0)).position(1.0)
-        0.25
-        >>> Axis(ticks=(1.0, 10.0, 100.0), is_logarithmic=True).position(10.0)
-        0.5
-        """
-        low, high = self.ticks[0], self.ticks[-1]
-        if self.is_logarithmic:
-            return math.log(value / low) / math.log(high / low)
-        return (value - low) / (high - low)
-
-
-@dataclass(frozen=True, kw_only=True)
 class PlotLine:
     """One line of a chart, a reference thin and without marks; `error_bars` may be empty."""
 
@@ -63,30 +42,34 @@ def draw_lines(
     write_y: Callable[[float], str],
     write_x: Callable[[float], str] | None = None,
     *,
-    x_axis: Axis | None = None,
-    y_axis: Axis | None = None,
+    x_ticks: tuple[float, ...] = (),
+    y_ticks: tuple[float, ...] = (),
+    is_logarithmic: bool = False,
 ) -> Picture:
     """Return a chart of at least one point; `kind` is for its label, `axes` names x and y.
 
-    Both axes begin at 0 unless given. Without `write_x`, x counts something.
+    An axis reaches from its first tick to its last; both begin at 0 unless given. Without
+    `write_x`, x counts something. On a logarithmic x axis all values are above 0.
     """
-    widest = max(x for line in lines for x, _ in line.points)
-    across = x_axis or Axis(ticks=ticks(widest, 0.0 if write_x else 1.0))
-    up = y_axis or _y_axis(lines, is_binary=write_y is format_bytes)
-    write_x = write_x or write_number
+    xs = [x for line in lines for x, _ in line.points]
+    linear = ticks(max(xs), 0.0 if write_x else 1.0)
+    x_ticks = x_ticks or (powers_of_two(xs) if is_logarithmic else linear)
+    y_ticks = y_ticks or _y_ticks(lines, is_binary=write_y is format_bytes)
+    scale, write_x = (math.log2 if is_logarithmic else float), write_x or write_number
+    (left, right), (low, high) = map(scale, (x_ticks[0], x_ticks[-1])), (y_ticks[0], y_ticks[-1])
 
     def place(x: float, y: float) -> tuple[float, float]:
-        right, above = (_RIGHT - _LEFT) * across.position(x), (_BOTTOM - _TOP) * up.position(y)
-        return _LEFT + right, _BOTTOM - above
+        across, up = (scale(x) - left) / (right - left), (y - low) / (high - low)
+        return _LEFT + (_RIGHT - _LEFT) * across, _BOTTOM - (_BOTTOM - _TOP) * up
 
-    left, bottom = across.ticks[0], up.ticks[0]
-    paths = [("grid", "".join(f"M{_LEFT:g} {place(left, y)[1]:.1f}H{_RIGHT:g}" for y in up.ticks))]
+    first = x_ticks[0]
+    paths = [("grid", "".join(f"M{_LEFT:g} {place(first, y)[1]:.1f}H{_RIGHT:g}" for y in y_ticks))]
     texts = [
         Text(x=4, y=18, anchor="start", content=title),
         Text(x=(_LEFT + _RIGHT) / 2, y=_BOTTOM + 36, anchor="middle", content=axes[0]),
         Text(x=4, y=_TOP - 14, anchor="start", content=axes[1]),
-        *(_x_tick(place(x, bottom)[0], write_x(x)) for x in across.ticks),
-        *(_tick(_LEFT - 6, place(left, y)[1] + 4, "end", write_y(y)) for y in up.ticks),
+        *(_x_tick(place(x, low)[0], write_x(x)) for x in x_ticks),
+        *(_tick(_LEFT - 6, place(first, y)[1] + 4, "end", write_y(y)) for y in y_ticks),
     ]
     said = []
     for number, line in enumerate(lines):
@@ -118,17 +101,16 @@ def line_of_values(name: str, values: Iterable[float | None]) -> PlotLine:
     )
 
 
-def logarithmic(values: Sequence[float], base: int = 10) -> Axis:
-    """Return the axis over positive values, its ticks powers of `base`, not more than seven.
+def powers_of_two(values: Sequence[float]) -> tuple[float, ...]:
+    """Return ticks around positive values for a logarithmic axis, not more than eight.
 
-    >>> logarithmic([3.0, 700.0]).ticks
-    (1.0, 10.0, 100.0, 1000.0)
+    >>> powers_of_two([3.0, 15.0])
+    (2.0, 4.0, 8.0, 16.0)
     """
-    first = math.floor(math.log(min(values), base) + 1e-9)
-    last = max(math.ceil(math.log(max(values), base) - 1e-9), first + 1)
+    first = math.floor(math.log2(min(values)) + 1e-9)
+    last = max(math.ceil(math.log2(max(values)) - 1e-9), first + 1)
     step = math.ceil((last - first) / _MOST_POWERS)
-    powers = range(first, last + step, step)
-    return Axis(ticks=tuple(float(base) ** power for power in powers), is_logarithmic=True)
+    return tuple(2.0**power for power in range(first, last + step, step))
 
 
 def ticks(largest: float, least_step: float = 0.0) -> tuple[float, ...]:
@@ -148,12 +130,12 @@ def ticks(largest: float, least_step: float = 0.0) -> tuple[float, ...]:
     return tuple(float(f"{step * number:.12g}") for number in range(count + 1))
 
 
-def _y_axis(lines: Sequence[PlotLine], *, is_binary: bool) -> Axis:
+def _y_ticks(lines: Sequence[PlotLine], *, is_binary: bool) -> tuple[float, ...]:
     ends = (high for line in lines for _, high in line.error_bars)
     largest = max([*(y for line in lines for _, y in line.points), *ends])
     # The largest power of 1024 up to the value, so that ticks in it are round numbers.
     unit = 1024.0 ** int(math.log(largest, 1024)) if is_binary and largest >= 1 else 1.0
-    return Axis(ticks=tuple(tick * unit for tick in ticks(largest / unit)))
+    return tuple(tick * unit for tick in ticks(largest / unit))
 
 
 def _line_paths(

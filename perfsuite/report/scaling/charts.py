@@ -3,11 +3,12 @@
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from perfsuite.report.charts.line_chart import PlotLine, draw_lines, logarithmic
+from perfsuite.report.charts.line_chart import PlotLine, draw_lines
 from perfsuite.report.charts.sections import Picture, Section, draw_each
-from perfsuite.report.scaling.cost_model import NUM_DEVICES, Scaling, environment_of
-from perfsuite.report.scaling.series import ScalingSeries
+from perfsuite.report.scaling.cost_model import environment_of
+from perfsuite.report.scaling.series import Scaling, ScalingSeries
 from perfsuite.report.scaling.tables import scaling_grids, scaling_notes
+from perfsuite.stats.intervals import Interval
 from perfsuite.units import format_count, format_ratio
 
 _TITLE: Final = "Scaling"
@@ -19,11 +20,11 @@ def draw_scaling(scaling: Scaling) -> tuple[Section, ...]:
         return ()
     by_batch: dict[tuple[object, ...], list[ScalingSeries]] = {}
     for one in scaling.series:
-        key = one.kind, one.name, one.batch, environment_of(one.row)
+        key = one.kind, one.name, one.batch, environment_of(one.cells[0].rows[0])
         by_batch.setdefault(key, []).append(one)
     groups = list(by_batch.values())
     throughputs, num_left_out = draw_each(_throughput, groups)
-    efficiencies, _ = draw_each(lambda group: _efficiency(scaling, group), groups)
+    efficiencies, _ = draw_each(_efficiency, groups)
     return (
         Section(
             title=_TITLE,
@@ -58,36 +59,27 @@ def _throughput(group: Sequence[ScalingSeries]) -> Picture:
     return draw_lines([*lines, ideal], _TITLE, _title(group), axes, format_count)
 
 
-def _efficiency(scaling: Scaling, group: Sequence[ScalingSeries]) -> Picture:
-    measured: list[PlotLine] = []
-    modelled: list[PlotLine] = []
+def _efficiency(group: Sequence[ScalingSeries]) -> Picture:
+    lines: list[PlotLine] = []
     for series in group:
-        points, error_bars = [(float(series.base.num_devices), 1.0)], [(1.0, 1.0)]
-        for point in series.points:
-            assert point.efficiency is not None
-            centre = point.efficiency.centre
-            points.append((float(point.cell.num_devices), centre))
-            error_bars.append(point.bounds or (centre, centre))
-        measured.append(
-            PlotLine(name=series.mode, points=tuple(points), error_bars=tuple(error_bars))
-        )
-        modelled += _model_lines(scaling, series)
-    xs = [x for line in (*measured, *modelled) for x, _ in line.points]
-    is_wide = max(xs) > max(x for line in measured for x, _ in line.points)
-    return draw_lines(
-        [*measured, *modelled],
-        _TITLE,
-        _title(group),
-        ("devices", "efficiency"),
-        format_ratio,
-        x_axis=logarithmic(xs, base=2) if is_wide else None,
-    )
+        points, error_bars = [], []
+        for cell in series.cells:
+            found = cell.efficiency or Interval(centre=1.0, low=1.0, high=1.0)
+            points.append((float(cell.num_devices), found.centre))
+            error_bars.append(found.bounds or (found.centre, found.centre))
+        lines.append(PlotLine(name=series.mode, points=tuple(points), error_bars=tuple(error_bars)))
+    widest = max(x for line in lines for x, _ in line.points)
+    lines += [line for series in group for line in _model_lines(series)]
+    is_wider = max(x for line in lines for x, _ in line.points) > widest
+    axes = "devices", "efficiency"
+    return draw_lines(lines, _TITLE, _title(group), axes, format_ratio, is_logarithmic=is_wider)
 
 
-def _model_lines(scaling: Scaling, series: ScalingSeries) -> Iterator[PlotLine]:
-    measured = sorted({point.cell.num_devices for point in series.points})
-    nums = [*measured, *(num for num in NUM_DEVICES if num > measured[-1])]
-    found = [one for num in nums if (one := scaling.predict(series, num)) is not None]
+def _model_lines(series: ScalingSeries) -> Iterator[PlotLine]:
+    """What the model says of the cells, and beyond them."""
+    expected = [cell.expected for cell in series.cells if cell.expected is not None]
+    widest = series.cells[-1].num_devices
+    found = [*expected, *(one for one in series.estimates if one.num_devices > widest)]
     for side, name in enumerate(("without overlap", "with full overlap")) if found else ():
         yield PlotLine(
             name=f"{series.mode}, estimated {name}",

@@ -2,27 +2,39 @@
 
 Weak: each device has the same batch. Strong: all have it together. The batch of a cell is its
 samples per second times its step, so a recipe need not name it.
+
+An estimate is never a measurement. The step over N devices is what one device needs for its share,
+and the exposed part of the reduction: all of it at worst, and at best what is longer than the
+backward pass, since no gradient is there before it begins.
 """
+
+from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from itertools import chain
 from typing import Final, Literal
 
 from perfsuite.records.recipe import Recipe
 from perfsuite.report.families import mode_name, shared_fields, shared_name
-from perfsuite.report.rows import Row
+from perfsuite.report.rows import Row, is_plausible_time
+from perfsuite.report.scaling.cost_model import (
+    EnvironmentKey,
+    Links,
+    environment_of,
+    find_links,
+)
 from perfsuite.stats.intervals import Interval, ratio_interval
 
 Kind = Literal["weak", "strong"]
 # What an interval rests on: repeated launches, or the rounds of one launch of each cell.
 Basis = Literal["launches", "rounds"]
 
-# What a clock can resolve, and more than any session takes: a file may hold any number.
-_SHORTEST_S: Final = 1e-9
-_LONGEST_S: Final = 1e6
+# A machine of GPUs, a rack, and a cluster.
+NUM_DEVICES: Final = (8, 64, 1024)
 # A rate times a time is whole samples but for rounding; any other rate is not one of that step.
 _ROUNDING: Final = 1e-9
 # Beyond it a double cannot represent every whole number.
@@ -32,11 +44,26 @@ _MOST_WORKERS: Final = 10**6
 
 
 @dataclass(frozen=True, kw_only=True)
+class Estimate:
+    """What the model says of one number of devices; `all_reduce_s` are all reductions of a step.
+
+    `step_time_s` is with all of the backward pass overlapping them, and without overlap;
+    `efficiency` is against one device, lower bound first.
+    """
+
+    num_devices: int
+    all_reduce_s: float
+    step_time_s: tuple[float, float]
+    efficiency: tuple[float, float]
+
+
+@dataclass(frozen=True, kw_only=True)
 class ScaledCell:
     """One recipe over one batch of all devices, with a row for each launch; the first is shown.
 
     `samples_s` are step times whose spread is known: of several launches, those of earlier runs of
-    the same commit included, or of the rounds of the only one. `basis` says which.
+    the same commit included, or of the rounds of the only one. `basis` says which. In a series it
+    has a `base`, unless it is that, and what the model has `expected` of it.
     """
 
     rows: tuple[Row, ...]
@@ -44,6 +71,8 @@ class ScaledCell:
     global_batch_size: int
     samples_s: tuple[float, ...]
     basis: Basis
+    base: ScaledCell | None = None
+    expected: Estimate | None = None
 
     @property
     def num_devices(self) -> int:
@@ -83,34 +112,16 @@ class ScaledCell:
 
     @property
     def shares_cores(self) -> bool:
-        """Whether it runs on a CPU with fewer cores than it has processes."""
-        return is_oversubscribed(self.rows[0], self.num_processes)
-
-
-@dataclass(frozen=True)
-class ScalingPoint:
-    """One cell of a series against the base of the series, which may be itself."""
-
-    cell: ScaledCell
-    base: ScaledCell
+        """Whether it has more processes than a CPU has cores."""
+        return self.rows[0].shares_cores(self.num_processes)
 
     @cached_property
     def efficiency(self) -> Interval | None:
         """Samples per second and device over the base's; None of the base."""
-        if self.cell is self.base:
+        if self.base is None:
             return None
-        speedup = ratio_interval(self.base.samples_s, self.cell.samples_s)
-        share = self.cell.batch_per_device / self.base.batch_per_device
-        return Interval(
-            centre=share * speedup.centre, low=share * speedup.low, high=share * speedup.high
-        )
-
-    @property
-    def bounds(self) -> tuple[float, float] | None:
-        """The interval of the efficiency; None where its spread is not known."""
-        if self.efficiency is None or not math.isfinite(self.efficiency.high):
-            return None
-        return self.efficiency.low, self.efficiency.high
+        costs_s = ([s / one.batch_per_device for s in one.samples_s] for one in (self.base, self))
+        return ratio_interval(*costs_s)
 
     @property
     def exposed_ratio(self) -> float | None:
@@ -120,13 +131,13 @@ class ScalingPoint:
         that makes a rank slower, such as sharing its core, affects both alike, so that without
         communication backward would take as many times forward as it does on the base.
         """
-        if self.cell.mode != "ddp" or self.base.mode != "single":
+        if self.base is None or self.mode != "ddp" or self.base.mode != "single":
             return None
-        times = [one.stage_s(n) for one in (self.cell, self.base) for n in ("forward", "backward")]
+        times = [one.stage_s(name) for one in (self, self.base) for name in ("forward", "backward")]
         forward_s, backward_s, base_forward_s, base_backward_s = times
         if forward_s is None or backward_s is None or not base_forward_s or base_backward_s is None:
             return None
-        return (backward_s - forward_s * base_backward_s / base_forward_s) / self.cell.step_time_s
+        return (backward_s - forward_s * base_backward_s / base_forward_s) / self.step_time_s
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,77 +145,41 @@ class ScalingSeries:
     """Cells of one mode that differ in their number of devices; `name` says what they share.
 
     `batch` is the samples of a step that they share: of a device (weak), or of all (strong). The
-    base is `single`, else the fewest devices of the mode; `points` are the others, at least one.
+    first of at least two cells is the base: `single`, else the fewest devices of the mode. The
+    model's `estimates` are of `NUM_DEVICES`, without those that were measured.
     """
 
     kind: Kind
     name: str
     mode: str
     batch: float
-    base: ScaledCell
-    points: tuple[ScalingPoint, ...]
+    cells: tuple[ScaledCell, ...]
+    estimates: tuple[Estimate, ...]
 
     @property
     def batch_name(self) -> str:
         """The batch, for people."""
         return f"{self.batch:g} {'a device' if self.kind == 'weak' else 'in all'}"
 
-    @property
-    def cells(self) -> tuple[ScaledCell, ...]:
-        """All of its cells, the base first."""
-        return (self.base, *(point.cell for point in self.points))
 
-    @property
-    def row(self) -> Row:
-        """Any of its rows, for what all share."""
-        return self.base.rows[0]
+@dataclass(frozen=True, kw_only=True)
+class Scaling:
+    """What cells say of scaling: weak series before strong ones, and links of each environment."""
+
+    series: tuple[ScalingSeries, ...]
+    links: Mapping[EnvironmentKey, Links]
 
 
-def is_plausible_time(seconds: float) -> bool:
-    """Return whether a clock can have measured a time.
-
-    >>> is_plausible_time(0.5), is_plausible_time(0.0), is_plausible_time(float("nan"))
-    (True, False, False)
-    """
-    return _SHORTEST_S <= seconds <= _LONGEST_S
-
-
-def launches_of(row: Row) -> tuple[float, ...]:
-    """Return the step times of launches of the same code: this one, and those of earlier runs.
-
-    The code of a run of a dirty tree, or of no commit, is unknown.
-
-    >>> launches_of(Row(name="t", step_time_s=0.5))
-    (0.5,)
-    """
-    if row.step_time_s is None:
-        return ()
-    own = row.history[-1] if row.history else None
-    if own is None or own.commit is None or own.is_dirty:
-        return (row.step_time_s,)
-    same = (point for point in row.history if point.commit == own.commit and not point.is_dirty)
-    return tuple(point.step_time_s for point in same if is_plausible_time(point.step_time_s))
-
-
-def is_oversubscribed(row: Row, num_processes: int) -> bool:
-    """Return whether so many processes of a cell share cores; False where it is not known.
-
-    A record does not say over how many hosts torchrun spread its ranks: they count as one's.
-    """
-    is_on_cpu = row.record is not None and row.record.device == "cpu"
-    return is_on_cpu and row.num_cores is not None and num_processes > row.num_cores
-
-
-def find_series(rows: Sequence[Row]) -> tuple[ScalingSeries, ...]:
-    """Return every series of at least two numbers of devices, weak ones before strong ones."""
+def describe_scaling(rows: Sequence[Row]) -> Scaling:
+    """Return every series of at least two numbers of devices, and the links."""
+    links = find_links(rows)
     groups: dict[tuple[object, ...], list[ScaledCell]] = {}
     for cell in _cells(rows):
         key = shared_fields(cell.rows[0], "parallel", "micro_batch_size")
         groups.setdefault(key, []).append(cell)
     kinds: tuple[Kind, ...] = ("weak", "strong")
-    return tuple(
-        series for kind in kinds for cells in groups.values() for series in _series(kind, cells)
-    )
+    series = (_series(kind, cells, links) for kind in kinds for cells in groups.values())
+    return Scaling(series=tuple(chain.from_iterable(series)), links=links)
 
 
 def _cells(rows: Sequence[Row]) -> Iterator[ScaledCell]:
@@ -216,7 +191,7 @@ def _cells(rows: Sequence[Row]) -> Iterator[ScaledCell]:
     for (batch_size, _), launched in groups.items():
         recipe = launched[0].recipe
         assert recipe is not None
-        times_s = tuple(seconds for row in launched for seconds in launches_of(row))
+        times_s = tuple(seconds for row in launched for seconds in row.launches_s)
         has_many = len(times_s) > 1
         yield ScaledCell(
             rows=tuple(launched),
@@ -240,26 +215,67 @@ def _global_batch_size(row: Row) -> int | None:
     return nearest if nearest and abs(samples - nearest) <= _ROUNDING * samples else None
 
 
-def _series(kind: Kind, cells: Sequence[ScaledCell]) -> Iterator[ScalingSeries]:
-    def batch_of(cell: ScaledCell) -> float:
-        return cell.batch_per_device if kind == "weak" else float(cell.global_batch_size)
-
-    alone = {batch_of(cell): cell for cell in cells if cell.mode == "single"}
+def _series(
+    kind: Kind, cells: Sequence[ScaledCell], links: Mapping[EnvironmentKey, Links]
+) -> Iterator[ScalingSeries]:
+    """Yield the series of cells that differ in nothing but devices and batch."""
+    alone: dict[float, ScaledCell] = {}
     by_mode: dict[tuple[str, float], list[ScaledCell]] = {}
     for cell in cells:
-        if cell.mode != "single":
-            by_mode.setdefault((cell.mode, batch_of(cell)), []).append(cell)
+        batch = cell.batch_per_device if kind == "weak" else float(cell.global_batch_size)
+        if cell.mode == "single":
+            alone[batch] = cell
+        else:
+            by_mode.setdefault((cell.mode, batch), []).append(cell)
     for (mode, batch), members in by_mode.items():
         ordered = sorted(members, key=lambda cell: cell.num_devices)
-        base = alone.get(batch) or ordered[0]
-        others = [cell for cell in ordered if cell is not base]
-        if all(cell.num_devices == base.num_devices for cell in others):
+        if batch in alone:
+            ordered.insert(0, alone[batch])
+        measured = {cell.num_devices for cell in ordered}
+        if len(measured) == 1:
             continue
+        base, *others = ordered
+        there = links.get(environment_of(base.rows[0]))
+        estimate = partial(_estimate, there, kind, base, others[-1])
+        found = (estimate(number) for number in NUM_DEVICES if number not in measured)
         yield ScalingSeries(
             kind=kind,
             name=shared_name(base.rows[0], "parallel"),
             mode=mode,
             batch=batch,
-            base=base,
-            points=tuple(ScalingPoint(cell, base) for cell in others),
+            cells=(
+                base,
+                *(replace(one, base=base, expected=estimate(one.num_devices)) for one in others),
+            ),
+            estimates=tuple(one for one in found if one is not None),
         )
+
+
+def _estimate(
+    links: Links | None, kind: Kind, base: ScaledCell, widest: ScaledCell, num_devices: int
+) -> Estimate | None:
+    """What the model says of so many devices; the widest cell has most devices of its series.
+
+    None where there is no model, the series is not of ddp against one process, its collectives
+    were not counted, or there would be fewer samples than devices.
+    """
+    record, backward_s = widest.rows[0].record, base.stage_s("backward")
+    assert record is not None
+    num_collectives, num_bytes = record.counts.collectives, record.counts.collective_bytes
+    if links is None or links.model is None or (base.mode, widest.mode) != ("single", "ddp"):
+        return None
+    if backward_s is None or not num_collectives or num_bytes is None:
+        return None
+    if kind == "strong" and num_devices > base.global_batch_size:
+        return None
+    share = 1 / num_devices if kind == "strong" else 1.0
+    compute_s = share * base.step_time_s
+    reduce_s = links.model.time_s(num_devices, num_bytes, num_collectives)
+    overlapped_s = compute_s + max(0.0, reduce_s - share * backward_s)
+    exposed_s = compute_s + reduce_s
+    return Estimate(
+        num_devices=num_devices,
+        all_reduce_s=reduce_s,
+        step_time_s=(overlapped_s, exposed_s),
+        efficiency=(compute_s / exposed_s, compute_s / overlapped_s),
+    )

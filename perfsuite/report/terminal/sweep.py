@@ -1,6 +1,5 @@
 """A worker sweep as a table and as a picture."""
 
-import math
 from collections.abc import Mapping
 from typing import Final
 
@@ -48,9 +47,7 @@ def draw_sweep(
 def _line(name: str, intervals: Intervals) -> PlotLine:
     found = sorted(intervals.items())
     # A single repetition has no interval.
-    bars = (
-        (one.low, one.high) if math.isfinite(one.high) else (one.centre,) * 2 for _, one in found
-    )
+    bars = (one.bounds or (one.centre, one.centre) for _, one in found)
     return PlotLine(
         name=name,
         points=tuple((float(count), one.centre) for count, one in found),
@@ -59,5 +56,4 @@ def _line(name: str, intervals: Intervals) -> PlotLine:
 
 
 def _texts(interval: Interval) -> tuple[str, str]:
-    between = f"{format_seconds(interval.low)} and {format_seconds(interval.high)}"
-    return format_seconds(interval.centre), between if math.isfinite(interval.high) else ""
+    return format_seconds(interval.centre), " and ".join(map(format_seconds, interval.bounds or ()))

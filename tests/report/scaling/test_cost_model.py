@@ -9,12 +9,8 @@ from made_up_runs import cell
 from scaled_runs import LINK, all_reduces, reduced, trained
 
 from perfsuite.report.rows import HistoryPoint, Row
-from perfsuite.report.scaling.cost_model import (
-    NUM_DEVICES,
-    Estimate,
-    Links,
-    describe_scaling,
-)
+from perfsuite.report.scaling.cost_model import Links
+from perfsuite.report.scaling.series import NUM_DEVICES, Estimate, describe_scaling
 
 
 def links_of(*rows: Row) -> Links:
@@ -104,7 +100,7 @@ def test_a_weak_estimate_is_a_step_of_one_process_and_what_backward_cannot_hide(
     )
 
     (series,) = scaling.series
-    eight, *_ = scaling.estimates(series)
+    eight, *_ = series.estimates
 
     # 14 steps of 1 ms and of 10 MB at 1 ns a byte are 154 ms; 60 ms of backward hide some of it.
     assert eight.num_devices == 8
@@ -123,7 +119,7 @@ def test_a_strong_estimate_shares_the_step_and_ends_where_the_samples_do() -> No
     )
 
     (series,) = scaling.series
-    found = scaling.estimates(series)
+    found = series.estimates
 
     assert [one.num_devices for one in found] == [8, 64]
     # 14 steps of 1 ms and of 1 MB: 28 ms; an eighth of 60 ms of backward hides 7.5 ms of it.
@@ -136,8 +132,8 @@ def test_what_was_measured_is_not_estimated_but_expected() -> None:
 
     (series,) = scaling.series
 
-    assert [one.num_devices for one in scaling.estimates(series)] == [64, 1024]
-    expected = scaling.predict(series, series.points[0].cell.num_devices)
+    assert [one.num_devices for one in series.estimates] == [64, 1024]
+    expected = series.cells[1].expected
     assert isinstance(expected, Estimate)
     assert expected.num_devices == 8
 
@@ -145,7 +141,7 @@ def test_what_was_measured_is_not_estimated_but_expected() -> None:
 def test_efficiency_only_falls_with_devices() -> None:
     scaling = describe_scaling([*all_reduces(2, 4), trained("single"), trained("ddp:2")])
 
-    found = scaling.estimates(scaling.series[0])
+    found = scaling.series[0].estimates
 
     assert tuple(one.num_devices for one in found) == NUM_DEVICES
     for side in (0, 1):
@@ -176,4 +172,4 @@ def test_efficiency_only_falls_with_devices() -> None:
 def test_where_something_is_not_known_nothing_is_estimated(rows: list[Row]) -> None:
     scaling = describe_scaling(rows)
 
-    assert [scaling.estimates(series) for series in scaling.series] == [()]
+    assert [series.estimates for series in scaling.series] == [()]

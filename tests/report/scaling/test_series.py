@@ -13,12 +13,12 @@ from msgspec import structs
 from scaled_runs import trained
 
 from perfsuite.report.rows import HistoryPoint, Row
-from perfsuite.report.scaling.series import ScalingPoint, ScalingSeries, find_series
+from perfsuite.report.scaling.series import ScalingSeries, describe_scaling
 from perfsuite.stats.intervals import Interval
 
 
 def only(*rows: Row) -> ScalingSeries:
-    (series,) = find_series(rows)
+    (series,) = describe_scaling(rows).series
     return series
 
 
@@ -49,7 +49,9 @@ def test_equal_batches_of_all_devices_scale_strongly() -> None:
 
 
 def test_one_process_is_the_base_of_both_kinds() -> None:
-    found = find_series([trained("single"), trained("ddp:2"), trained("ddp:2", batch_per_device=4)])
+    found = describe_scaling(
+        [trained("single"), trained("ddp:2"), trained("ddp:2", batch_per_device=4)]
+    ).series
 
     assert [(one.kind, cells_of(one)) for one in found] == [
         ("weak", ["single", "ddp:2"]),
@@ -75,7 +77,7 @@ def test_the_wrapper_of_one_rank_is_a_point_of_its_own() -> None:
     series = only(trained("single"), trained("ddp:1", (0.125, 0.125)), trained("ddp:2"))
 
     assert cells_of(series) == ["single", "ddp:1", "ddp:2"]
-    assert series.points[0].efficiency == Interval(
+    assert series.cells[1].efficiency == Interval(
         centre=pytest.approx(0.8), low=pytest.approx(0.8), high=pytest.approx(0.8)
     )
 
@@ -84,8 +86,8 @@ def test_without_one_process_the_fewest_devices_are_the_base() -> None:
     series = only(trained("ddp:4", (0.2, 0.2)), trained("ddp:2"))
 
     assert cells_of(series) == ["ddp:2", "ddp:4"]
-    assert series.points[0].efficiency is not None
-    assert series.points[0].efficiency.centre == pytest.approx(0.5)
+    assert series.cells[1].efficiency is not None
+    assert series.cells[1].efficiency.centre == pytest.approx(0.5)
 
 
 @pytest.mark.parametrize(
@@ -105,14 +107,14 @@ def test_without_one_process_the_fewest_devices_are_the_base() -> None:
     ids=lambda row: f"{row.name}-{row.recipe and row.recipe.precision}",
 )
 def test_cells_that_differ_in_more_are_no_series(other: Row) -> None:
-    assert find_series([trained("single"), other]) == ()
+    assert describe_scaling([trained("single"), other]).series == ()
 
 
 @pytest.mark.parametrize("seconds", [0.0, 1e-300, 1e300])
 def test_a_time_that_no_clock_told_is_in_no_series(seconds: float) -> None:
     broken = dataclasses.replace(trained("ddp:2"), rounds_s=(seconds, 0.1))
 
-    assert find_series([trained("single"), broken]) == ()
+    assert describe_scaling([trained("single"), broken]).series == ()
 
 
 # --- efficiency ---
@@ -121,22 +123,22 @@ def test_a_time_that_no_clock_told_is_in_no_series(seconds: float) -> None:
 def test_weak_efficiency_is_the_ratio_of_the_steps() -> None:
     series = only(trained("single", (0.1, 0.1)), trained("ddp:4", (0.16, 0.16)))
 
-    assert series.points[0].efficiency is not None
-    assert series.points[0].efficiency.centre == pytest.approx(0.625)
+    assert series.cells[1].efficiency is not None
+    assert series.cells[1].efficiency.centre == pytest.approx(0.625)
 
 
 def test_strong_efficiency_is_the_speed_up_over_the_devices() -> None:
     series = only(trained("single", (0.1, 0.1)), trained("ddp:4", (0.04, 0.04), batch_per_device=2))
 
-    assert series.points[0].efficiency is not None
-    assert series.points[0].efficiency.centre == pytest.approx(2.5 / 4)
+    assert series.cells[1].efficiency is not None
+    assert series.cells[1].efficiency.centre == pytest.approx(2.5 / 4)
 
 
 def test_one_launch_has_an_interval_over_its_rounds() -> None:
     series = only(trained("single", (0.1, 0.2)), trained("ddp:2", (0.2, 0.2, 0.2)))
 
     # Logs of base 2 against one another: variance 1/2 of 2 rounds, and 0; t(1) = 12.706.
-    interval = series.points[0].efficiency
+    interval = series.cells[1].efficiency
     assert interval is not None
     assert math.log2(interval.centre) == pytest.approx(-0.5)
     assert math.log2(interval.high) == pytest.approx(-0.5 + 12.706 * 0.5, abs=1e-3)
@@ -186,13 +188,13 @@ def test_runs_of_one_clean_commit_are_launches(
 
     series = only(trained("single"), row)
 
-    assert series.points[0].cell.samples_s == samples_s
+    assert series.cells[1].samples_s == samples_s
 
 
 def test_a_cell_of_one_round_has_an_efficiency_and_no_interval() -> None:
     series = only(trained("single", (0.1,)), trained("ddp:2", (0.2,)))
 
-    interval = series.points[0].efficiency
+    interval = series.cells[1].efficiency
     assert interval is not None
     assert interval.centre == pytest.approx(0.5)
     assert (interval.low, interval.high) == (0.0, math.inf)
@@ -208,7 +210,7 @@ def test_a_planted_efficiency_is_found_again(base_s: float, efficiency: float, s
 
     series = only(trained("single", (base_s,) * 2), trained(f"ddp:{size}", (slower_s,) * 2))
 
-    found = series.points[0].efficiency
+    found = series.cells[1].efficiency
     assert found is not None
     assert found.centre == pytest.approx(efficiency)
     assert found.low <= found.centre <= found.high
@@ -224,8 +226,8 @@ def test_what_backward_takes_longer_than_forward_predicts_is_exposed() -> None:
         trained("ddp:4", (0.25, 0.25), forward_s=0.06, backward_s=0.17),
     )
 
-    assert series.points[0].exposed_ratio == pytest.approx(0.05 / 0.25)
-    base = ScalingPoint(series.base, series.base)
+    assert series.cells[1].exposed_ratio == pytest.approx(0.05 / 0.25)
+    base = series.cells[0]
     assert (base.efficiency, base.exposed_ratio) == (None, None)
 
 
@@ -236,7 +238,7 @@ def test_where_forward_communicates_it_tells_nothing(parallel: str) -> None:
 
     series = only(trained("single"), other)
 
-    assert series.points[0].exposed_ratio is None
+    assert series.cells[1].exposed_ratio is None
 
 
 @pytest.mark.parametrize("seconds", [None, math.nan, math.inf, -1.0])
@@ -248,7 +250,7 @@ def test_a_stage_that_is_no_time_tells_nothing(seconds: float | None) -> None:
 
     series = only(trained("single"), dataclasses.replace(row, record=record))
 
-    assert series.points[0].exposed_ratio is None
+    assert series.cells[1].exposed_ratio is None
 
 
 # --- cores ---
@@ -271,7 +273,7 @@ def test_more_processes_than_cores_share_them(
 
     series = only(trained("single", **fields), trained(parallel, **fields))
 
-    assert series.points[0].cell.shares_cores is shares_cores
+    assert series.cells[1].shares_cores is shares_cores
 
 
 def test_on_gpus_no_rank_shares_cores() -> None:
