@@ -26,6 +26,8 @@ _BINARY = ("B", "KiB", "MiB", "GiB", "TiB")
 _DECIMAL = ("", "k", "M", "G", "T", "P")
 # From this part of a unit on, three digits read as the whole unit: 999.5 ms is 1.00 s.
 _ROUNDS_UP = 0.9995
+# From here on a change is said as a factor.
+_FACTOR = 1000
 
 
 def parse_ratio(text: str) -> float:
@@ -139,13 +141,15 @@ def format_ratio(ratio: float) -> str:
 
 
 def format_change(ratio: float) -> str:
-    """Return a ratio as a signed change.
+    """Return a ratio as a signed change, or as a factor where nobody reads a percentage.
 
-    >>> format_change(1.05), format_change(0.98), format_change(float("inf"))
-    ('+5.0 %', '-2.0 %', 'any')
+    >>> format_change(1.05), format_change(0.98), format_change(2e17), format_change(float("inf"))
+    ('+5.0 %', '-2.0 %', '2e+17 times', 'any')
     """
     if math.isinf(ratio):
         return "any"
+    if ratio >= _FACTOR:
+        return f"{ratio:.3g} times"
     return f"{'+' if ratio >= 1 else '-'}{format_ratio(abs(ratio - 1))}"
 
 

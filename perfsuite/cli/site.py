@@ -19,8 +19,6 @@ from perfsuite.system.files import write_atomically
 from perfsuite.system.untrusted import printable
 from perfsuite.units import format_bytes, format_seconds
 
-# What verdicts are drawn against that do not say theirs, as in `report`.
-_BOUNDS = {"tolerance": 0.02, "limit": 0.05}
 _TITLE = "Over commits"
 # The axis of times shows no less: noise is no mountain.
 _LEAST_SPAN_RATIO = 0.05
@@ -39,12 +37,12 @@ def write_site(
         ran = [next(run[name] for name in names if name in run) for run in found]
         # Verdicts are in the table of runs: without one here the charts come first.
         newest = dataclasses.replace(ran[-1], name=names[0], verdict=None)
-        page = report_on_rows([newest], sources=[], remarks=sentences[1:], **_BOUNDS)
+        page = report_on_rows([newest], sources=[], remarks=sentences[1:])
         summary = Summary(word=None, text=printable(sentences[0]))
         page = dataclasses.replace(page, summary=summary, sections=(_over_commits(one, ran),))
         links[names[0]] = f"{file_name(names[0])}.html"
         write_atomically(folder / links[names[0]], html_page(page, home=PAGE).encode())
-    index = html_page(report_on_runs(runs, (), **_BOUNDS), links=links)
+    index = html_page(report_on_runs(runs), links=links)
     write_atomically(folder / PAGE, index.encode())
 
 

@@ -31,12 +31,11 @@ _MEMORY_MOVED: Final = 0.02
 
 @dataclass(frozen=True, kw_only=True)
 class Advice:
-    """One finding, the numbers that it follows from, the rule in words, and its cells' names."""
+    """One finding, the numbers that it follows from, and the rule in words."""
 
     text: str
     evidence: str
     rule: str
-    cells: tuple[str, ...]
 
 
 def advise(rows: Sequence[Row]) -> tuple[Advice, ...]:
@@ -56,12 +55,6 @@ def is_slower(slow: Row, fast: Row, times_s: tuple[float, float] | None = None) 
 
     `times_s` are those of equal work, of the slow one first; their steps unless given. A cell with
     fewer than two rounds has an unknown spread, so nothing is slower or faster.
-
-    >>> steady = Row(name="a", step_time_s=1.0, rounds_s=(1.0, 1.0, 1.0))
-    >>> is_slower(Row(name="b", step_time_s=1.2, rounds_s=(1.2, 1.2, 1.2)), steady)
-    True
-    >>> is_slower(Row(name="b", step_time_s=1.1, rounds_s=(1.1, 1.1, 1.1)), steady)
-    False
     """
     if slow.spread_ratio is None or fast.spread_ratio is None:
         return False
@@ -83,7 +76,6 @@ def _slow_ranks(rows: Sequence[Row]) -> Iterator[Advice]:
                 evidence=f"the step takes {format_seconds(row.step_time_s or 0.0)}",
                 rule="the longest time of a rank in a stage, less its own waiting for others, is "
                 "above the median rank's by a tenth of the step, and by more than rounds differ",
-                cells=(row.name,),
             )
 
 
@@ -103,7 +95,6 @@ def _loading(rows: Sequence[Row]) -> Iterator[Advice]:
                 f"{_step(member)}, {_step(best)}",
                 rule=f"loading is over {_LOADING_BINDS:.0%} of the iteration, and another measured "
                 "num_workers of the same recipe is faster beyond the noise",
-                cells=(member.row.name, best.row.name),
             )
 
 
@@ -118,7 +109,6 @@ def _scaling(rows: Sequence[Row]) -> Iterator[Advice]:
                 evidence=f"{per_s:.0f} samples/s over {member.value}, {alone_per_s:.0f} over 1, "
                 f"an efficiency of {format_ratio(per_s / (member.value * alone_per_s))}",
                 rule="more devices process fewer samples a second than one, beyond the noise",
-                cells=(member.row.name, alone.row.name),
             )
 
 
@@ -131,7 +121,6 @@ def _precision(rows: Sequence[Row]) -> Iterator[Advice]:
                 f"than fp32 here{_memory_change(member, full)[1]}",
                 evidence=_two_steps(member, full),
                 rule="a lower precision is slower or faster than fp32, beyond the noise",
-                cells=(member.row.name, full.row.name),
             )
 
 
@@ -145,7 +134,6 @@ def _checkpointing(rows: Sequence[Row]) -> Iterator[Advice]:
                 text=f"{family.name}: checkpointing {member.value} {trade}{moved}",
                 evidence=_two_steps(member, plain),
                 rule="checkpointing costs time beyond the noise; the peak memory is compared too",
-                cells=(member.row.name, plain.row.name),
             )
 
 
@@ -168,7 +156,6 @@ def _noise(rows: Sequence[Row]) -> Iterator[Advice]:
             "perfsuite doctor says what disturbs this machine",
             evidence=f"the widest spread is {format_ratio(widest)}, of {name}",
             rule=f"the rounds of a cell spread by over {_NOISY:.0%} of their median",
-            cells=tuple(name for _, name in noisy),
         )
 
 

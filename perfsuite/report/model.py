@@ -22,7 +22,7 @@ from perfsuite.system.untrusted import printable
 class Report:
     """A report, the most severe verdicts first; sources and remarks have a line each.
 
-    The slowdown that is accepted, 0.02 = 2 %, and the limit hold where a verdict names none.
+    What a verdict is drawn against, 0.02 = 2 %, holds where it names none itself.
     """
 
     summary: Summary
@@ -32,13 +32,11 @@ class Report:
     advice: tuple[Advice, ...]
     sources: tuple[str, ...]
     remarks: tuple[str, ...]
-    tolerance: float
-    limit: float
+    tolerance: float = 0.02
+    limit: float = 0.05
 
 
-def report_on_runs(
-    runs: Sequence[Run], trainings: Sequence[Training] = (), *, tolerance: float, limit: float
-) -> Report:
+def report_on_runs(runs: Sequence[Run], trainings: Sequence[Training] = ()) -> Report:
     """Return the report on at least one run, the newest last, with learning curves of trainings."""
     rows = rows_of(runs)
     newest = runs[-1]
@@ -48,8 +46,6 @@ def report_on_runs(
         rows,
         sources=[*(run.described for run in reversed(runs)), *(one.described for one in trainings)],
         remarks=[*newest.gaps, *newest.remarks, *([remark] if older else []), *newest.missing],
-        tolerance=tolerance,
-        limit=limit,
     )
     return dataclasses.replace(
         report,
@@ -59,12 +55,7 @@ def report_on_runs(
 
 
 def report_on_verdicts(
-    cells: Sequence[CellVerdict],
-    *,
-    refusal: str | None,
-    differs: Mapping[str, str],
-    tolerance: float,
-    limit: float,
+    cells: Sequence[CellVerdict], *, refusal: str | None, differs: Mapping[str, str]
 ) -> Report:
     """Return the report on a gate: what its arms differ in, and why nothing was compared at all."""
     rows = [
@@ -80,8 +71,6 @@ def report_on_verdicts(
         rows,
         sources=[f"{name}: {value}" for name, value in differs.items()],
         remarks=[f"accepted: {text}" for text in exceptions_of(cells)],
-        tolerance=tolerance,
-        limit=limit,
     )
     if refusal is None:
         return report
@@ -90,12 +79,7 @@ def report_on_verdicts(
 
 
 def report_on_rows(
-    rows: Sequence[Row],
-    *,
-    sources: Sequence[str],
-    remarks: Sequence[str],
-    tolerance: float,
-    limit: float,
+    rows: Sequence[Row], *, sources: Sequence[str], remarks: Sequence[str]
 ) -> Report:
     """Return the report on rows of any source."""
     ordered = by_severity(rows)
@@ -108,6 +92,4 @@ def report_on_rows(
         advice=advise(rows),
         sources=tuple(map(printable, sources)),
         remarks=tuple(map(printable, remarks)),
-        tolerance=tolerance,
-        limit=limit,
     )

@@ -46,7 +46,7 @@ def test_cells_that_measured_nothing_are_remarked_with_their_reason(tmp_path: Pa
         line("c", "failed", "RankFailureError: rank 1\nlog"),
     )
 
-    assert report_on_runs([run], tolerance=0.02, limit=0.05).remarks == (
+    assert report_on_runs([run]).remarks == (
         "NOT EXERCISED b: dp:2 needs 2 GPUs",
         "FAILED c: RankFailureError: rank 1",
     )

@@ -49,7 +49,7 @@ def merged(*paths: Path) -> Run:
 
 
 def report(*paths: Path) -> Report:
-    return report_on_runs(merge_shards(read_runs(paths)), tolerance=0.02, limit=0.05)
+    return report_on_runs(merge_shards(read_runs(paths)))
 
 
 def three(path: Path, **changes: Any) -> tuple[Path, Path, Path]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -42,7 +43,7 @@ TRAIN = """
 
     if "--port" in sys.argv:
         held = socket.socket()
-        held.bind(("127.0.0.1", 18_347))
+        held.bind(("127.0.0.1", PORT))
         held.listen()
     if "RANK" in os.environ:
         dist.init_process_group("gloo")
@@ -83,7 +84,9 @@ NAMES = ("--tolerance=99%", "--limit=300%", "--steps=20", "--warmup=3")
 def repository(tmp_path: Path) -> Repository:
     """A repository whose second commit changes nothing that runs."""
     repository = Repository(tmp_path)
-    repository.write(model=MODEL, train=TRAIN, benchmarks__test_commands=CELLS)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        train = TRAIN.replace("PORT", str(free.getsockname()[1]))
+    repository.write(model=MODEL, train=train, benchmarks__test_commands=CELLS)
     (repository.path / "pytest.ini").write_text("[pytest]\nperf_gate = on\n")
     repository.git("init", "--quiet", "--initial-branch=main")
     repository.commit()
@@ -145,6 +148,7 @@ def test_the_verb_needs_no_benchmark_and_leaves_the_repository_as_it_is(
     assert_valid("gate", json.loads(result.read_text()))
     (cell,) = json.loads(result.read_text())["cells"]
     assert (cell["id"], cell["word"], cell["by"]) == ("train", "FAIL", "pairs")
+    assert cell["numerics_change"] == "same bits"  # by the digest of its weights
     assert repository.git("status", "--porcelain", "--ignored") == ""
 
 

@@ -98,7 +98,7 @@ def cell(name: str, times_s: tuple[float, ...] = (0.004,) * 10, **fields: Any) -
 
 
 def report_on(*rows: Row, **changes: Any) -> Report:
-    given: dict[str, Any] = {"sources": [], "remarks": [], "tolerance": 0.02, "limit": 0.05}
+    given: dict[str, Any] = {"sources": [], "remarks": []}
     return report_on_rows(rows, **(given | changes))
 
 

@@ -115,7 +115,8 @@ def gate(
     _print(result)
     write_json(json_file, **_document(result))
     if markdown is not None:
-        write_atomically(markdown, _to_markdown(result, request).encode())
+        told = report_on_verdicts(result.cells, refusal=result.refusal, differs=result.differs)
+        write_atomically(markdown, to_markdown(told).encode())
     if (ended := result.leniency.ends(result.code)) != result.code:
         typer.echo(f"advisory: would have ended in {result.code:d}")
     raise typer.Exit(ended)
@@ -181,14 +182,6 @@ def _interpreter(python: str | None) -> str | None:
         raise SettingError(
             f"--base-python is {python!r}, which is not a program; name an interpreter"
         ) from error
-
-
-def _to_markdown(result: GateResult, request: GateRequest) -> str:
-    bounds = {"tolerance": request.tolerance, "limit": request.limit}
-    report = report_on_verdicts(
-        result.cells, refusal=result.refusal, differs=result.differs, **bounds
-    )
-    return to_markdown(report)
 
 
 def _print(result: GateResult) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from datetime import date
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import typer
 from rich.console import Console
@@ -20,7 +20,8 @@ from perfsuite.errors import ExitCode, SettingError
 from perfsuite.gate.baselines.accepted import read_accepted
 from perfsuite.gate.history import CellHistory, DatedChange, DatedDrift, StoredHistory, read_history
 from perfsuite.report.formats.folder import PAGE
-from perfsuite.report.terminal.tables import text_table
+from perfsuite.report.rows import Column, at
+from perfsuite.report.terminal.tables import table_of
 from perfsuite.stats.trend import MIN_VALUES
 from perfsuite.system.untrusted import printable
 from perfsuite.system.urls import locate
@@ -101,7 +102,7 @@ def _show_all(stored: StoredHistory, smallest: float) -> list[CellHistory]:
     console = Console(stderr=True)
     cells = track(stored.cells(), "cells", console=console, transient=True)
     found = [stored.follow(cell, smallest=smallest) for cell in cells]
-    typer.echo(_table(found))
+    typer.echo(table_of(_COLUMNS, found))
     num_changed = sum(bool(one.changes or one.drift) for one in found)
     typer.echo(
         f"{num_changed} of {len(found)} cells changed; at most 1 in 100 cells without a change is "
@@ -214,14 +215,12 @@ def _advise(one: CellHistory) -> list[str]:
     return []
 
 
-def _table(found: list[CellHistory]) -> str:
-    titles = ("cell", "runs", "times", "what became of it")
-    rows = []
-    for one in found:
-        line, became = one.timeline, "; ".join(describe(one))
-        row = (line.cell, str(len(line.points)), _sparkline(line.times_s()), became)
-        rows.append(map(printable, row))
-    return text_table([(title, title == "runs") for title in titles], rows)
+_COLUMNS: Final[tuple[Column[CellHistory], ...]] = (
+    Column("", "cell", at("timeline.cell"), is_number=False),
+    Column("", "runs", lambda one: len(one.timeline.points)),
+    Column("", "times", lambda one: _sparkline(one.timeline.times_s()), is_number=False),
+    Column("", "what became of it", lambda one: "; ".join(describe(one)), is_number=False),
+)
 
 
 def _cell(one: CellHistory) -> dict[str, Any]:

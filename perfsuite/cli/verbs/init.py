@@ -14,13 +14,10 @@ from perfsuite.cli.output import JsonFile, write_json
 from perfsuite.errors import SettingError
 from perfsuite.system.files import append_line, write_atomically
 
-# Where each starter file goes, from the repository's root.
-_STARTERS = {
-    Path("benchmarks/test_training_step.py"): "test_training_step.py",
-    Path(".github/workflows/performance.yml"): "performance.yml",
-}
-_ON_GPUS = {Path(".github/workflows/gate-gpu.yml"): "gate-gpu.yml"}
-_COMMENTS = {Path(".github/workflows/performance-comment.yml"): "performance-comment.yml"}
+# The starter files, where they go from the repository's root.
+_STARTERS = ("benchmarks/test_training_step.py", ".github/workflows/performance.yml")
+_ON_GPUS = ".github/workflows/gate-gpu.yml"
+_COMMENTS = ".github/workflows/performance-comment.yml"
 # pytest takes its configuration from the first file that has one of these sections (pytest's
 # documentation, "Configuration file formats").
 _PYTEST_SECTIONS = {
@@ -93,21 +90,21 @@ def write_starters(
     folder: Path, *, num_gpus: int | None = None, comments: bool = False
 ) -> tuple[list[str], list[str]]:
     """Return which files were written and which were there; each option adds its workflow."""
-    on_gpus = {} if num_gpus is None else _ON_GPUS
+    paths = [*_STARTERS, *([] if num_gpus is None else [_ON_GPUS]), *([_COMMENTS] * comments)]
     configured = _pytest_configuration(folder)
     configuration = None if configured is None else _with_gate(folder / configured)
     written, kept = [], []
-    for path, name in (_STARTERS | on_gpus | (_COMMENTS if comments else {})).items():
+    for path in paths:
         if (folder / path).exists():
-            kept.append(str(path))
+            kept.append(path)
             continue
-        text = (files("perfsuite.cli.starter") / name).read_text()
+        text = (files("perfsuite.cli.starter") / Path(path).name).read_text()
         text = text.replace('NUM_GPUS: "8"', f'NUM_GPUS: "{num_gpus}"')
         requirement, advice = _requirement()
         line = json.dumps(requirement) + (f" # CHANGE THIS: {advice}" if advice else "")
         text = text.replace(f'"{_REQUIREMENT}"', line)
         write_atomically(folder / path, text.encode())
-        written.append(str(path))
+        written.append(path)
     if configured is None:
         # The gate's arms import from these in any case (`import_roots`); so do other sessions.
         text = _CONFIGURATION.format(pythonpath="src ." if (folder / "src").is_dir() else ".")

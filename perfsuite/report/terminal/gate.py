@@ -5,30 +5,24 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 from perfsuite.records.verdict import CellVerdict
+from perfsuite.report.rows import Column, at
 from perfsuite.report.summary import exceptions_of, interval_text, reason_text
-from perfsuite.report.terminal.tables import text_table
+from perfsuite.report.terminal.tables import table_of
 from perfsuite.system.untrusted import printable, printable_lines
 from perfsuite.units import counted, format_change
 
-_COLUMNS: Final = (
-    *(("cell", False), ("verdict", False)),
-    *(("change", True), ("between", True), ("pairs", True)),
+_COLUMNS: Final[tuple[Column[CellVerdict], ...]] = (
+    Column("", "cell", at("name"), is_number=False),
+    Column("", "verdict", at("shown"), is_number=False),
+    Column("", "change", at("ratio"), format_change, missing=""),
+    Column("", "between", interval_text),
+    Column("", "pairs", lambda cell: cell.num_pairs or ""),
 )
 
 
 def verdict_table(cells: Sequence[CellVerdict]) -> str:
     """Return the table of all cells as text, one row each."""
-    rows = (
-        (
-            printable(cell.name),
-            cell.shown,
-            "" if cell.ratio is None else format_change(cell.ratio),
-            interval_text(cell),
-            str(cell.num_pairs or ""),
-        )
-        for cell in cells
-    )
-    return text_table(_COLUMNS, rows)
+    return table_of(_COLUMNS, cells)
 
 
 def verdict_lines(

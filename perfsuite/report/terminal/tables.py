@@ -9,7 +9,7 @@ from rich.table import Table
 
 from perfsuite.records.cell import CellLine
 from perfsuite.report.charts.sections import Grid
-from perfsuite.report.rows import Row, columns_of, filled, row_of_line
+from perfsuite.report.rows import Column, Row, T, columns_of, filled, row_of_line
 
 # Wide enough that rich never wraps a cell; it uses only what the content needs.
 _UNLIMITED_WIDTH = 400
@@ -46,6 +46,11 @@ def report_table(rows: Sequence[Row]) -> str:
     leading = "cell" if any(row.record is None for row in rows) else "workload"
     keys = dict.fromkeys([leading, "verdict", "policy", "change_ratio", *(c.key for c in _COLUMNS)])
     columns = filled(columns_of(*keys), rows)
+    return table_of(columns, rows)
+
+
+def table_of(columns: Sequence[Column[T]], rows: Iterable[T]) -> str:
+    """Return a table of things by their columns."""
     return text_table(
         [(column.title, column.is_number) for column in columns],
         ([column.text(row) for column in columns] for row in rows),

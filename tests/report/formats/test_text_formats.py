@@ -109,9 +109,7 @@ def test_a_comment_never_outgrows_its_host_and_says_what_it_leaves_out() -> None
 
 
 def test_a_gate_that_refused_says_why_and_has_no_table() -> None:
-    report = report_on_verdicts(
-        [], refusal="there is | no base", differs={"head": "main"}, tolerance=0.02, limit=0.05
-    )
+    report = report_on_verdicts([], refusal="there is | no base", differs={"head": "main"})
 
     assert to_markdown(report) == (
         "**NO VERDICT**: not compared&#58; there is &#124; no base\n\n\n"
@@ -133,9 +131,7 @@ def test_a_gates_verdict_has_heads_time_and_its_reason_folded() -> None:
         CellVerdict(name="new|", word="NEW", by="collection", reason="the base has <none>"),
     ]
 
-    markdown = to_markdown(
-        report_on_verdicts(cells, refusal=None, differs={}, tolerance=0.02, limit=0.05)
-    )
+    markdown = to_markdown(report_on_verdicts(cells, refusal=None, differs={}))
 
     assert rendered(markdown) == [
         ["cell", "verdict", "change", "between", "step"],

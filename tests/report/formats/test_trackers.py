@@ -104,7 +104,7 @@ def test_a_missing_package_is_one_line_that_names_the_extra(
 
     def log() -> None:
         if extra == "wandb":
-            log_to_wandb(found, report_on_runs(found, tolerance=0.02, limit=0.05))
+            log_to_wandb(found, report_on_runs(found))
         elif extra == "mlflow":
             log_to_mlflow(found)
         else:
@@ -124,7 +124,7 @@ def test_a_client_that_refuses_is_one_line(tmp_path: Path, monkeypatch: pytest.M
     found = runs(tmp_path)
 
     with pytest.raises(SettingError) as refused:
-        log_to_wandb(found, report_on_runs(found, tolerance=0.02, limit=0.05))
+        log_to_wandb(found, report_on_runs(found))
 
     assert str(refused.value) == (
         "--wandb: the client refuses: api_key not configured (no-tty); log in with 'wandb login', "
@@ -197,7 +197,7 @@ def test_an_offline_run_of_wandb_can_be_read_back(
         monkeypatch.setenv(f"WANDB_{name}", str(tmp_path / name))
     found = runs(tmp_path)
 
-    log_to_wandb(found, report_on_runs(found, tolerance=0.02, limit=0.05))
+    log_to_wandb(found, report_on_runs(found))
 
     tracked = read_offline(tmp_path)
     assert tracked.keys() == {"t.py::a[../../x]", "plain", "report"}
