@@ -363,6 +363,15 @@ def test_a_moving_average_of_each_ranks_own_data_is_a_semantic_difference(
     )
 
 
+def test_segments_that_fsdp_shards_by_are_seen_to_be_recomputed(check_equivalence: Check) -> None:
+    # In fewer, larger pieces than blocks: FSDP calls fewer operators than are recomputed.
+    report = check_equivalence(
+        "lenet-digits", Recipe(parallel="fsdp:2", checkpointing="segments:2")
+    )
+
+    assert report.is_equivalent, str(report)
+
+
 @pytest.mark.parametrize("checkpointing", ["every-block", "segments:2", "selective"])
 def test_checkpointing_of_a_model_without_blocks_is_refused(
     check_equivalence: Check, checkpointing: str

@@ -11,6 +11,7 @@ import itertools
 import pickle
 import random
 from abc import abstractmethod
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -52,7 +53,7 @@ class DrawMode(StepMode):  # type: ignore[no-untyped-call]
 
     def __init__(self, device: torch.device) -> None:
         super().__init__()
-        self.num_operators = 0
+        self.num_calls: Counter[str] = Counter()
         self._device = device
 
     @abstractmethod
@@ -65,7 +66,7 @@ class DrawMode(StepMode):  # type: ignore[no-untyped-call]
 
     def observe(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Return the operator's result, after `handle` was called if it drew anything."""
-        self.num_operators += 1
+        self.num_calls[func.name()] += 1
         if not _may_draw(func):
             return func(*args, **kwargs)
         before = self._read_generators(args, kwargs)

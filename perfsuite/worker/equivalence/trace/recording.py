@@ -58,7 +58,7 @@ def record_run(
         start=start,
         steps=steps,
         num_skipped=num_skipped,
-        num_operators=None if recorder.draws is None else recorder.draws.num_operators,
+        num_calls=None if recorder.draws is None else recorder.draws.num_calls,
         bucket_layout=getattr(trainer.strategy, "bucket_layout", []),
     )
 

@@ -9,6 +9,7 @@ import dataclasses
 import hashlib
 import itertools
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -118,7 +119,7 @@ class RankTrace:
         batches: All micro-batches that were loaded, also those of skipped steps.
         num_skipped: Steps that the scaler skipped before the last one that was taken.
         sparse: The parameters with sparse gradients, which are recorded as dense ones.
-        num_operators: How many the passes ran; None where they were not seen.
+        num_calls: How often the passes called each operator; None where they were not seen.
         bucket_layout: The parameters in each of DDP's buckets, where a hook depends on it.
         num_accumulated: How often a step adds to a gradient, where that is not the recipe's to say.
     """
@@ -130,7 +131,7 @@ class RankTrace:
     batches: list[Any] = field(default_factory=list)
     num_skipped: int = 0
     sparse: frozenset[str] = frozenset()
-    num_operators: int | None = None
+    num_calls: Counter[str] | None = None
     bucket_layout: list[list[str]] = field(default_factory=list)
     num_accumulated: int = 1
 
@@ -185,7 +186,7 @@ class Trace:
     steps: list[Step]
     num_skipped: int
     sparse: frozenset[str]
-    num_operators: int | None
+    num_calls: Counter[str] | None
     bucket_layout: list[list[str]]
     num_accumulated: int
     differences: list[Discrepancy]
@@ -240,7 +241,7 @@ def join_traces(ranks: Sequence[RankTrace]) -> Trace:
             )
         )
         before = after
-    operators = [rank.num_operators for rank in ranks if rank.num_operators is not None]
+    num_calls = [rank.num_calls for rank in ranks if rank.num_calls is not None]
     return Trace(
         start=start,
         steps=steps,
@@ -248,7 +249,7 @@ def join_traces(ranks: Sequence[RankTrace]) -> Trace:
         batches=[rank.batches for rank in shards],
         num_skipped=ranks[0].num_skipped,
         sparse=frozenset().union(*(rank.sparse for rank in ranks)),
-        num_operators=sum(operators) if len(operators) == len(ranks) else None,
+        num_calls=sum(num_calls, Counter()) if len(num_calls) == len(ranks) else None,
         bucket_layout=ranks[0].bucket_layout,
         num_accumulated=max(rank.num_accumulated for rank in ranks),
         differences=differences,

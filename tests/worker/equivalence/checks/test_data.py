@@ -101,7 +101,7 @@ def make_case(workload: Workload, recipe: Recipe, *, drawn: Any, seen: Any) -> C
         steps=[],
         num_skipped=0,
         sparse=frozenset(),
-        num_operators=None,
+        num_calls=None,
         bucket_layout=[],
         differences=[],
         num_accumulated=1,

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from collections import namedtuple
+from collections import Counter, namedtuple
 from pathlib import Path
 from typing import Any
 
@@ -54,12 +54,12 @@ def test_the_ranks_of_a_pipeline_hold_disjoint_names_and_one_loss() -> None:
     first = rank_trace(
         start=weights(a=1.0),
         steps=[rank_step(loss=None, gradients={"a": torch.ones(1)}, after=weights(a=2.0))],
-        num_operators=3,
+        num_calls=Counter(a=3),
     )
     last = rank_trace(
         start=weights(b=5.0),
         steps=[rank_step(loss=0.5, gradients={"b": torch.zeros(1)}, after=weights(b=6.0))],
-        num_operators=4,
+        num_calls=Counter(a=1, b=3),
     )
 
     trace = join_traces([first, last])
@@ -71,7 +71,7 @@ def test_the_ranks_of_a_pipeline_hold_disjoint_names_and_one_loss() -> None:
     assert values(step.gradients) == {"a": 1.0, "b": 0.0}
     assert step.losses == [0.5]
     assert len(step.shards) == 1
-    assert trace.num_operators == 7
+    assert trace.num_calls == Counter(a=4, b=3)
 
 
 def test_the_ranks_of_ddp_have_a_shard_and_a_loss_each() -> None:
@@ -125,9 +125,9 @@ def test_a_step_after_skipped_ones_starts_where_they_left_off() -> None:
 
 
 def test_operators_that_one_rank_cannot_see_are_unknown() -> None:
-    counted = rank_trace(num_operators=3)
+    counted = rank_trace(num_calls=Counter(a=3))
 
-    assert join_traces([counted, rank_trace()]).num_operators is None
+    assert join_traces([counted, rank_trace()]).num_calls is None
 
 
 def test_the_first_rank_decides_and_what_later_ones_kept_differs() -> None:
