@@ -80,13 +80,18 @@ def plan_launch(
 def name_of(words: Sequence[str], folder: Path) -> str:
     """Return the name of a command: its first argument that is a file, without the suffix.
 
+    A file of the folder is named from there, since each arm of a gate has a folder of its own.
     A module's name where it runs one, else that of its program.
     """
     files = [word for word in words[1:] if (folder / word).is_file()]
     modules = [after for word, after in itertools.pairwise(words) if word == "-m"]
     if modules and not files:
         return modules[-1]
-    return str(Path((files or [Path(words[0]).name])[0]).with_suffix(""))
+    path = Path((files or [Path(words[0]).name])[0])
+    if path.is_absolute():
+        path, top = path.resolve(), folder.resolve()
+        path = path.relative_to(top) if path.is_relative_to(top) else Path(path.name)
+    return str(path.with_suffix(""))
 
 
 def plan_command(

@@ -92,6 +92,11 @@ class GateRequest:
     heeds_exceptions: bool = True
     pairs_file: Path | None = None
 
+    @property
+    def has_own_surroundings(self) -> bool:
+        """Whether the base runs with an interpreter, variables or a build of its own."""
+        return bool(self.base_python or self.base_environment or self.base_build)
+
     def asks_for(self, cell: str) -> bool:
         """Whether a verdict of the cell is wanted."""
         return self.cells is None or cell in self.cells | self.waiting
@@ -106,6 +111,12 @@ def base_of(request: GateRequest, folders: Sequence[Path]) -> Base | str | None:
     if request.base_dir is not None:
         if not request.base_dir.is_dir():
             raise SettingError(f"the base {str(request.base_dir)!r} is not a folder; name one")
+        base, judged = request.base_dir.resolve(), request.command.folder.resolve()
+        if judged.is_relative_to(base) and not (judged == base and request.has_own_surroundings):
+            raise SettingError(
+                f"the base {str(request.base_dir)!r} is or holds the folder that is judged; name "
+                "another one"
+            )
         return None
     return request.found or find_base(
         request.command.folder,
@@ -199,8 +210,7 @@ class BaseSide:
     ) -> Comparison | None:
         """Return how to find the cells that no change touches; None where all are to be judged."""
         request, root, top = self.request, self.suite.root.resolve(), self.head.top
-        differs = request.base_python or request.base_environment or request.base_build
-        if request.judges_identical or differs:
+        if request.judges_identical or request.has_own_surroundings:
             return None
 
         def run(names: Sequence[str]) -> Launch:

@@ -64,6 +64,14 @@ def shop(tmp_path: Path) -> Repository:
             "--perf-base and --perf-base-dir name two bases; give one of them",
         ),
         (
+            ("--perf-base-dir=.",),
+            "the base '.' is or holds the folder that is judged; name another one",
+        ),
+        (
+            ("--perf-base-dir=/",),
+            "the base '/' is or holds the folder that is judged; name another one",
+        ),
+        (
             ("--perf-base-dir=no-such-folder",),
             "the base 'no-such-folder' is not a folder; name one",
         ),

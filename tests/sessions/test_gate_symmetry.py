@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import sqlite3
 import subprocess
 import sysconfig
 import venv
@@ -131,6 +133,52 @@ def test_a_tracked_file_that_both_arms_read_from_head_proves_nothing(
         12,
         f"{PRICE} INVALID",
         f"{PRICE}: the base arm loaded {shop.path}/prices.txt, which is head's; *",
+    )
+
+
+WAYS = {
+    "a link that git tracks": "(OWN / 'link' / 'prices.txt').read_text()",
+    "a link that is gone": """(
+        os.symlink(OTHER / "prices.txt", link := tempfile.mktemp()),
+        text := open(link).read(),
+        os.unlink(link),
+    )[1]""",
+    "a path around its tree": "(OWN / '..' / OTHER.parent.name / 'prices/prices.txt').read_text()",
+    "a database": "sqlite3.connect(OTHER / 'prices.db').execute('select * from a').fetchone()[0]",
+    "a program": "subprocess.check_output(['cat', OTHER / 'prices.txt'])",
+}
+BY_WAY = """
+    import os, pathlib, sqlite3, subprocess, tempfile
+
+    OWN = pathlib.Path(__file__).parent
+    OTHER = pathlib.Path(pathlib.Path(os.environ["SHOP_SETTINGS"]).read_text())
+
+    def price(clock):
+        clock.work(float({way}))
+"""
+
+
+@pytest.mark.parametrize("way", WAYS.values(), ids=list(WAYS))
+def test_a_base_that_reads_head_s_files_in_any_way_proves_nothing(
+    shop: Repository, tmp_path: Path, way: str
+) -> None:
+    prices = shop.path / "prices"
+    prices.mkdir()
+    (tmp_path / "settings").write_text(str(prices))
+    (shop.path / "link").symlink_to(prices)
+    shop.write(shop=BY_WAY.format(way=way))
+    for seconds in ("0.001", "0.003"):
+        (prices / "prices.txt").write_text(seconds)
+        with contextlib.closing(sqlite3.connect(prices / "prices.db")) as database:
+            database.executescript(f"drop table if exists a; create table a as select {seconds}")
+        shop.commit()
+
+    gated = shop.gate("--perf-base=HEAD~1", SHOP_SETTINGS=str(tmp_path / "settings"))
+
+    gated.expect(
+        12,
+        f"{PRICE} INVALID",
+        f"{PRICE}: the base arm loaded {prices}/prices.*, which is head's; *",
     )
 
 

@@ -131,13 +131,13 @@ def _find_foreign(arm: Loading, other: Loading) -> str | None:
     Data that git does not track belongs to neither.
     """
     for file in sorted(arm.files):
-        # A link in its own tree may be what it is meant to share; a map has a library's own path.
         if file.startswith(f"{arm.top}/") or not file.startswith(f"{other.top}/"):
             continue
         path = Path(file)
-        if not other.is_code(path):
-            continue
         place = path.relative_to(other.top)
+        # What it is meant to share is a link at the same place, which git does not track.
+        if not other.is_code(path) or _real_path(arm.top / place) == file:
+            continue
         is_data = not file.endswith(_CODE) and ".so." not in file and file not in arm.programs
         if is_data and place not in tracked_files(other.top, [place]):
             continue

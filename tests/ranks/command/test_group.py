@@ -53,6 +53,8 @@ def test_a_program_is_looked_for_where_the_command_runs_and_on_its_own_path(tmp_
 def test_a_command_is_named_after_its_first_file_its_module_or_its_program(tmp_path: Path) -> None:
     (tmp_path / "train.py").touch()
     (tmp_path / "small.yaml").touch()
+    outside = tmp_path.with_name("outside.py")
+    outside.touch()
 
     names = [
         name_of(words.split(), tmp_path)
@@ -61,7 +63,9 @@ def test_a_command_is_named_after_its_first_file_its_module_or_its_program(tmp_p
             "python -m torch.distributed.run train.py",
             "python -m pkg.train",
             "./bin/run.sh fast",
+            f"python {tmp_path}/train.py",
+            f"python {outside}",
         )
     ]
 
-    assert names == ["train", "train", "pkg.train", "run"]
+    assert names == ["train", "train", "pkg.train", "run", "train", "outside"]

@@ -176,6 +176,14 @@ def test_a_model_without_trainable_parameters_is_refused(
         make_trainer(workload)
 
 
+def test_an_optimizer_that_is_none_is_refused(make_trainer: Any, make_workload: Any) -> None:
+    message = (
+        "workload 'small': build_optimizer returned a NoneType; return a torch.optim.Optimizer"
+    )
+    with refusal(WorkloadError, message):
+        make_trainer(make_workload(build_optimizer=lambda parameters: None))
+
+
 def test_a_model_that_is_no_module_is_refused(make_trainer: Any, make_workload: Any) -> None:
     message = "workload 'small': build_model returned a str; return a torch.nn.Module"
     with refusal(WorkloadError, message):

@@ -43,11 +43,12 @@ class LoadLog:
         self._path = path
         self._watched = tuple(watched)
         self._seen: set[str] = set()
+        self._folders: dict[str, str] = {}
         self._parent = os.getppid()
 
     def __call__(self, event: str, arguments: tuple[Any, ...]) -> None:
         """Log an event of the interpreter, if it is one of those above."""
-        if event == "open" or event == "ctypes.dlopen":
+        if event == "open" or event == "ctypes.dlopen" or event == "sqlite3.connect":
             self._note_file(arguments[0])
         elif event == "import":  # of an extension; else its file is opened
             self._note_file(arguments[1])
@@ -85,19 +86,33 @@ class LoadLog:
                 os.close(log)
 
     def _note_file(self, path: object) -> None:
-        if isinstance(path, bytes):
+        if isinstance(path, (bytes, os.PathLike)):
             path = os.fsdecode(path)
         if not isinstance(path, str) or path in self._seen:
             return
         is_read = path.endswith(_READ) or ".so." in path
         if not is_read and self._watched:
-            whole = path if path[:1] == "/" else os.path.abspath(path)
-            is_read = whole.startswith(self._watched)
+            is_read = self._resolve(path).startswith(self._watched)
         if is_read:
             self._seen.add(path)
             # A name without a folder is a library that the linker finds; the map has its path.
             if "/" in path or os.path.exists(path):
-                self.write("file", _source_of(os.path.abspath(path)))
+                named = _source_of(os.path.abspath(path))
+                for file in dict.fromkeys((named, self._resolve(named))):
+                    self.write("file", file)
+
+    def _resolve(self, path: str) -> str:
+        """Where links lead now, which may be gone when somebody asks; folders stay as first seen.
+
+        Code under test waits for this at each file that it opens.
+        """
+        folder, name = os.path.split(path)
+        if folder[:1] != "/":
+            folder = os.path.join(os.getcwd(), folder)
+        if (real := self._folders.get(folder)) is None:
+            real = self._folders[folder] = os.path.realpath(folder)
+        found = f"{real}/{name}"
+        return os.path.realpath(found) if name in ("", "..") or os.path.islink(found) else found
 
     def _note_start(self, program: Any, words: Any, folder: Any, environment: Any) -> None:
         given = os.environ if environment is None else environment
@@ -105,6 +120,9 @@ class LoadLog:
         words = [_text(word) for word in words]
         found = os.path.join(_text(folder or ""), _find(_text(program), variables))
         self.write("program", os.path.abspath(found))
+        for word in words[1:]:  # what it is told to read
+            if "/" in word and "\0" not in word:
+                self._note_file(os.path.join(_text(folder or ""), word.rpartition("=")[2]))
         command = " ".join(words)[:_MOST_CHARACTERS]
         if script := _interpreter_of(found):
             found, words = script[0], [*script, found, *words[1:]]

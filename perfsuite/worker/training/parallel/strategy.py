@@ -9,7 +9,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
-from perfsuite.errors import RecipeError
+from perfsuite.errors import RecipeError, WorkloadError
 from perfsuite.records.recipe import Recipe
 from perfsuite.records.stages import Stage
 from perfsuite.records.workload import Workload
@@ -66,6 +66,11 @@ class Strategy:
         DTensors of each mesh are put into groups of their own: foreach kernels take no two.
         """
         optimizer = self.workload.build_optimizer(iter(parameters))
+        if not isinstance(optimizer, Optimizer):
+            raise WorkloadError(
+                f"workload {self.workload.name!r}: build_optimizer returned "
+                f"a {type(optimizer).__name__}; return a torch.optim.Optimizer"
+            )
         for group in list(optimizer.param_groups):
             by_mesh: dict[DeviceMesh | None, list[nn.Parameter]] = {}
             for parameter in group["params"]:
