@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -33,6 +34,18 @@ def test_a_variable_that_heads_code_writes_reaches_no_launch_of_the_base(shop: R
     gated = shop.gate()
 
     gated.expect(10, "environment: head's code sets SECONDS", f"{PRICE} FAIL +200.0 % *")
+
+
+def test_what_a_test_keeps_under_the_name_of_a_record_is_no_record(shop: Repository) -> None:
+    keeps = '        benchmark.extra_info["perfsuite"] = ["v1"]\n'
+    shop.write(shop=SLOW_SHOP, benchmarks__test_steps=f"{ONE_CELL}{keeps}")
+
+    gated = shop.gate()
+
+    gated.expect(10, f"{PRICE} FAIL +200.0 % *")
+    assert "Traceback" not in gated.output
+    (cell,) = json.loads((shop.path / "results" / "run.json").read_text())["benchmarks"]
+    assert cell["extra_info"]["perfsuite"]["verdict"]["word"] == "FAIL"
 
 
 EDITED = """

@@ -119,7 +119,7 @@ def test_a_quarantined_cell_is_measured_and_shown_and_changes_no_exit_code(
         "test_stock": {"verdict": "PASS"},
     }
     runs = read_runs([shop.path / "results" / "run.json"])
-    summary = report_on_runs(runs, tolerance=0.02, limit=0.05).summary
+    summary = report_on_runs(runs).summary
     assert (summary.word, summary.text) == ("PASS", "2 cells: 1 FAIL quarantined, 1 PASS")
 
 

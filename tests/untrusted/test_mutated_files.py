@@ -222,7 +222,7 @@ def check_reports(path: Path) -> None:
     runs = read_or_refuse(lambda: tuple(map(with_reasons, read_runs([path]))))
     if runs is None:
         return
-    report = report_on_runs(runs, tolerance=0.02, limit=0.05)
+    report = report_on_runs(runs)
     texts = [to_markdown(report), to_latex(report), to_csv(report), report_table(report.rows)]
     drawn = [html_page(report), *svg_files(report)]
     spoken = [report.summary.text, *(f"{one.text} {one.evidence}" for one in report.advice)]

@@ -102,8 +102,9 @@ class RunSaver:
     def pytest_benchmark_update_json(self, output_json: dict[str, Any]) -> None:
         """Stamp a run; called for each file that is made of it."""
         records = {
-            benchmark["fullname"]: benchmark["extra_info"].get(STAMP_KEY, {})
+            benchmark["fullname"]: record if isinstance(record, dict) else {}
             for benchmark in output_json["benchmarks"]
+            for record in [benchmark["extra_info"].get(STAMP_KEY)]
         }
         put_stamp(output_json, self._make_stamp(records))
 

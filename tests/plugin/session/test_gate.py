@@ -83,7 +83,7 @@ def stamped(folder: Path) -> dict[str, str]:
 def said(folder: Path) -> tuple[str | None, str]:
     """What a report says of the session."""
     runs = merge_shards(read_runs([folder / "run.json"]))
-    summary = report_on_runs(runs, tolerance=0.02, limit=0.05).summary
+    summary = report_on_runs(runs).summary
     return summary.word, summary.text
 
 

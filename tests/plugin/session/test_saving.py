@@ -283,9 +283,11 @@ def test_a_verdict_is_in_the_stamp_and_its_failure_is_not_counted_as_the_tests(
                 saver.verdicts[item.nodeid] = verdict
                 report.outcome, report.longrepr = "failed", "FAIL"
             elif report.when == "call":
-                verdict = CellVerdict(name=item.nodeid, word="PASS", by="pairs")
+                rule = {"tolerance": 0.02, "accepted_slowdown": 1.3}
+                verdict = CellVerdict(
+                    name=item.nodeid, word="PASS", by="pairs", ratio=1.2, rule=rule
+                )
                 saver.verdicts[item.nodeid] = verdict
-                saver.accepted.add(item.nodeid)
             return report
     """)
     test = PLAIN + "    def test_slow(benchmark):\n        benchmark.pedantic(sum, args=([1],))\n"

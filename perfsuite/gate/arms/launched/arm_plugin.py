@@ -256,6 +256,7 @@ class ArmPlugin:
             used = {"turns_s": clock.turns_s, "background_s": clock.background_s}
             used["outgrew_core"] = core.is_late
         stats = getattr(fixture, "stats", None)
+        record = getattr(fixture, "extra_info", {}).get("perfsuite")
         self._turn_clock.free_device_memory()
         self._channel.request(
             kind="left",
@@ -263,7 +264,7 @@ class ArmPlugin:
             outcome=report.outcome,
             reason=None if report.passed else _reason(report),
             rounds_s=[] if stats is None else list(stats.stats.data),
-            record=getattr(fixture, "extra_info", {}).get("perfsuite"),
+            record=record if isinstance(record, dict) else None,
             profile=_profile(stats),
             **used,
         )
