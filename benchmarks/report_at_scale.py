@@ -181,7 +181,7 @@ def main() -> None:
             run = make_run(arguments.cells, arguments.rounds, rng, day)
             path.write_text(json.dumps(run), encoding="utf-8")
         start = time.perf_counter()
-        report = report_on_runs(read_runs(paths), tolerance=0.02, limit=0.05)
+        report = report_on_runs(read_runs(paths))
         write_folder(report, folder / "report")
         seconds = time.perf_counter() - start
         size = (folder / "report" / "index.html").stat().st_size
