@@ -39,31 +39,7 @@ def test_toy(train_benchmark):
     assert train_benchmark("toy-mlp", Recipe(), rounds=3).losses_are_finite
 """
 # What the README's example takes for granted.
-MY_PACKAGE = """\
-import torch
-
-
-class MyModel(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layers = torch.nn.ModuleList(torch.nn.Linear(8, 8) for _ in range(3))
-
-    def forward(self, inputs):
-        for layer in self.layers:
-            inputs = torch.tanh(layer(inputs))
-        return inputs
-
-
-class MyData(torch.utils.data.Dataset):
-    def __init__(self, split):
-        self.inputs = torch.randn(256, 8)
-
-    def __len__(self):
-        return len(self.inputs)
-
-    def __getitem__(self, index):
-        return self.inputs[index], index % 8
-"""
+MY_PACKAGE = (ROOT / "tests" / "support" / "readers_package.py").read_text()
 # Which extra, a verb that needs it, and what that ends in with it: nothing answers on port 9.
 WITHOUT_TORCH = (
     ("tensorboard", "report run.json --tensorboard events", 0),

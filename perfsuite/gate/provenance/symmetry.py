@@ -135,7 +135,7 @@ def _find_foreign(arm: Loading, other: Loading) -> str | None:
             continue
         path = Path(file)
         place = path.relative_to(other.top)
-        # What it is meant to share is a link at the same place, which git does not track.
+        # What it is meant to share is a link at the same place.
         if not other.is_code(path) or _real_path(arm.top / place) == file:
             continue
         is_data = not file.endswith(_CODE) and ".so." not in file and file not in arm.programs

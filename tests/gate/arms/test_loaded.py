@@ -33,7 +33,7 @@ def test_busy(benchmark):
     own = ["-c", "import in_child, os; os.system('true')"]
     subprocess.run([sys.executable, *own], check=True)
     subprocess.run([sys.executable, "-W", "error", "-I", "-c", "pass"], check=True)
-    subprocess.run(["true"], env={}, check=True)
+    subprocess.run(["true", "-o", "made/and_gone.so", "--ignore=./in_none.py"], env={}, check=True)
     subprocess.run(["sh", "-c", "true"], env={"PATH": os.environ["PATH"]}, check=True)
     open("page.md").close()
     subprocess.run(["./script"], check=True)

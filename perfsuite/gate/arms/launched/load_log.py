@@ -120,9 +120,11 @@ class LoadLog:
         words = [_text(word) for word in words]
         found = os.path.join(_text(folder or ""), _find(_text(program), variables))
         self.write("program", os.path.abspath(found))
-        for word in words[1:]:  # what it is told to read
-            if "/" in word and "\0" not in word:
-                self._note_file(os.path.join(_text(folder or ""), word.rpartition("=")[2]))
+        for word in words[1:]:  # any other file may be one that it writes
+            if "/" in word and "\0" not in word and self._watched:
+                told = self._resolve(os.path.join(_text(folder or ""), word.rpartition("=")[2]))
+                if told.startswith(self._watched):
+                    self.write("file", told)
         command = " ".join(words)[:_MOST_CHARACTERS]
         if script := _interpreter_of(found):
             found, words = script[0], [*script, found, *words[1:]]
