@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 from typing import Any
@@ -156,6 +157,27 @@ def test_a_slower_change_is_told_beside_its_line_and_in_one_comment(tmp_path: Pa
         assert job.failed == 0, job.output
     assert hub.changes[3:] == [f"PATCH repos/{REPOSITORY}/issues/comments/100"]
     assert hub.read("comments")[0]["body"].splitlines()[:4] == comment["body"].splitlines()[:4]
+
+    # Advice has the same verdicts, and passes; without verdicts, too.
+    advice = runner.on_change(
+        **action_inputs(arguments="--perf-limit=10%", policy="advisory", name="performance-advice")
+    )
+    advice.run(steps)
+    assert (advice.failed, advice.values["steps.gate.outputs.code"]) == (0, "0"), advice.output
+    assert "advisory: would have ended in 10\n" in advice.output
+    assert advice.summary.startswith("**FAIL**: 1 cell&#58; 1 FAIL advisory\n")
+    run_file = runner.checkout / "results" / "run.json"
+    run = json.loads(run_file.read_text())
+    (benchmark,) = run["benchmarks"]
+    run_file.write_text(
+        json.dumps(run | {"benchmarks": [benchmark | {"extra_info": {}}]} | {"perfsuite": None})
+    )
+    (summary,) = (step for step in steps if step.get("name") == "Summary")
+    advice.run([summary])
+    assert advice.failed == 0
+    advice.values |= action_inputs()
+    advice.run([summary])
+    assert advice.failed == 12
 
 
 @pytest.mark.parametrize(
