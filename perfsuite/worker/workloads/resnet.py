@@ -26,7 +26,7 @@ def resnet18() -> Workload:
         # ResNet-18 divides height and width by 32: the smallest images with a pixel left.
         build_dataset=partial(digits, image_size=32, num_channels=3),
         loss=F.cross_entropy,
-        build_optimizer=partial(SGD, lr=0.02, momentum=0.9),
+        build_optimizer=partial(SGD, lr=0.002, momentum=0.9),
         blocks=_basic_blocks,
         micro_batch_size=16,
     )

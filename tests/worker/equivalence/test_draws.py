@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from inspect import stack
 from typing import Any
 
 import pytest
@@ -51,6 +52,13 @@ def attend_by_bmm(hidden: Tensor) -> Tensor:
     return (weights @ heads).view(len(hidden), 8)
 
 
+def attend_head_by_head(hidden: Tensor) -> Tensor:
+    """The same in tensor2tensor's way, where all samples of the first head come first."""
+    heads = torch.cat(hidden.view(len(hidden), 2, 4).unbind(1)).unsqueeze(2)
+    weights = functional.dropout((heads @ heads.mT).softmax(-1), 0.4)
+    return torch.cat((weights @ heads).squeeze(2).chunk(2), 1)
+
+
 class OwnGenerator(nn.Module):
     """Adds noise of a generator that no seed of the run reaches, another one on each rank."""
 
@@ -78,6 +86,7 @@ BY_SAMPLE: dict[str, Callable[[Tensor], Tensor]] = {
     ),
     "attention": attend,
     "attention by bmm": attend_by_bmm,
+    "attention head by head": attend_head_by_head,
     "randn_like": lambda h: h + torch.randn_like(h),
     "normal_": lambda h: h + torch.empty_like(h).normal_(0.1, 0.5),
     "uniform_": lambda h: h * torch.empty_like(h).uniform_(0.5, 1.5),
@@ -174,6 +183,20 @@ def test_a_model_that_draws_is_held_to_its_check_in_every_precision(
     assert {"T1", "T2"} & {row.check for row in report.rows}
 
 
+@pytest.mark.parametrize("parallel", ["ddp:2", "pp:2", "mp:2"])
+def test_the_order_of_heads_and_samples_hides_no_mask_that_is_wrong(
+    check_equivalence: Check, plant: Build, parallel: str
+) -> None:
+    def build_model() -> nn.Module:
+        return nn.Sequential(nn.Linear(6, 8), Lambda(attend_head_by_head), nn.Linear(8, 3))
+
+    broken = plant(drop_without_scale, build_model=build_model, blocks=list)
+
+    report = check_equivalence(broken, Recipe(parallel=parallel), num_steps=1)
+
+    assert of(report, "T1").status == "mismatch", str(report)
+
+
 # For all samples together, and not the same on every rank.
 NOT_BY_SAMPLE: dict[str, tuple[Callable[[Tensor], Tensor], str]] = {
     "one coin for all": (
@@ -247,7 +270,7 @@ def seed_all_ranks_alike(model: nn.Module) -> None:
 
 
 def drop_without_scale(model: nn.Module) -> None:
-    def dropout(inputs: Tensor, p: float, training: bool, inplace: bool) -> Tensor:
+    def dropout(inputs: Tensor, p: float, training: bool = True, inplace: bool = False) -> Tensor:
         return inputs * torch.empty_like(inputs).bernoulli_(1 - p)
 
     functional.dropout = dropout
@@ -319,13 +342,13 @@ def test_a_mask_without_its_scale_is_found(
     assert "the gradient of" in report.worst.reason
 
 
-@pytest.mark.parametrize("parallel", ["ddp:2", "tp:2", "pp:2", "mp:2"])
+@pytest.mark.parametrize("parallel", ["single", "ddp:2", "tp:2", "pp:2", "mp:2"])
 def test_draws_that_are_switched_off_in_the_reference_alone_are_found(
     check_equivalence: Check, perceptron_workload: Build, parallel: str
 ) -> None:
     def build_model() -> nn.Module:
-        model = dropping()
-        return model if dist.is_initialized() else model.eval()
+        is_reference = any(frame.filename.endswith("single_process.py") for frame in stack())
+        return dropping().train(not is_reference)
 
     workload = perceptron_workload(build_model=build_model, blocks=list)
 

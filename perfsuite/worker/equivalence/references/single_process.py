@@ -46,6 +46,7 @@ class Pass:
         draws: What the last micro-batch drew, as the recorded run did.
         wrong_draw: How one process draws other random numbers than the run; None where it does not.
         unknown_draw: Why it cannot draw those of the run, None where it can.
+        has_heads: Whether samples and the heads of attention shared a dimension of those draws.
         drew_outside: A module besides torch that drew random numbers; None where none did.
     """
 
@@ -55,6 +56,7 @@ class Pass:
     draws: list[Draw]
     wrong_draw: str | None
     unknown_draw: str | None
+    has_heads: bool
     drew_outside: str | None
 
     def why_not_repeated(self, *, by_several: bool) -> str | None:
@@ -113,10 +115,11 @@ class Reference:
             if draws_anew:
                 torch.rand((), device=device)
                 draws = None
-            parts = []
+            parts, num_rows = [], num_samples(micro_batch.batch)
             for index in range(num_chunks):
                 chunk = draws if draws is None or num_chunks == 1 else draws[index : index + 1]
-                replay = Replay(chunk, device, micro_batch.rows)
+                rows = micro_batch.rows or (0, num_rows, num_rows)
+                replay = Replay(chunk, device, rows, heads_first=micro_batch.heads_first)
                 with replay:
                     parts.append(self._run_chunk(micro_batch.batch, index, num_chunks, scale))
                 replay.finish()
@@ -133,6 +136,7 @@ class Reference:
             draws=replays[-1].given,
             wrong_draw=next((how for one in replays for how in one.wrong), None),
             unknown_draw=next((why for one in replays for why in one.unknown), None),
+            has_heads=any(one.has_heads for one in replays),
             drew_outside=outside,
         )
 
@@ -161,12 +165,13 @@ class UnrepeatableError(ValueError):
     """One process cannot draw the random numbers that the run drew."""
 
 
-def one_batch(micro_batches: Sequence[MicroBatch]) -> MicroBatch:
+def one_batch(micro_batches: Sequence[MicroBatch], *, heads_first: bool = False) -> MicroBatch:
     """All samples of several micro-batches as one, or raise `UnjoinableError`."""
     joined = _join([micro_batch.batch for micro_batch in micro_batches])
     draws = [micro_batch.draws for micro_batch in micro_batches]
     parts = None if None in draws else [part for one in draws for part in one or ()]
-    return dataclasses.replace(micro_batches[0], batch=joined, draws=parts)
+    first = micro_batches[0]
+    return dataclasses.replace(first, batch=joined, draws=parts, heads_first=heads_first)
 
 
 def slice_batch(micro_batch: MicroBatch, begin: int, end: int) -> MicroBatch:

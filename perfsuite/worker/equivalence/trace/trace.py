@@ -37,12 +37,15 @@ class MicroBatch:
         draws: Those of torch in the forward passes of consecutive parts of the batch: the chunks
             of a pipeline, else one part; None where they were not recorded.
         rows: (begin, end, size) where `batch` is a slice of that which the draws are for.
+        heads_first: Whether a dimension of a draw that holds the samples and the heads of attention
+            has the samples of one head side by side.
     """
 
     batch: Any
     random_state: RandomState
     draws: list[list[Draw]] | None = None
     rows: tuple[int, int, int] | None = None
+    heads_first: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

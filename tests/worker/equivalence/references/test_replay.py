@@ -36,7 +36,8 @@ def record(function: Callable[..., Any], *inputs: Any) -> tuple[Any, list[Draw]]
 
 def replay(parts: Draws | None, function: Callable[..., Any], *inputs: Any, **options: Any) -> Any:
     """What the function returns when it is given recorded draws, and the replay."""
-    given = Replay(parts, CPU, **options)
+    num_samples = len(inputs[0]) if inputs else 0
+    given = Replay(parts, CPU, **{"rows": (0, num_samples, num_samples)} | options)
     with given:
         result = function(*inputs)
     given.finish()
@@ -75,6 +76,30 @@ def test_parts_of_a_batch_draw_together_what_each_drew(name: str, dtype: torch.d
     if name != "mixed":
         some, _ = replay([given.given], function, torch.cat(parts)[2:6], rows=(2, 6, 7))
         assert torch.equal(some, result[2:6])
+
+
+@pytest.mark.parametrize("heads_first", [False, True])
+def test_heads_and_samples_share_a_dimension_in_either_order(heads_first: bool) -> None:
+    def attend(samples: Tensor) -> Tensor:
+        heads = samples.transpose(0, 1) if heads_first else samples
+        dropped = drop(heads.flatten(0, 1)).view(heads.shape)
+        return dropped.transpose(0, 1) if heads_first else dropped
+
+    torch.manual_seed(1)
+    parts = [torch.randn(size, 2, 5) for size in (3, 4)]
+    recorded = [record(attend, part) for part in parts]
+    draws, whole = [drawn for _, drawn in recorded], torch.cat(parts)
+    expected = torch.cat([dropped for dropped, _ in recorded])
+
+    result, given = replay(draws, attend, whole, heads_first=heads_first)
+
+    assert given.has_heads
+    assert torch.equal(result, expected)
+    options = {"rows": (2, 6, 7), "heads_first": heads_first}
+    some, _ = replay([given.given], attend, whole[2:6], **options)
+    assert torch.equal(some, expected[2:6])
+    other, _ = replay(draws, attend, whole, heads_first=not heads_first)
+    assert not torch.equal(other, expected)
 
 
 def test_what_was_drawn_in_a_low_precision_is_the_same_in_float64() -> None:
