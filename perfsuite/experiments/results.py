@@ -55,6 +55,7 @@ def combine(
     # A user's own code may tell fewer on one rank than on another.
     losses = zip(*told, strict=job.user_code is None)
     precision = None if job.recipe is None else job.recipe.precision
+    has_replicas = job.recipe is not None and job.recipe.plan.properties.runs_threads
     speeds, without_speed = _speeds(precision, device, ranks, step_s)
     staged = [rank.stage_rounds or rank.rounds for rank in ranks]
     own_s = own_stage_times(staged, first.num_iterations, [rank.watched_s for rank in ranks])
@@ -64,6 +65,7 @@ def combine(
         recipe=None if job.recipe is None else job.recipe.as_dict(),
         device=device,
         world_size=len(ranks),
+        num_devices=len(first.environment.accelerators) if has_replicas else None,
         exercised=True,
         fingerprint=None if "fingerprint" in missing else first.environment.fingerprint,
         numerics=numerics,

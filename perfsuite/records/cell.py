@@ -108,6 +108,8 @@ class CellRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
 
     Attributes:
         recipe: None where a user's own code was measured.
+        num_devices: Accelerators that "dp:N" ran on: on a single one its replicas follow one
+            another. None for any other mode.
         slow_ranks: By stage, the rank that took longest in it, less its waiting for other ranks.
         rank_stages_s: Seconds per iteration of each stage on each rank, likewise. Both are None
             for a single rank, and where the ranks ran different stages.
@@ -135,6 +137,7 @@ class CellRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     losses: tuple[float, ...]
     verdict: Verdict | None
     operators: tuple[Operator, ...] | None = None
+    num_devices: Count | None = None
     tokens_per_s: Amount | None = None
     tflops: Amount | None = None
     mfu: Amount | None = None

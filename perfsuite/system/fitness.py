@@ -36,7 +36,8 @@ _MOST_GPU_USED = 10
 # last of our own processes ended stands for another: only what is busy for longer is another's.
 _GPU_SAMPLES_S = 2.0
 _GPU_LOOK_S = 0.2
-# Of the time, by NVML's own counter: a GPU that its heat slows down slows one arm's rounds alone.
+# Of the time, by NVML's own counters: a GPU that its heat slows down slows one arm's rounds alone.
+# At its power limit it slows down both.
 _MOST_THROTTLED = 0.02
 # Each piece takes 20 to 50 ms on a server of 2020 to 2025, long against the clock and the
 # scheduler's tick. A change of a number here makes all stored probes useless.
@@ -64,6 +65,7 @@ class Reading:
         periods: Of each control group with a quota of processor time: how many of the quota's
             periods there were, and in how many the group was held because it was used up.
         throttled_s: Of each visible GPU, by its UUID: seconds slowed down for its heat.
+        capped_s: Likewise those that it was held at its power limit.
         gpu_users: Processes that keep a visible GPU busy.
     """
 
@@ -76,19 +78,21 @@ class Reading:
     busy_s: float = 0.0
     group_s: float | None = None
     periods: Mapping[Path, tuple[int, int]] = field(default_factory=dict)
+    capped_s: Mapping[str, float] = field(default_factory=dict)
 
 
 def read_sensors() -> Reading:
     """Return the sensors now; call it while no timed process is running."""
     times = psutil.cpu_times()
     cores = os.sched_getaffinity(0)
-    throttled_s, gpu_users = _read_gpus()
+    throttled_s, capped_s, gpu_users = _read_gpus()
     return Reading(
         at_s=time.monotonic(),
         cpu_s=_foreign_cpu_s(),
         total_s=sum(times[:8]),  # guest time is in user time already (proc(5))
         stolen_s=getattr(times, "steal", 0.0),
         throttled_s=throttled_s,
+        capped_s=capped_s,
         gpu_users=gpu_users,
         busy_s=sum(
             one.user + one.nice + one.system + one.irq + one.softirq
@@ -108,10 +112,8 @@ def why_unfit(before: Reading, after: Reading, num_cores: int) -> str | None:
     if before.gpu_users:
         return f"other processes compute on the GPU: {', '.join(map(str, before.gpu_users))}"
     wall_s = after.at_s - before.at_s
-    for uuid, seconds in after.throttled_s.items():
-        share = (seconds - before.throttled_s.get(uuid, seconds)) / wall_s
-        if share > _MOST_THROTTLED:
-            return f"GPU {uuid} was slowed down for its heat for {format_ratio(share)} of the time"
+    if hot := _most_held(before.throttled_s, after.throttled_s, wall_s):
+        return f"GPU {hot[0]} was slowed down for its heat for {hot[1]} of the time"
     stolen = (after.stolen_s - before.stolen_s) / max(after.total_s - before.total_s, wall_s)
     if stolen > _MOST_STOLEN:
         return f"the hypervisor took {format_ratio(stolen)} of the processors' time"
@@ -144,6 +146,26 @@ def why_unfit(before: Reading, after: Reading, num_cores: int) -> str | None:
     return None
 
 
+def describe_power_limit(before: Reading, after: Reading) -> str | None:
+    """Return which GPU its power limit held most between two readings; None where it held none.
+
+    That is no reason not to time: both arms pay for it.
+    """
+    held = _most_held(before.capped_s, after.capped_s, after.at_s - before.at_s)
+    return held and f"GPU {held[0]} was held at its power limit for {held[1]} of the time"
+
+
+def _most_held(
+    before_s: Mapping[str, float], after_s: Mapping[str, float], wall_s: float
+) -> tuple[str, str] | None:
+    """The GPU that was held longest, and for which part of the time; None for hardly any."""
+    shares = {gpu: (held_s - before_s.get(gpu, held_s)) / wall_s for gpu, held_s in after_s.items()}
+    gpu = max(shares, key=shares.__getitem__, default=None)
+    if gpu is None or shares[gpu] <= _MOST_THROTTLED:
+        return None
+    return gpu, format_ratio(shares[gpu])
+
+
 def _foreign_cpu_s() -> dict[tuple[int, float], float]:
     """Return processor seconds of each process outside this one's ancestors and children."""
     own = psutil.Process()
@@ -157,20 +179,22 @@ def _foreign_cpu_s() -> dict[tuple[int, float], float]:
     return found
 
 
-def _read_gpus() -> tuple[dict[str, float], tuple[int, ...]]:
+def _read_gpus() -> tuple[dict[str, float], dict[str, float], tuple[int, ...]]:
     throttled_s: dict[str, float] = {}
+    capped_s: dict[str, float] = {}
     users: set[int] = set()
-    heat = pynvml.NVML_PERF_POLICY_THERMAL
+    heat, power = pynvml.NVML_PERF_POLICY_THERMAL, pynvml.NVML_PERF_POLICY_POWER
     with visible_handles() as handles:
         for handle in handles:
-            with contextlib.suppress(pynvml.NVMLError):  # not reported to this driver or user
-                counted = pynvml.nvmlDeviceGetViolationStatus(handle, heat)
-                throttled_s[pynvml.nvmlDeviceGetUUID(handle)] = counted.violationTime / 1e9
+            for policy, held_s in ((heat, throttled_s), (power, capped_s)):
+                with contextlib.suppress(pynvml.NVMLError):  # not reported to this driver or user
+                    counted = pynvml.nvmlDeviceGetViolationStatus(handle, policy)
+                    held_s[pynvml.nvmlDeviceGetUUID(handle)] = counted.violationTime / 1e9
             with contextlib.suppress(pynvml.NVMLError):
                 if _is_busy(handle):
                     processes = pynvml.nvmlDeviceGetComputeRunningProcesses(handle)
                     users |= {process.pid for process in processes}
-    return throttled_s, tuple(sorted(users))
+    return throttled_s, capped_s, tuple(sorted(users))
 
 
 def _is_busy(handle: Any) -> bool:

@@ -97,9 +97,9 @@ def measured(model_flops: int | None, *accelerators: str) -> CellMeasured:
     )
 
 
-def combined(precision: str, *ranks: CellMeasured) -> Outcome:
+def combined(precision: str, *ranks: CellMeasured, parallel: str = "ddp:2") -> Outcome:
     plan = MeasurePlan(num_rounds=2, num_iterations=1)
-    recipe = Recipe(parallel="ddp:2", precision=precision)
+    recipe = Recipe(parallel=parallel, precision=precision)
     job = RunCell(activity="train", plan=plan, recipe=recipe)
     device = "cuda" if ranks[0].environment.accelerators else "cpu"
     return combine(job, "toy-mlp", device, ranks, None)
@@ -153,6 +153,15 @@ def test_a_rank_without_model_flops_leaves_no_speed_in_them():
     record = combined("bf16", measured(3 * 10**12, H200), measured(None, H200)).record
 
     assert (record.counts.model_flops, record.tflops, record.mfu) == (None, None, None)
+
+
+def test_the_replicas_of_one_process_say_over_how_many_devices_they_are_spread():
+    def num_devices(parallel: str, *accelerators: str) -> int | None:
+        return combined("fp32", measured(None, *accelerators), parallel=parallel).record.num_devices
+
+    assert num_devices("dp:2", H200, H200) == 2
+    assert num_devices("dp:2", H200) == 1
+    assert num_devices("ddp:1", H200) is None
 
 
 def test_the_controllers_part_of_measuring_imports_no_torch():

@@ -86,7 +86,7 @@ ENVIRONMENT = Environment(
 
 
 LATER_KEYS = (
-    *("operators", "tokens_per_s", "tflops", "mfu", "hfu"),
+    *("operators", "num_devices", "tokens_per_s", "tflops", "mfu", "hfu"),
     *("slow_ranks", "rank_stages_s", "step_s", "weights"),
 )
 

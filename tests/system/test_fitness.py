@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import itertools
 import os
 import subprocess
@@ -18,6 +19,7 @@ import pytest
 from perfsuite.system import fitness
 from perfsuite.system.fitness import (
     Reading,
+    describe_power_limit,
     group_seconds,
     probe_host,
     quota_periods,
@@ -96,6 +98,19 @@ def test_a_gpu_that_was_too_hot_makes_it_unfit() -> None:
     assert why_unfit(before, after, 2) == (
         "GPU GPU-1 was slowed down for its heat for 10.0 % of the time"
     )
+
+
+def test_a_power_limit_is_told_of_the_gpu_that_it_held_most_and_leaves_the_machine_fit() -> None:
+    before = reading(100.0, capped_s={"GPU-1": 3.0, "GPU-2": 1.0})
+    after = reading(110.0, capped_s={"GPU-1": 4.0, "GPU-2": 5.3, "GPU-3": 9.0})
+
+    assert why_unfit(before, after, 2) is None
+    assert describe_power_limit(before, after) == (
+        "GPU GPU-2 was held at its power limit for 43.0 % of the time"
+    )
+    later = dataclasses.replace(after, at_s=120.0)
+    assert describe_power_limit(after, later) is None
+    assert describe_power_limit(reading(1.0), reading(2.0)) is None
 
 
 def test_others_on_the_gpu_make_it_unfit() -> None:
@@ -205,8 +220,8 @@ class Nvml:
     def _violations(self, handle: str, policy: int) -> SimpleNamespace:
         if not self._shows_heat:
             raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
-        assert policy == pynvml.NVML_PERF_POLICY_THERMAL
-        return SimpleNamespace(violationTime=2_000_000_000)
+        seconds = {pynvml.NVML_PERF_POLICY_THERMAL: 2, pynvml.NVML_PERF_POLICY_POWER: 5}[policy]
+        return SimpleNamespace(violationTime=seconds * 10**9)
 
 
 def test_a_busy_gpu_tells_its_users_and_its_heat(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -215,6 +230,7 @@ def test_a_busy_gpu_tells_its_users_and_its_heat(monkeypatch: pytest.MonkeyPatch
     found = read_sensors()
 
     assert (found.gpu_users, found.throttled_s) == ((42,), {"GPU-1": 2.0})
+    assert found.capped_s == {"GPU-1": 5.0}
 
 
 def test_a_gpu_that_idles_has_no_users_and_one_that_hides_its_heat_none(
@@ -224,7 +240,7 @@ def test_a_gpu_that_idles_has_no_users_and_one_that_hides_its_heat_none(
 
     found = read_sensors()
 
-    assert (found.gpu_users, found.throttled_s) == ((), {})
+    assert (found.gpu_users, found.throttled_s, found.capped_s) == ((), {}, {})
 
 
 def test_a_sample_of_our_own_last_pair_is_no_other_process(monkeypatch: pytest.MonkeyPatch) -> None:

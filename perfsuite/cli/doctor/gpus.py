@@ -1,6 +1,10 @@
 """The GPUs as NVML shows them: which there are, and what would disturb a timing on them."""
 
+import itertools
+import os
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pynvml
@@ -8,7 +12,7 @@ import pynvml
 from perfsuite.cli.doctor.findings import Finding
 from perfsuite.errors import DeviceError
 from perfsuite.system.gpus import GpuFacts, driver_version, if_shown, nvml, visible_gpus
-from perfsuite.units import format_bytes
+from perfsuite.units import counted, format_bytes
 
 # nvmlClocksThrottleReasons (NVML API reference), without an idle GPU and application clocks.
 _THROTTLE_REASONS = {
@@ -41,12 +45,13 @@ def examine_gpus() -> list[Finding]:
             return [Finding("GPUs", "ok", "none visible; cells run on the CPU")]
         found = f"{len(gpus)} visible, driver {driver_version()}"
         with nvml():
-            states = [_read_state(pynvml.nvmlDeviceGetHandleByUUID(gpu.uuid)) for gpu in gpus]
+            handles = [pynvml.nvmlDeviceGetHandleByUUID(gpu.uuid) for gpu in gpus]
+            states, together = [*map(_read_state, handles)], [*_judge_together(handles)]
     except DeviceError as error:
         return [Finding("GPUs", "fail", str(error), "see nvidia-smi; restart the driver")]
     numbered = enumerate(zip(gpus, states, strict=True))
     judged = [gpu_finding(f"GPU {index}", gpu, state) for index, (gpu, state) in numbered]
-    return [Finding("GPUs", "ok", found), *judged]
+    return [Finding("GPUs", "ok", found), *together, *judged]
 
 
 def gpu_finding(subject: str, gpu: GpuFacts, state: GpuState) -> Finding:
@@ -73,6 +78,27 @@ def gpu_finding(subject: str, gpu: GpuFacts, state: GpuState) -> Finding:
         text += ": without persistence mode each cell waits for the driver to load"
         return Finding(subject, "warn", text, "sudo nvidia-smi --persistence-mode=1")
     return Finding(subject, "ok", text)
+
+
+def _judge_together(handles: Sequence[Any]) -> Iterator[Finding]:
+    """Yield what is found about all GPUs: who else may use them, and how they reach each other."""
+    control = Path(os.environ.get("CUDA_MPS_PIPE_DIRECTORY", "/tmp/nvidia-mps"), "control")
+    if control.exists():
+        text = "the MPS daemon runs kernels of other processes beside those that are timed"
+        yield Finding("GPUs", "warn", text, "echo quit | nvidia-cuda-mps-control")
+    reading = pynvml.NVML_P2P_CAPS_INDEX_READ
+    apart = [
+        f"{one} and {other}"
+        for (one, mine), (other, its) in itertools.combinations(enumerate(handles), 2)
+        if if_shown(pynvml.nvmlDeviceGetP2PStatus, mine, its, reading)
+        not in (None, pynvml.NVML_P2P_STATUS_OK)
+    ]
+    if apart:
+        more = f" and {counted(len(apart) - 1, 'other pair')}" if len(apart) > 1 else ""
+        text = f"GPUs {apart[0]}{more} copy to each other through the host's memory"
+        yield Finding(
+            "GPUs", "warn", text, "see nvidia-smi topo -p2p r; virtualisation may hide it"
+        )
 
 
 def _read_state(handle: Any) -> GpuState:

@@ -20,7 +20,12 @@ from perfsuite.gate.judge.trial import Budget, CellPolicy, Judgement, Trial
 from perfsuite.gate.provenance.symmetry import find_asymmetry
 from perfsuite.stats.evidence import Prior
 from perfsuite.stats.sequential import Rule
-from perfsuite.system.fitness import quietest_core, read_sensors, why_unfit
+from perfsuite.system.fitness import (
+    describe_power_limit,
+    quietest_core,
+    read_sensors,
+    why_unfit,
+)
 from perfsuite.system.untrusted import printable
 from perfsuite.units import counted, format_change
 
@@ -82,6 +87,8 @@ def judge(
         pair.decide(undecided)
         for line in _progress(session, undecided, trials):
             say(line)
+        if pair.remark is not None:
+            say(f"  {pair.remark}")
     too_long = why_too_much(len(trials), session.first_s, budget)
     for trial in trials:
         _end(trial, pair, too_long)
@@ -92,7 +99,8 @@ def judge(
 class _Pair:
     """One pair of launches over cells in that order.
 
-    It says nothing where the machine was unfit for it, or it did not compare two trees.
+    It says nothing where the machine was unfit for it, or it did not compare two trees. `remark` is
+    what slowed both arms down.
     """
 
     plan: PairPlan
@@ -101,6 +109,7 @@ class _Pair:
     wall_s: float
     unfit: str | None
     invalid: str | None
+    remark: str | None
 
     def decide(self, trials: Sequence[Trial]) -> None:
         """Add what it says to those trials that were fair in it, and decide them if possible."""
@@ -161,7 +170,8 @@ class _Session:
         self.random_numbers.shuffle(names)
         before = read_sensors()
         launches = launch_pair(self.arms, plan, names)
-        unfit = why_unfit(before, read_sensors(), len(os.sched_getaffinity(0)))
+        after = read_sensors()
+        unfit = why_unfit(before, after, len(os.sched_getaffinity(0)))
         unfit = unfit or pair_evidence.why_clocks_differ(launches)
         wall_s = time.monotonic() - began_s
         self.first_s = self.first_s or wall_s
@@ -169,7 +179,13 @@ class _Session:
         invalid = find_asymmetry(**launches)
         self.num_unfit += unfit is not None
         return _Pair(
-            plan=plan, names=names, launches=launches, wall_s=wall_s, unfit=unfit, invalid=invalid
+            plan=plan,
+            names=names,
+            launches=launches,
+            wall_s=wall_s,
+            unfit=unfit,
+            invalid=invalid,
+            remark=describe_power_limit(before, after),
         )
 
 

@@ -206,6 +206,8 @@ def _global_batch_size(row: Row) -> int | None:
     """Samples of one step over all devices; None where the cell has none that could be counted."""
     if row.record is None or row.record.samples_per_s is None or row.step_time_s is None:
         return None
+    if row.recipe is not None and (row.record.num_devices or math.inf) < row.recipe.plan.size:
+        return None  # replicas that follow one another on one device
     if not all(map(is_plausible_time, (row.step_time_s, *row.rounds_s))):
         return None
     samples = row.record.samples_per_s * row.step_time_s

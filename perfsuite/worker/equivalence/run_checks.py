@@ -36,29 +36,35 @@ def check_run(case: Case) -> tuple[tuple[EquivalenceRow, ...], dict[str, str]]:
         semantics: check_semantics,
         "checkpointing": check_checkpointing,
     }
-    proofs: dict[str, Proof] = {}
+    # What ranks draw for their parts of a user's layers is theirs. Buffers that differ between
+    # ranks are T1's or T2's; T0 allows them.
+    apart = {"buffer", "random draw"} if recipe.plan.model_axes else {"buffer"}
+    differences = case.trace.differences
+    unequal = [one for one in differences if one.what == "buffer"]
+    proven: dict[str, EquivalenceRow] = {}
     not_exercised: list[EquivalenceRow] = []
     inapplicable: dict[str, str] = {}
     for name, check in checks.items():
         result = check(case)
-        if isinstance(result, Proof):
-            proofs[name] = result
-        elif isinstance(result, EquivalenceRow):
+        if isinstance(result, EquivalenceRow):
             not_exercised.append(result)
-        else:
+        elif isinstance(result, str):
             inapplicable[name] = result
-    if (first := next(iter(proofs.values()), None)) is not None:
-        check_optimizer_steps(case, first)
-        # What ranks draw for their parts of a user's layers is theirs.
-        apart = {"buffer", "random draw"} if recipe.plan.model_axes else {"buffer"}
-        first.evidence += [one for one in case.trace.differences if one.what not in apart]
-    # Buffers that differ between ranks are T1's or T2's; T0 allows them.
-    if unequal := [one for one in case.trace.differences if one.what == "buffer"]:
-        proofs.setdefault(semantics, Proof(check=semantics)).evidence += unequal
-    rows = [*(proof.conclude(recipe) for proof in proofs.values()), *not_exercised]
+        else:
+            if not proven:
+                check_optimizer_steps(case, result)
+                result.evidence += [one for one in differences if one.what not in apart]
+            if name == semantics:
+                result.evidence += unequal
+            # Before the next one: a proof keeps its references, which fill a device.
+            proven[name] = result.conclude(recipe)
+        del result
+    if unequal and semantics not in proven:
+        proven[semantics] = Proof(check=semantics, evidence=unequal).conclude(recipe)
+    rows = [*proven.values(), *not_exercised]
     # The reference of the checkpointing check is the same parallel mode without checkpointing,
     # which is one process, sharing no code with the recipe, only where the recipe is.
-    has_reference = any(one != "checkpointing" or recipe.plan.mode == "single" for one in proofs)
+    has_reference = any(one != "checkpointing" or recipe.plan.mode == "single" for one in proven)
     if not not_exercised and not has_reference:
         reason = "; ".join(f"{name} does not apply: {why}" for name, why in inapplicable.items())
         rows.append(EquivalenceRow.of(recipe, semantics, "not exercised", reason))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -143,6 +144,55 @@ def test_each_gpu_gets_a_finding_after_the_driver() -> None:
             "end them, or wait",
         ),
     ]
+
+
+@pytest.mark.usefixtures("one_gpu")
+@pytest.mark.parametrize(
+    ("num_gpus", "blocked", "found"),
+    [
+        (2, set(), []),
+        (2, {("GPU-0", "GPU-1")}, ["GPUs 0 and 1 copy to each other through the host's memory"]),
+        (
+            3,
+            {("GPU-0", "GPU-2"), ("GPU-1", "GPU-2")},
+            ["GPUs 0 and 2 and 1 other pair copy to each other through the host's memory"],
+        ),
+    ],
+)
+def test_gpus_that_do_not_reach_each_other_are_a_warning(
+    monkeypatch: pytest.MonkeyPatch, num_gpus: int, blocked: set[tuple[str, str]], found: list[str]
+) -> None:
+    gpus = [dataclasses.replace(H100, uuid=f"GPU-{index}") for index in range(num_gpus)]
+    monkeypatch.setattr("perfsuite.cli.doctor.gpus.visible_gpus", lambda: gpus)
+
+    def status(one: str, other: str, kind: int) -> int:
+        assert kind == pynvml.NVML_P2P_CAPS_INDEX_READ
+        is_blocked = (one, other) in blocked
+        return pynvml.NVML_P2P_STATUS_CHIPSET_NOT_SUPPORTED if is_blocked else 0
+
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetP2PStatus", status)
+
+    findings = [one for one in examine_gpus() if one.subject == "GPUs"][1:]
+
+    assert [(one.status, one.text) for one in findings] == [("warn", text) for text in found]
+
+
+@pytest.mark.usefixtures("one_gpu")
+def test_a_daemon_that_shares_gpus_is_a_warning(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", str(tmp_path))
+    without = examine_gpus()
+    (tmp_path / "control").touch()
+
+    (added,) = [one for one in examine_gpus() if one not in without]
+
+    assert added == Finding(
+        "GPUs",
+        "warn",
+        "the MPS daemon runs kernels of other processes beside those that are timed",
+        "echo quit | nvidia-cuda-mps-control",
+    )
 
 
 @pytest.mark.usefixtures("one_gpu")

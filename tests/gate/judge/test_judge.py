@@ -130,6 +130,18 @@ def words(judgement: Judgement) -> dict[str, str | None]:
 # --- verdicts ---
 
 
+def test_what_slowed_both_arms_down_is_told_and_the_pair_counts(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(module, "describe_power_limit", lambda *_: "GPU 0 was held")
+
+    judgement = run(slower_by(same=0.0), ["same"], say=said.append)
+
+    assert words(judgement) == {"same": "PASS"}
+    assert said.count("  GPU 0 was held") == judgement.num_pairs
+
+
 def test_each_cell_gets_the_verdict_of_its_pairs(run: Run) -> None:
     machine = slower_by(same=0.0, slower=0.10, faster=-0.10)
 

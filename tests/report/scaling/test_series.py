@@ -59,6 +59,19 @@ def test_one_process_is_the_base_of_both_kinds() -> None:
     ]
 
 
+@pytest.mark.parametrize(("num_devices", "shown"), [(2, True), (1, False), (None, True)])
+def test_replicas_that_follow_one_another_on_one_device_are_no_scaling(
+    num_devices: int | None, shown: bool
+) -> None:
+    row = trained("dp:2")
+    assert row.record is not None
+    record = structs.replace(row.record, num_devices=num_devices)
+
+    found = describe_scaling([trained("single"), dataclasses.replace(row, record=record)]).series
+
+    assert bool(found) is shown
+
+
 def test_a_batch_is_told_by_the_samples_and_not_by_what_the_recipe_names() -> None:
     series = only(trained("single"), trained("ddp:2", micro_batch_size=8))
 
