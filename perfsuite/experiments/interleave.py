@@ -4,14 +4,13 @@ One launch of each cell is a repetition; repetitions are the replicates, and the
 is drawn anew. For many cells that need no verdict of the gate.
 """
 
-import pkgutil
 import random
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from perfsuite.experiments.rank_session import Session
+from perfsuite.experiments.rank_session import Session, call_by_name
 from perfsuite.ranks.messages import ActivityName
 from perfsuite.records.cell import Outcome
 from perfsuite.records.recipe import Recipe
@@ -85,12 +84,3 @@ class Bench:
     def on_ranks(self, num_ranks: int, name: str, *args: Any) -> list[Any]:
         """Return what "package.module:name", which may need torch, returns on each rank."""
         return self.session.run_function(num_ranks, call_by_name, (name, *args))
-
-
-def call_by_name(name: str, *args: Any) -> Any:
-    """Return what the function "package.module:name" returns of the arguments.
-
-    >>> call_by_name("math:gcd", 12, 18)
-    6
-    """
-    return pkgutil.resolve_name(name)(*args)

@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import importlib.util
 import os
+import pkgutil
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal, cast
@@ -36,6 +37,7 @@ DEVICES = ("auto", "cpu", "cuda")
 MAX_SEED = 2**32 - 1
 # The limits hold for the rounding of each step, so more steps prove little more.
 MAX_VERIFIED_STEPS = 10
+_DEVICE_PROBE = "perfsuite.worker.measure.device_probe:probe_device"
 
 
 class Session:
@@ -117,6 +119,16 @@ class Session:
         request = GroupRequest(job=job, world_size=num_ranks, policy=self._policy)
         replies = self._launcher.run(request)
         return [unpack(cast(messages.FunctionReturned, reply).value) for reply in replies]
+
+    def probe_device(self) -> dict[str, float]:
+        """Return seconds of fixed work on a rank's GPU, by name; {} without one or under torchrun.
+
+        Raises a PerfsuiteError where the GPU was lost.
+        """
+        if self.hardware.device == "cpu" or isinstance(self._launcher, TorchrunLauncher):
+            return {}
+        work = (_DEVICE_PROBE, self.hardware.device)
+        return cast(dict[str, float], self.run_function(1, call_by_name, work)[0])
 
     def measure_cell(
         self,
@@ -349,3 +361,12 @@ class Session:
         if reason is not None and self._launcher.why_not_exercised(recipe) is None:
             proven = "" if numerics is None else f"; its numerics are {numerics.status}"
             raise NotExercisedError(reason + proven)
+
+
+def call_by_name(name: str, *args: Any) -> Any:
+    """Return what the function "package.module:name" returns of the arguments.
+
+    >>> call_by_name("math:gcd", 12, 18)
+    6
+    """
+    return pkgutil.resolve_name(name)(*args)

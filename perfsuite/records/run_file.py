@@ -46,7 +46,8 @@ class RunStamp(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     """The top-level key "perfsuite" of a saved run.
 
     Attributes:
-        probe_s: Seconds of each host probe at the time, by name; None where none was run.
+        probe_s: Seconds of each probe of the host, and of a rank's GPU, at the time, by name; None
+            where none was run.
         num_failed: Tests of the session that failed, benchmarks or not.
         is_pull_request: Whether it ran for a change that is not merged yet.
         verdicts: The gate's decision on each cell, by full name, cells without a time included.
@@ -133,7 +134,7 @@ class RunHead:
 
     @property
     def probe_s(self) -> dict[str, float] | None:
-        """Seconds of each host probe, None where none was run."""
+        """Seconds of each probe, None where none was run."""
         return None if self.stamp is None else self.stamp.probe_s
 
 

@@ -7,7 +7,7 @@ measure of the base where the base just became faster, so the newest session alo
 The variance of a cell is moderated (Smyth 2004, "Linear Models and Empirical Bayes Methods"): it is
 pulled towards the other cells' median, since ten sessions alone estimate it badly, and the less,
 the noisier the cell is than those. The shift of the whole host is taken out by the slope of the
-cell's times on the host probe.
+cell's times on the probes.
 """
 
 import math
@@ -85,7 +85,7 @@ class Screener:
     """Which cells of a session are clearly fine; the others are for the judge.
 
     Cells come one by one, and each moderates those after it. With y the log of a cell's median, p
-    the mean log of the host probes, n sessions, and b the slope of y on p in them (0 below five
+    the mean log of the probes, n sessions, and b the slope of y on p in them (0 below five
     sessions, or below 0):
 
     - d = y - mean(y) - b (p - mean(p)), and e likewise from the newest session alone
@@ -98,7 +98,7 @@ class Screener:
     Without a slope the host's shifts stay in s^2, which then allows for the next one.
 
     `history` holds usable runs of the same environment, the newest commit last. `probe_s` is what
-    `probe_host` returned in this session, None where it was not run.
+    probes of host and GPU took in this session, None where none was run.
 
     Attributes:
         unfit: Why this session cannot be compared with the stored ones; None where it can.
@@ -139,7 +139,7 @@ def why_unfit(history: Sequence[StoredRun], probe_s: Mapping[str, float] | None)
         allowed = _REFUSED_SDS * max(robust_sd(logs), _MIN_PROBE_SD)
         if abs(math.log(seconds) - centre) > allowed:
             return (
-                f"the host probe {name!r} took {format_seconds(seconds)}, and "
+                f"the probe {name!r} took {format_seconds(seconds)}, and "
                 f"{format_seconds(math.exp(centre))} in {len(logs)} stored sessions: a shift of "
                 f"{format_ratio(abs(as_ratio(math.log(seconds) - centre) - 1))}, where "
                 f"{format_ratio(as_ratio(allowed) - 1)} is usual; let the machine come to rest"

@@ -71,7 +71,9 @@ class MeasuredSession:
         self._lines: dict[str, CellLine] = {}
         register = config.pluginmanager.register
         if is_ours:
-            self._saver = saving.RunSaver(config, ownership.environ, ownership.num_cores)
+            self._saver = saving.RunSaver(
+                config, ownership.environ, ownership.num_cores, self._probe_device
+            )
             self._saver.failed |= set(ownership.failed_collections)
             if choices.is_gate and config.getoption("benchmark_compare", None):
                 refuse_silent_passes(config, is_under_torchrun=choices.membership is not None)
@@ -112,6 +114,17 @@ class MeasuredSession:
                 choices.policy, say=show, num_rounds=choices.num_rounds, wait_s=choices.wait_s
             )
         return self._session
+
+    def _probe_device(self) -> dict[str, float]:
+        if self._session is None:  # nothing was measured on ranks
+            return {}
+        try:
+            return self._session.probe_device()
+        except (
+            PerfsuiteError
+        ) as error:  # a GPU was lost meanwhile, and the run is kept all the same
+            say(self._config, f"the GPU was not probed: {error}")
+            return {}
 
     @property
     def is_gated(self) -> bool:

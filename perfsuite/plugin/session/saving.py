@@ -62,14 +62,24 @@ class RunSaver:
         verdicts: What the gate decided of each cell, before the report of its test is logged.
     """
 
-    def __init__(self, config: pytest.Config, environ: Mapping[str, str], num_cores: int) -> None:
-        """Take the machine as it was before any test could change what this process sees of it."""
+    def __init__(
+        self,
+        config: pytest.Config,
+        environ: Mapping[str, str],
+        num_cores: int,
+        probe_device: Callable[[], Mapping[str, float]],
+    ) -> None:
+        """Take the machine as it was before any test could change what this process sees of it.
+
+        `probe_device` returns seconds of each probe of a rank's GPU, by name.
+        """
         self.write_errors: list[str] = []
         self.shard: ShardStamp | None = None
         self.failed: set[str] = set()
         self._config = config
         self._environ = dict(environ)
         self._num_cores = num_cores
+        self._probe_device = probe_device
         self.verdicts: dict[str, CellVerdict] = {}
         self._durations_s: defaultdict[str, float] = defaultdict(float)
 
@@ -88,8 +98,8 @@ class RunSaver:
 
     @cached_property
     def probe_s(self) -> dict[str, float]:
-        """Seconds of each host probe, which run when the first cell is measured, or at the end."""
-        return probe_host()
+        """Seconds of each probe, which run when the first cell is measured, or at the end."""
+        return {**probe_host(), **self._probe_device()}
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_benchmark_update_machine_info(self, machine_info: dict[str, Any]) -> None:

@@ -286,7 +286,7 @@ def test_a_session_on_another_kind_of_host_is_refused() -> None:
     found = screened(candidate(0.0), history, {"memory": 0.061})
 
     assert found.reason == (
-        "the host probe 'memory' took 61.0 ms, and 50.0 ms in 5 stored sessions: a shift of "
+        "the probe 'memory' took 61.0 ms, and 50.0 ms in 5 stored sessions: a shift of "
         "22.0 %, where 3.0 % is usual; let the machine come to rest"
     )
     assert found.word is None

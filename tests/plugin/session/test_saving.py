@@ -14,6 +14,8 @@ from typing import Any
 import pytest
 from _pytest import timing
 
+from perfsuite.errors import DeviceError
+from perfsuite.experiments.rank_session import Session
 from perfsuite.gate.baselines.select import choose_runs
 from perfsuite.plugin.session import saving
 from perfsuite.plugin.session.saving import RunSaver
@@ -311,7 +313,7 @@ def test_a_verdict_is_in_the_stamp_and_its_failure_is_not_counted_as_the_tests(
 def test_a_verdict_does_not_hide_that_the_test_itself_failed(
     pytester: pytest.Pytester, request: pytest.FixtureRequest
 ) -> None:
-    saver = RunSaver(request.config, {}, num_cores=1)
+    saver = RunSaver(request.config, {}, num_cores=1, probe_device=dict)
     report = pytest.TestReport(
         nodeid="a", location=("a", 0, "a"), keywords={}, outcome="failed", longrepr="", when="call"
     )
@@ -335,6 +337,39 @@ def test_a_machine_is_probed_once_and_only_for_a_run_that_is_kept(
 
     run(pytester, PLAIN, "--benchmark-save=base", "--benchmark-json=own.json")
     assert calls == [None]
+
+
+ON_A_RANK = """
+    def test_sum(benchmark, rank_group):
+        assert rank_group(1, sum, [1, 2]) == [3]
+        benchmark.pedantic(sum, args=([1, 2],), rounds=3)
+"""
+
+
+@pytest.mark.parametrize(("test", "is_probed"), [(ON_A_RANK, True), (PLAIN, False)])
+def test_the_gpu_of_a_session_with_ranks_is_probed_beside_the_host(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, test: str, is_probed: bool
+) -> None:
+    monkeypatch.setattr(Session, "probe_device", lambda self: {"GPU matmul": 0.2})
+
+    run(pytester, test, "--benchmark-save=base")
+
+    expected = PROBE_S | ({"GPU matmul": 0.2} if is_probed else {})
+    assert saved(pytester.path / "baselines")["perfsuite"]["probe_s"] == expected
+
+
+def test_a_run_is_kept_whose_gpu_is_lost_before_it_was_probed(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def lose(session: Session) -> dict[str, float]:
+        raise DeviceError("the GPU is lost")
+
+    monkeypatch.setattr(Session, "probe_device", lose)
+
+    result = run(pytester, ON_A_RANK, "--benchmark-save=base")
+
+    result.stdout.fnmatch_lines(["*the GPU was not probed: the GPU is lost"])
+    assert saved(pytester.path / "baselines")["perfsuite"]["probe_s"] == PROBE_S
 
 
 def test_sessions_that_save_at_the_same_time_are_all_kept(pytester: pytest.Pytester) -> None:
@@ -461,7 +496,7 @@ def test_saving_a_plain_suite_imports_no_torch(pytester: pytest.Pytester) -> Non
 def test_the_clock_rate_of_the_moment_is_not_part_of_the_machine(
     request: pytest.FixtureRequest,
 ) -> None:
-    saver = RunSaver(request.config, {}, num_cores=1)
+    saver = RunSaver(request.config, {}, num_cores=1, probe_device=dict)
     machine_info = {"node": "n", "cpu": {"brand_raw": "X", "hz_actual": [1, 0], "count": 2}}
 
     saver.pytest_benchmark_update_machine_info(machine_info)

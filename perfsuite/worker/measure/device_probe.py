@@ -1,0 +1,70 @@
+"""Fixed pieces of work on a rank's accelerator, which tell a slower device from slower code.
+
+Two GPUs of one name differ by some per cent. A power cap, memory rows that were taken out of use,
+or a link with fewer lanes than it had are in no fingerprint.
+"""
+
+import statistics
+import time
+from collections.abc import Callable
+from typing import Final
+
+import torch
+
+from perfsuite.worker.measure.device import is_accelerator, synchronize
+
+# A change of a number here makes all stored probes useless.
+_SIZE: Final = 4096
+# More than any cache of a device holds.
+_COPIED_BYTES: Final = 256 * 2**20
+_NUM_LAUNCHES: Final = 256
+# What is queued together: the wait for the device is a small part of it.
+_NUM_QUEUED: Final = 16
+_NUM_REPEATS: Final = 7
+# A device that rested raises its clock meanwhile.
+_WARM_UP_S: Final = 0.3
+
+
+def probe_device(device_type: str) -> dict[str, float]:
+    """Return seconds of each piece of work, by name; takes about half a second.
+
+    "GPU matmul" is a product in bfloat16, which follows the clock of the multiprocessors; "GPU
+    memory" and "GPU link" copy within the device and from the host; "GPU launch" is 256 kernels
+    that do nothing.
+    """
+    device = torch.device(device_type)
+    factor = torch.ones(_SIZE, _SIZE, dtype=torch.bfloat16, device=device)
+    product = torch.empty_like(factor)
+    source = torch.ones(_COPIED_BYTES, dtype=torch.uint8, device=device)
+    target = torch.empty_like(source)
+    host = torch.ones(_COPIED_BYTES, dtype=torch.uint8, pin_memory=is_accelerator(device))
+    number = torch.ones(1, device=device)
+
+    def launch() -> None:
+        for _ in range(_NUM_LAUNCHES):
+            number.add_(0)
+
+    works: dict[str, Callable[[], object]] = {
+        "GPU matmul": lambda: torch.mm(factor, factor, out=product),
+        "GPU memory": lambda: target.copy_(source),
+        "GPU link": lambda: target.copy_(host, non_blocking=True),
+        "GPU launch": launch,
+    }
+    end_s = time.perf_counter() + _WARM_UP_S
+    while time.perf_counter() < end_s:
+        _time(works["GPU matmul"], device)
+    return {name: _time(work, device) for name, work in works.items()}
+
+
+def _time(work: Callable[[], object], device: torch.device) -> float:
+    """Seconds of a piece of work, the median."""
+    work()
+    synchronize(device)
+    durations_s = []
+    for _ in range(_NUM_REPEATS):
+        start_s = time.perf_counter()
+        for _ in range(_NUM_QUEUED):
+            work()
+        synchronize(device)
+        durations_s.append((time.perf_counter() - start_s) / _NUM_QUEUED)
+    return statistics.median(durations_s)

@@ -1,0 +1,45 @@
+"""The probe of a device, on a CPU and on a queue that is played."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from perfsuite.worker.measure import device_probe
+
+NAMES = ["GPU matmul", "GPU memory", "GPU link", "GPU launch"]
+
+
+@pytest.fixture(autouse=True)
+def _small(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(device_probe, "_SIZE", 8)
+    monkeypatch.setattr(device_probe, "_COPIED_BYTES", 64)
+
+
+def test_each_piece_of_work_takes_its_time() -> None:
+    found = device_probe.probe_device("cpu")
+
+    assert list(found) == NAMES
+    assert all(seconds > 0 for seconds in found.values())
+
+
+def test_the_time_of_what_is_queued_counts_and_not_that_of_queueing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The device needs a millisecond for each call that is queued, and the host no time."""
+    now_s = queued_s = 0.0
+
+    def synchronize(device: torch.device) -> None:
+        nonlocal now_s, queued_s
+        now_s, queued_s = now_s + queued_s, 0.0
+
+    def queue() -> None:
+        nonlocal queued_s
+        queued_s += 0.001
+
+    monkeypatch.setattr(device_probe, "synchronize", synchronize)
+    monkeypatch.setattr(device_probe.time, "perf_counter", lambda: now_s)
+
+    assert device_probe._time(queue, torch.device("cpu")) == pytest.approx(0.001)
