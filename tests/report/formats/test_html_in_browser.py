@@ -210,6 +210,20 @@ def test_on_a_phone_nothing_lies_beside_the_screen(show: Any) -> None:
     assert widths[0] <= widths[1]
 
 
+def test_on_a_phone_a_name_stands_apart_from_its_value(show: Any) -> None:
+    page = show(full_report(), viewport=PHONE)
+
+    gaps = page.evaluate(
+        """() => Array.from(document.querySelectorAll(".cells tbody tr:first-child td"))
+            .filter(cell => cell.textContent.trim())
+            .map(cell => parseFloat(getComputedStyle(cell, "::before").marginRight)
+                + parseFloat(getComputedStyle(cell).columnGap || 0))"""
+    )
+
+    assert len(gaps) > 5
+    assert min(gaps) >= 8  # pixels
+
+
 def test_on_paper_every_row_is_there_and_no_control(show: Any) -> None:
     page = show(full_report())
 
