@@ -70,6 +70,19 @@ def test_a_hostile_name_is_text(name: str) -> None:
     assert not [name for _, name, _ in page.attributes if name.startswith("on")]
 
 
+def test_the_verdict_is_not_pushed_off_the_screen_by_what_it_rests_on() -> None:
+    def sources_of(number: int) -> str:
+        sources = [f"run {index}" for index in range(number)]
+        return html_page(report_on(*judged(), sources=sources)).partition("<nav")[0]
+
+    few, many = sources_of(6), sources_of(30)
+
+    assert "<details" not in few
+    shown, _, folded = many.partition("<details")
+    assert [shown.count("<li>"), folded.count("<li>")] == [6, 24]
+    assert "<summary>and 24 more</summary>" in folded
+
+
 def test_nothing_on_the_page_leads_elsewhere() -> None:
     text = html_page(report_on(*judged()))
 
