@@ -220,6 +220,7 @@ def test_a_wrong_argument_fails_its_own_cell_in_one_sentence(project: pytest.Pyt
 
 def test_loops_that_go_wrong_fail_in_one_sentence(project: pytest.Pytester) -> None:
     test = """
+        import argparse
         import os
         import signal
         import sys
@@ -249,6 +250,7 @@ def test_loops_that_go_wrong_fail_in_one_sentence(project: pytest.Pytester) -> N
                 step()
 
         def ten():
+            argparse.ArgumentParser().parse_args()  # as a script without arguments
             step = steps()
             for _ in range(10):
                 step()
@@ -256,6 +258,11 @@ def test_loops_that_go_wrong_fail_in_one_sentence(project: pytest.Pytester) -> N
         def leaving():
             steps()()
             sys.exit("no GPU")
+
+        def asking():
+            parser = argparse.ArgumentParser()
+            parser.add_argument("--epochs", required=True)
+            parser.parse_args()
 
         def exiting():
             step = steps()
@@ -290,7 +297,7 @@ def test_loops_that_go_wrong_fail_in_one_sentence(project: pytest.Pytester) -> N
         def test_step(step_benchmark, build_step):
             step_benchmark(build_step)
 
-        @pytest.mark.parametrize("train", [never, short, broken, leaving, exiting])
+        @pytest.mark.parametrize("train", [never, short, broken, leaving, asking, exiting])
         def test_loop(loop_benchmark, train):
             loop_benchmark(train, steps=20, warmup=3)
 
@@ -320,6 +327,8 @@ def test_loops_that_go_wrong_fail_in_one_sentence(project: pytest.Pytester) -> N
             "after 3 to warm up; let it take more, or ask for fewer (warmup=, steps=)",
             "RankFailureError: rank 0 of 1 raised ZeroDivisionError: no more data, in phase *",
             "WorkloadError: leaving: the loop ended by sys.exit('no GPU') at *test_inner.py:*",
+            "WorkloadError: asking: the loop ended by sys.exit(2) at *argparse.py:* for its "
+            "arguments: sys.argv has none here; set it, or have a function take them",
             "WorkloadError: exiting: the loop ended by sys.exit(0) at *test_inner.py:* after 3 "
             "steps, too few for two rounds after 3 to warm up; let it take more, or ask for fewer "
             "(warmup=, steps=)",
@@ -331,7 +340,7 @@ def test_loops_that_go_wrong_fail_in_one_sentence(project: pytest.Pytester) -> N
             "*in late*",
         ]
     )
-    result.assert_outcomes(failed=10, passed=1)
+    result.assert_outcomes(failed=11, passed=1)
 
 
 def test_the_names_for_user_code_need_nothing_but_python() -> None:

@@ -119,7 +119,7 @@ def prune(
     """Remove exceptions that have expired, and runs that are too old to be looked at."""
     if is_sure and keep is None:
         raise SettingError("--yes removes runs; say with --keep N how many are to stay")
-    expired = prune_entries(file, date.today())
+    expired, kept = prune_entries(file, date.today())
     for entry in expired:
         typer.echo(f"{file}: removed, because it has expired: {in_words(entry)}")
     old: list[AnyPath] = []
@@ -134,6 +134,8 @@ def prune(
         typer.echo("none of these was removed; add --yes to remove them")
     if not expired and not old:
         typer.echo("nothing to remove")
+    for entry in kept:
+        typer.echo(f"{file}: stays: {in_words(entry)}")
     write_json(json_file, expired=expired, old_runs=[str(path) for path in old], is_removed=is_sure)
 
 

@@ -292,14 +292,15 @@ def append_entry(path: Path, entry: Entry) -> None:
     _write(path, edited, (*entries, entry))
 
 
-def prune(path: Path, today: datetime.date) -> tuple[Entry, ...]:
-    """Remove the expired exceptions of a file with the comments right above; return them."""
+def prune(path: Path, today: datetime.date) -> tuple[tuple[Entry, ...], tuple[Entry, ...]]:
+    """Remove expired exceptions and the comments right above; return them, and those that stay."""
     data = _read(path)
     entries = _parse(path, data)
+    is_kept = [entry.expires >= today for entry in entries]
     expired = tuple(entry for entry in entries if entry.expires < today)
+    kept = tuple(itertools.compress(entries, is_kept))
     if not expired:
-        return ()
-    is_kept = [entry not in expired for entry in entries]
+        return (), kept
     starts = [header.start() for header in _HEADER.finditer(data)]
     if len(starts) == len(entries):
         tables = (data[start:end] for start, end in pairwise([*starts, len(data)]))
@@ -310,8 +311,8 @@ def prune(path: Path, today: datetime.date) -> tuple[Entry, ...]:
             if not is_kept[index]:
                 document["accepted"].pop(index)  # an inline list
         edited = document.as_string().encode()
-    _write(path, edited, tuple(itertools.compress(entries, is_kept)))
-    return expired
+    _write(path, edited, kept)
+    return expired, kept
 
 
 def _parse_formatted(path: Path, data: bytes) -> TOMLDocument:

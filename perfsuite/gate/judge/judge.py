@@ -35,6 +35,8 @@ _MAX_UNFIT = 3
 _MAX_HASH_SEED = 2**32 - 1
 # Undecided cells whose running interval is shown after a pair, the widest first.
 _MOST_SHOWN = 5
+# Bounds that lie farther apart than by a factor of 100 say nothing yet.
+_WIDEST_SHOWN = math.log(100)
 # What times can say of a cell that was measured on both sides.
 _WORDS_OF_PAIRS = {"PASS", "FAIL", "IMPROVED", "INCONCLUSIVE"}
 _APART = (
@@ -285,8 +287,9 @@ def _progress(session: _Session, judged: Sequence[Trial], trials: Sequence[Trial
         between = ""
         if trial.decision is not None:
             low, high = trial.decision.interval
-            change = format_change(trial.decision.ratio)
-            between = f", {change}, between {format_change(low)} and {format_change(high)}"
+            between = f", {format_change(trial.decision.ratio)}"
+            if _width(trial) < _WIDEST_SHOWN:
+                between += f", between {format_change(low)} and {format_change(high)}"
         yield f"  {trial.name}: {trial.word or 'open'}{between}"
 
 

@@ -125,7 +125,8 @@ def resume(trial: Trial, kept: KeptCell) -> None:
     if kept.word == "FAIL" and is_same:
         trial.decide()
         trial.word, trial.by = "FAIL", kept.by
-        trial.reason = "; ".join(filter(None, (_KEPT, kept.reason)))
+        told = (kept.reason or "").removeprefix(_KEPT).removeprefix("; ")
+        trial.reason = "; ".join(filter(None, (_KEPT, told)))
         return
     while trial.decide_beyond().word == "INCONCLUSIVE":
         trial.rule = dataclasses.replace(trial.rule, num_sessions=trial.rule.num_sessions + 1)

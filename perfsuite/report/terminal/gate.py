@@ -42,5 +42,7 @@ def verdict_lines(
             yield printable_lines(f"{printable(cell.name)}: {text}")
     if cells and all(cell.word == "NEW" for cell in cells):
         yield "nothing to compare yet: commit these benchmarks, and the next change is judged"
+    if cells and all(cell.policy == "quarantined" for cell in cells):
+        yield "nothing was judged: every cell is quarantined, so no verdict counts"
     for text in exceptions_of(cells):
         yield printable(f"accepted: {text}")

@@ -57,6 +57,7 @@ def _load(code: UserCode, start: RankStart) -> Callable[[], Any]:
     let_children_be_loader_workers(start.folder, start.cores)
     function: Callable[[], Any] = unpack(code.function)
     seed_random_numbers(start.seed)
+    del sys.argv[1:]  # pytest's own; a script's main() is to see none
     return function
 
 
@@ -145,7 +146,10 @@ def _staying(what: str) -> Iterator[None]:
 
 def _describe_exit(ended: SystemExit) -> str:
     place = traceback.extract_tb(ended.__traceback__)[-1]
-    return f"sys.exit({ended.code!r}) at {place.filename}:{place.lineno}"
+    told = f"sys.exit({ended.code!r}) at {place.filename}:{place.lineno}"
+    if place.filename.endswith("argparse.py"):
+        told += " for its arguments: sys.argv has none here; set it, or have a function take them"
+    return told
 
 
 class UserStep(_UserCode):

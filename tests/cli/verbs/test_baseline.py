@@ -379,6 +379,7 @@ def test_prune_removes_exceptions_that_have_expired(
     assert capsys.readouterr().out == (
         "baselines/accepted.toml: removed, because it has expired: "
         "b may take up to 8.0 % more time until 2020-01-31: slower, and right\n"
+        "baselines/accepted.toml: stays: a may be gone until 2999-01-31: nobody used it\n"
     )
     document = json.loads((tmp_path / "pruned.json").read_text())
     assert [entry["cell"] for entry in document.pop("expired")] == ["b"]

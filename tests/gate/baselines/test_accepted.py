@@ -353,9 +353,11 @@ def test_pruning_removes_the_expired_entries_and_nothing_else(tmp_path: Path) ->
     append_entry(path, slowdown("kept"))
     append_entry(path, old)
 
-    removed = prune(path, TODAY)
+    removed, stays = prune(path, TODAY)
 
     assert [entry.cell for entry in removed] == ["gone", "old"]
+    assert [entry.cell for entry in stays][-1] == "kept"
+    assert not {*removed} & {*stays}
     assert path.read_text() == FILE[: FILE.index('[[accepted]]\ncell = "gone"')] + (
         '[[accepted]]\ncell = "kept"\nkind = "slowdown"\nratio = 1.08\n'
         'reason = "slower, and right"\nexpires = 2027-01-31\n\n'
@@ -374,7 +376,7 @@ def test_a_file_with_nothing_expired_is_not_touched(tmp_path: Path) -> None:
     path = written(tmp_path, FILE)
     before = path.stat()
 
-    assert prune(path, date(2026, 1, 1)) == ()
+    assert prune(path, date(2026, 1, 1))[0] == ()
     assert path.stat().st_mtime_ns == before.st_mtime_ns
     assert path.stat().st_ino == before.st_ino
 
@@ -400,9 +402,9 @@ def test_an_expired_exception_is_removed_from_an_inline_list(tmp_path: Path) -> 
     kept = '{cell = "b", kind = "removed", reason = "why", expires = 2027-01-31}'
     path = written(tmp_path, f"# Reviewed.\naccepted = [\n  {old},\n  {kept},  # still\n]\n")
 
-    removed = prune(path, TODAY)
+    removed, stays = prune(path, TODAY)
 
-    assert [entry.cell for entry in removed] == ["a"]
+    assert ([entry.cell for entry in removed], [entry.cell for entry in stays]) == (["a"], ["b"])
     assert path.read_text() == f"# Reviewed.\naccepted = [\n  {kept},  # still\n]\n"
 
 

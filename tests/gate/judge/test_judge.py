@@ -591,7 +591,7 @@ def test_progress_shows_the_running_intervals(run: Run) -> None:
     said: list[str] = []
 
     def cell(name: str, arm: str, number: int) -> CellRun:
-        spread = {"calm": 0.001, "wild": 0.1}[name]
+        spread = {"calm": 0.001, "wild": 0.03}[name]
         return timed(1.0 if arm == "base" else math.exp(spread * (-1) ** number))
 
     run(Machine(cell), ["calm", "wild"], max_pairs=4, say=said.append)
@@ -607,6 +607,17 @@ def test_progress_shows_the_running_intervals(run: Run) -> None:
         "pair 4: 2 of 2 cells decided (# s)",
         "  wild: INCONCLUSIVE, +# %, between -# % and +# %",
     ]
+
+
+def test_bounds_that_say_nothing_are_not_shown(run: Run) -> None:
+    said: list[str] = []
+
+    def cell(name: str, arm: str, number: int) -> CellRun:
+        return timed(1.0 if arm == "base" else math.exp((-1) ** number))
+
+    run(Machine(cell), ["wild"], max_pairs=4, say=said.append)
+
+    assert "  wild: open, +0.0 %" in said
 
 
 # --- the machine ---

@@ -101,6 +101,8 @@ def test_a_failure_by_counts_is_kept_with_its_reason(tmp_path: Path) -> None:
 
     assert (trial.word, trial.by) == ("FAIL", "counts")
     assert trial.reason == "an earlier session of these two trees has failed it; flops 1 -> 2"
+    kept(tmp_path).write([trial])
+    assert resumed(tmp_path).reason == trial.reason
 
 
 def test_a_failure_is_open_again_where_the_user_accepts_more(tmp_path: Path) -> None:
