@@ -200,6 +200,7 @@ def test_the_record_has_exactly_the_keys_of_the_contract(project: pytest.Pyteste
         "losses",
         "verdict",
         "operators",
+        "num_devices",
         "tokens_per_s",
         "tflops",
         "mfu",
