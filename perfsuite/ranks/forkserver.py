@@ -27,7 +27,7 @@ Start = TypeVar("Start")
 _PRELOADED = (
     *("perfsuite.ranks.reaper", "torch", "torch.distributed", "torch._dynamo"),
     *("torch.distributed.fsdp", "torch.distributed.tensor.parallel"),
-    *("torch.distributed.pipelining", "perfsuite.worker.main"),
+    *("torch.distributed.pipelining", "torch.utils.flop_counter", "perfsuite.worker.main"),
 )
 # The path of a Unix socket has 107 characters at most (unix(7)), and multiprocessing's own
 # "/pymp-xxxxxxxx/listener-xxxxxxxx" takes 32 of them.

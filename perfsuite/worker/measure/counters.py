@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch.utils.flop_counter import flop_registry
 
 from perfsuite.records.stages import untimed
 from perfsuite.worker.measure.clock import collector_off
@@ -97,6 +96,10 @@ def count_launches(event_names: Iterable[str]) -> int:
 class _Counter(StepMode):  # type: ignore[no-untyped-call]
     def __init__(self) -> None:
         super().__init__()
+        # It imports triton, and a gate's later launches count nothing.
+        from torch.utils.flop_counter import flop_registry
+
+        self._formulas = flop_registry
         self.found = IterationCounts(watched_s=self.watched_s)
         self._scores_flops = 0
         # By backward pass, of operators that autograd records; and the passes with others.
@@ -119,7 +122,7 @@ class _Counter(StepMode):  # type: ignore[no-untyped-call]
             if func.namespace in _BOOKKEEPING_NAMESPACES:
                 return func(*args, **kwargs)
             formula = func.overloadpacket
-            if formula not in flop_registry:
+            if formula not in self._formulas:
                 # Under inference_mode composite operators arrive whole, otherwise in parts.
                 with self:
                     result = func.decompose(*args, **kwargs)
@@ -133,8 +136,8 @@ class _Counter(StepMode):  # type: ignore[no-untyped-call]
         backward = torch._C._current_graph_task_id()
         if not torch.is_grad_enabled():
             self._plain_passes.add(backward)
-        if formula in flop_registry:
-            flops = flop_registry[formula](*args, **kwargs, out_val=result)
+        if formula in self._formulas:
+            flops = self._formulas[formula](*args, **kwargs, out_val=result)
             self.found.flops += flops
             self._scores_flops += _scores_flops(formula, args, flops)
             if backward != _NO_BACKWARD and torch.is_grad_enabled():

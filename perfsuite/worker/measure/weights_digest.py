@@ -4,10 +4,10 @@ from collections.abc import Iterable
 
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from perfsuite.records.cell import TensorDigest
+from perfsuite.worker.dtensor import local_tensor
 
 # Steps that are told; training multiplies a difference in rounding.
 _MOST_STEPS = 3
@@ -19,7 +19,7 @@ def digest_weights(parameters: Iterable[Tensor]) -> tuple[TensorDigest, ...]:
 
     Equal weights have equal digests, bit for bit: the order of a sum depends on shapes alone.
     """
-    parts = [one.to_local() if isinstance(one, DTensor) else one for one in parameters]
+    parts = [local_tensor(one) for one in parameters]
     parts = [torch.view_as_real(one) if one.is_complex() else one for one in parts]
     # A norm in float64 needs no copy of the tensor in float64, as its squares would.
     sums = [

@@ -5,7 +5,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 
 
 def map_tensors(value: Any, function: Callable[[Tensor], Any]) -> Any:
@@ -56,8 +55,3 @@ def call_model(model: Callable[..., Any], inputs: Any) -> Any:
     if isinstance(inputs, list | tuple):
         return model(*inputs)
     return model(inputs)
-
-
-def local_tensor(tensor: Tensor) -> Tensor:
-    """This rank's part of a DTensor, sharing its memory; a plain tensor itself."""
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor

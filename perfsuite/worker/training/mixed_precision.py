@@ -19,7 +19,8 @@ from perfsuite.errors import NotExercisedError, RecipeError
 from perfsuite.records.capability import Hardware, why_not_timed
 from perfsuite.records.recipe import Recipe
 from perfsuite.records.workload import Workload
-from perfsuite.worker.training.batches import cast_floating, local_tensor
+from perfsuite.worker.dtensor import local_tensor
+from perfsuite.worker.training.batches import cast_floating
 from perfsuite.worker.training.forwards import wrap_forward
 
 _BATCHNORM_LAYERS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)

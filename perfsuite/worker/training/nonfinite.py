@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from perfsuite.errors import NonFiniteError
-from perfsuite.worker.training.batches import local_tensor
+from perfsuite.worker.dtensor import local_tensor
 from perfsuite.worker.training.trainer import Trainer
 
 

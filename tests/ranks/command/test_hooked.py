@@ -67,3 +67,15 @@ def test_an_interpreter_without_what_perfsuite_needs_says_so(tmp_path: Path) -> 
         "perfsuite cannot measure this command, because perfsuite.worker.command is missing for "
         f"{sys.executable}, which runs it; install perfsuite there\n"
     )
+
+
+def test_a_rank_of_a_command_loads_nothing_heavy_beside_torch(tmp_path: Path) -> None:
+    script = (
+        "import sys, torch\n"
+        "before = set(sys.modules)\n"
+        "import perfsuite.worker.command\n"
+        "heavy = {'sympy', 'triton', 'torch._dynamo', 'torch.distributed.tensor'}\n"
+        "print(*sorted(heavy & set(sys.modules) - before))"
+    )
+
+    assert run_python(tmp_path, script).split() == []

@@ -14,10 +14,11 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from perfsuite.records.stages import untimed
+from perfsuite.worker.dtensor import local_tensor
 from perfsuite.worker.equivalence.comparison import Tensors
 from perfsuite.worker.equivalence.trace import trace
 from perfsuite.worker.equivalence.trace.draws import DrawRecorder, read_random_state
-from perfsuite.worker.training.batches import local_tensor, map_tensors
+from perfsuite.worker.training.batches import map_tensors
 from perfsuite.worker.training.loaders import EpochBatches
 from perfsuite.worker.training.parallel.strategy import Strategy
 from perfsuite.worker.training.step import train_step

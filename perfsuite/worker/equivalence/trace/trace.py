@@ -19,8 +19,8 @@ import cloudpickle
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
+from perfsuite.worker.dtensor import is_dtensor
 from perfsuite.worker.equivalence.comparison import Discrepancy, Quantity, Tensors, relative_error
 from perfsuite.worker.equivalence.trace.batch_difference import is_among
 from perfsuite.worker.equivalence.trace.draws import Draw, RandomState, join_ranks
@@ -86,7 +86,7 @@ def copy_tensor(tensor: Tensor) -> Tensor:
     copied = tensor.detach()
     if copied.layout is not torch.strided:
         copied = copied.to_dense()
-    return copied.clone() if isinstance(copied, DTensor) else copied.to("cpu", copy=True)
+    return copied.clone() if is_dtensor(copied) else copied.to("cpu", copy=True)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -318,7 +318,7 @@ def _share_all(value: Any) -> Any:
 
 def _share(tensors: Tensors) -> Tensors:
     whole = {
-        name: tensor.full_tensor().cpu() if isinstance(tensor, DTensor) else tensor
+        name: tensor.full_tensor().cpu() if is_dtensor(tensor) else tensor
         for name, tensor in tensors.items()
     }
     digests = {name: _digest(tensor) for name, tensor in whole.items()}

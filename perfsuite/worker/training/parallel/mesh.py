@@ -4,11 +4,11 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import DTensor
 
 from perfsuite.errors import RecipeError, WorkloadError
 from perfsuite.records.recipe import Recipe
 from perfsuite.records.workload import Workload
+from perfsuite.worker.dtensor import is_dtensor
 from perfsuite.worker.training.parallel.strategy import Strategy
 
 
@@ -35,7 +35,7 @@ class Mesh(Strategy):
     def splits_parameters(self) -> bool:
         """Whether the user's function has made DTensors of parameters."""
         return self._model is not None and any(
-            isinstance(parameter, DTensor) for parameter in self._model.parameters()
+            is_dtensor(parameter) for parameter in self._model.parameters()
         )
 
     def wrap(self, model: nn.Module) -> nn.Module:

@@ -6,13 +6,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from perfsuite.errors import RecipeError, WorkloadError
 from perfsuite.records.recipe import Recipe
 from perfsuite.records.stages import Stage
 from perfsuite.records.workload import Workload
+from perfsuite.worker.dtensor import is_dtensor
 from perfsuite.worker.training.batches import call_model
 from perfsuite.worker.training.step import compute_loss, scale_loss
 from perfsuite.worker.training.trainer import Trainer
@@ -74,7 +74,7 @@ class Strategy:
         for group in list(optimizer.param_groups):
             by_mesh: dict[DeviceMesh | None, list[nn.Parameter]] = {}
             for parameter in group["params"]:
-                mesh = parameter.device_mesh if isinstance(parameter, DTensor) else None
+                mesh = parameter.device_mesh if is_dtensor(parameter) else None
                 by_mesh.setdefault(mesh, []).append(parameter)
             group["params"], *others = by_mesh.values() or [[]]
             for those in others:
