@@ -186,7 +186,7 @@ def _cells(rows: Sequence[Row]) -> Iterator[ScaledCell]:
     groups: dict[tuple[int, tuple[object, ...]], list[Row]] = {}
     for row in rows:
         batch_size = _global_batch_size(row)
-        if batch_size is not None and row.recipe is not None:
+        if batch_size is not None and row.recipe is not None and not _shares_a_device(row):
             groups.setdefault((batch_size, shared_fields(row, "micro_batch_size")), []).append(row)
     for (batch_size, _), launched in groups.items():
         recipe = launched[0].recipe
@@ -202,12 +202,16 @@ def _cells(rows: Sequence[Row]) -> Iterator[ScaledCell]:
         )
 
 
+def _shares_a_device(row: Row) -> bool:
+    """Whether replicas follow one another on a device, which is no scaling."""
+    num_devices = None if row.record is None else row.record.num_devices
+    return num_devices is not None and row.recipe is not None and num_devices < row.recipe.plan.size
+
+
 def _global_batch_size(row: Row) -> int | None:
     """Samples of one step over all devices; None where the cell has none that could be counted."""
     if row.record is None or row.record.samples_per_s is None or row.step_time_s is None:
         return None
-    if row.recipe is not None and (row.record.num_devices or math.inf) < row.recipe.plan.size:
-        return None  # replicas that follow one another on one device
     if not all(map(is_plausible_time, (row.step_time_s, *row.rounds_s))):
         return None
     samples = row.record.samples_per_s * row.step_time_s

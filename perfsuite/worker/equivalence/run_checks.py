@@ -5,7 +5,7 @@ Runs in one process. It imports no torch.distributed: no reference may share a m
 
 from collections.abc import Callable
 
-from perfsuite.records.equivalence import EquivalenceRow, semantic_check
+from perfsuite.records.equivalence import Check, EquivalenceRow, semantic_check
 from perfsuite.worker.equivalence.checks.checkpointing import check_checkpointing
 from perfsuite.worker.equivalence.checks.data import check_data
 from perfsuite.worker.equivalence.checks.optimizer_steps import check_optimizer_steps
@@ -31,6 +31,25 @@ def check_run(case: Case) -> tuple[tuple[EquivalenceRow, ...], dict[str, str]]:
         return (EquivalenceRow.of(recipe, semantics, "no power", reason),), {}
     if (difference := _find_other_shape(case)) is not None:
         return (EquivalenceRow.of(recipe, semantics, "mismatch", difference),), {}
+    proven, not_exercised, inapplicable = _prove(case, semantics)
+    rows = [*proven.values(), *not_exercised]
+    # The reference of the checkpointing check is the same parallel mode without checkpointing,
+    # which is one process, sharing no code with the recipe, only where the recipe is.
+    has_reference = any(one != "checkpointing" or recipe.plan.mode == "single" for one in proven)
+    if not not_exercised and not has_reference:
+        reason = "; ".join(f"{name} does not apply: {why}" for name, why in inapplicable.items())
+        rows.append(EquivalenceRow.of(recipe, semantics, "not exercised", reason))
+        inapplicable = {}
+    return (*rows, check_data(case)), inapplicable
+
+
+def _prove(
+    case: Case, semantics: Check
+) -> tuple[dict[str, EquivalenceRow], list[EquivalenceRow], dict[str, str]]:
+    """Run each check; return the rows that are proven, those not exercised, and why none applies.
+
+    `semantics` is T1 or T2.
+    """
     checks: dict[str, Callable[[Case], Proof | EquivalenceRow | str]] = {
         "T0": check_reduction,
         semantics: check_semantics,
@@ -38,7 +57,7 @@ def check_run(case: Case) -> tuple[tuple[EquivalenceRow, ...], dict[str, str]]:
     }
     # What ranks draw for their parts of a user's layers is theirs. Buffers that differ between
     # ranks are T1's or T2's; T0 allows them.
-    apart = {"buffer", "random draw"} if recipe.plan.model_axes else {"buffer"}
+    apart = {"buffer", "random draw"} if case.recipe.plan.model_axes else {"buffer"}
     differences = case.trace.differences
     unequal = [one for one in differences if one.what == "buffer"]
     proven: dict[str, EquivalenceRow] = {}
@@ -57,19 +76,11 @@ def check_run(case: Case) -> tuple[tuple[EquivalenceRow, ...], dict[str, str]]:
             if name == semantics:
                 result.evidence += unequal
             # Before the next one: a proof keeps its references, which fill a device.
-            proven[name] = result.conclude(recipe)
+            proven[name] = result.conclude(case.recipe)
         del result
     if unequal and semantics not in proven:
-        proven[semantics] = Proof(check=semantics, evidence=unequal).conclude(recipe)
-    rows = [*proven.values(), *not_exercised]
-    # The reference of the checkpointing check is the same parallel mode without checkpointing,
-    # which is one process, sharing no code with the recipe, only where the recipe is.
-    has_reference = any(one != "checkpointing" or recipe.plan.mode == "single" for one in proven)
-    if not not_exercised and not has_reference:
-        reason = "; ".join(f"{name} does not apply: {why}" for name, why in inapplicable.items())
-        rows.append(EquivalenceRow.of(recipe, semantics, "not exercised", reason))
-        inapplicable = {}
-    return (*rows, check_data(case)), inapplicable
+        proven[semantics] = Proof(check=semantics, evidence=unequal).conclude(case.recipe)
+    return proven, not_exercised, inapplicable
 
 
 def _find_other_shape(case: Case) -> str | None:

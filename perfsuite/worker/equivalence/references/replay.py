@@ -179,7 +179,7 @@ class Replay(DrawMode):  # type: ignore[no-untyped-call]
         values, size = draw.values, self._end - self._begin
         if values is None or values.dim() != len(shape) or draw.bound != wanted.bound:
             return None
-        axes = [axis for axis, size in enumerate(values.shape) if size != shape[axis]]
+        axes = [axis for axis, length in enumerate(values.shape) if length != shape[axis]]
         if not axes:
             return values
         (axis, *others), num_heads = axes, values.shape[axes[0]] // self._num_samples
