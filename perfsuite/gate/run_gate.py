@@ -36,7 +36,7 @@ from perfsuite.gate.judge.explain import explain
 from perfsuite.gate.judge.forecast import describe_cost, forecast_pair_s, why_too_much
 from perfsuite.gate.judge.judge import judge
 from perfsuite.gate.judge.kept_pairs import KeptPairs, read_kept_pairs
-from perfsuite.gate.judge.trial import CellPolicy, Judgement
+from perfsuite.gate.judge.trial import CellPolicy, Judgement, Trial
 from perfsuite.gate.provenance import head_files
 from perfsuite.gate.provenance.dependencies import ANY, changed_dependencies
 from perfsuite.gate.provenance.identical import Comparison
@@ -256,6 +256,13 @@ class _Session:
         laid = collect(arms[0], request.budget.timeout_s).suite if changed else None
         replaced = head_files.give_back(tree, laid, own_files, policies)
         kept, before = self._read_kept(), head_files.code_times(self.side.head.top)
+
+        def keep(trials: Sequence[Trial]) -> str | None:
+            edited = head_files.why_edited(self.side.head.top, before)
+            if kept is not None and edited is None:
+                kept.write(trials)
+            return edited
+
         judgement = judge(
             *arms,
             policies,
@@ -264,12 +271,11 @@ class _Session:
             seed=request.seed,
             priors=read_noise(self.side, self.differs),
             kept={} if kept is None else kept.cells,
+            keep=keep,
             say=self.say,
         )
-        if (edited := head_files.why_edited(self.side.head.top, before)) is not None:
+        if (edited := keep(judgement.trials)) is not None:
             return not_compared("INVALID", policies, edited), judgement
-        if kept is not None:
-            kept.write(judgement.trials)
         self._look_for_skipped(judgement)
         for trial in judgement.trials:
             if trial.name in replaced:
@@ -315,7 +321,8 @@ class _Session:
             return None
         how = request.base_python, request.base_build, sorted(request.base_environment.items())
         kept = read_kept_pairs(request.pairs_file, f"{base.revision} {how}", head)
-        self.say(kept.told)
+        if kept.told is not None:
+            self.say(kept.told)
         return kept
 
     def _describe_tree(self, tree: Path, changed: Collection[Path]) -> None:

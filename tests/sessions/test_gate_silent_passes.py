@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 from pathlib import Path
 
@@ -432,7 +433,7 @@ def test_a_tolerance_counts_from_a_marker_and_from_the_ini_file(shop: Repository
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 2), (signal.SIGTERM, 143)])
-def test_a_session_that_is_interrupted_while_it_judges_leaves_nothing(
+def test_a_session_that_is_interrupted_while_it_judges_leaves_its_pairs_alone(
     shop: Repository, tmp_path: Path, number: signal.Signals, code: int
 ) -> None:
     (tmp_path / "launches").mkdir()
@@ -456,6 +457,8 @@ def test_a_session_that_is_interrupted_while_it_judges_leaves_nothing(
     assert not processes_in(shop.path)
     assert shop.git("worktree", "list").count("\n") == 0
     assert not list(Path("/tmp").glob(f"perfsuite-{process.pid}-base-*"))
+    (kept,) = json.loads((shop.path / "results" / "pairs.json").read_text())["comparisons"]
+    assert kept["cells"][PRICE]["pairs"]
 
 
 def processes_in(folder: Path) -> list[psutil.Process]:

@@ -72,7 +72,6 @@ def test_a_re_run_keeps_what_failed_and_goes_on_from_what_was_inconclusive(
 
     gate().expect(
         10,
-        "*results/pairs.json has nothing of these two trees: judged anew",
         f"{PRICE} FAIL +200.0 % * 3",
         f"{STOCK} INCONCLUSIVE * 3",
     )
@@ -90,4 +89,4 @@ def test_a_re_run_keeps_what_failed_and_goes_on_from_what_was_inconclusive(
     )
 
     (shop.path / "results" / "pairs.json").unlink()
-    gate().expect(10, "*judged anew", f"{STOCK} INCONCLUSIVE * 3")
+    gate().expect(10, f"{STOCK} INCONCLUSIVE * 3")

@@ -55,11 +55,13 @@ def judge(
     seed: int,
     priors: Mapping[str, Prior],
     kept: Mapping[str, KeptCell] = MappingProxyType({}),
+    keep: Callable[[Sequence[Trial]], object] = lambda _: None,
     say: Callable[[str], None],
 ) -> Judgement:
     """Return the verdict of every cell, of INCONCLUSIVE where the budget is spent.
 
     `num_cells` cells share the error rate, those of other sessions included; None is these alone.
+    `keep` is given the trials after each pair: another session goes on where this one is ended.
     """
     trials: list[Trial] = []
     for name, policy in policies.items():
@@ -87,6 +89,7 @@ def judge(
                 break
             continue
         pair.decide(undecided)
+        keep(trials)
         for line in _progress(session, undecided, trials):
             say(line)
         if pair.remark is not None:

@@ -1,4 +1,4 @@
-"""What earlier sessions found of the same two trees: each FAIL, and the pairs of each INCONCLUSIVE.
+"""What earlier sessions found of the same two trees: each FAIL, and the pairs of each open cell.
 
 Without it every re-run of a red session would be another draw: a slowdown that passes in one of
 seven sessions passes in half of five re-runs. The file is untrusted, as from a CI's cache.
@@ -76,17 +76,20 @@ class KeptPairs:
     base: str
     head: str
     cells: Mapping[str, KeptCell]
-    told: str
+    told: str | None
 
     def write(self, trials: Iterable[Trial]) -> None:
-        """Keep what a re-run must not judge again; raises a WriteError where it cannot."""
+        """Keep what a re-run must not judge again, after a pair or at the end.
+
+        Raises a WriteError where it cannot.
+        """
         judged = {printable(trial.name): trial for trial in trials}
         cells = {name: kept for name, kept in self.cells.items() if name not in judged}
         cells |= {name: _keep(trial) for name, trial in judged.items() if _is_kept(trial)}
-        if not cells and not self.cells:
-            return
         earlier, _ = _read(self.path)
         others = [one for one in earlier if (one.base, one.head) != (self.base, self.head)]
+        if not cells and others == earlier:
+            return
         newest = KeptComparison(base=self.base, head=self.head, cells=cells)
         kept = KeptFile(comparisons=[*others, newest][-_MOST_COMPARISONS:])
         write_atomically(self.path, msgspec.json.format(msgspec.json.encode(kept), indent=1))
@@ -96,7 +99,7 @@ def read_kept_pairs(path: Path, base: str, head: str) -> KeptPairs:
     """Return what is kept of two trees: nothing where the file is missing or cannot be read."""
     comparisons, unreadable = _read(path)
     cells = next((one.cells for one in comparisons if (one.base, one.head) == (base, head)), {})
-    told = f"{path} has nothing of these two trees: judged anew"
+    told = None
     if unreadable is not None:
         told = f"{path} cannot be read ({unreadable}): judged anew"
     elif cells:
@@ -137,14 +140,15 @@ def _is_kept(trial: Trial) -> bool:
         return bool(trial.pairs)
     # Another reason than the pairs may be gone in a re-run, in which they would then decide.
     is_open = trial.decision is not None and trial.decision.word in (None, "INCONCLUSIVE")
-    return trial.word == "INCONCLUSIVE" and is_open
+    return trial.word in (None, "INCONCLUSIVE") and is_open
 
 
 def _keep(trial: Trial) -> KeptCell:
-    kept = {name: getattr(trial, name) for name in ("word", "by", "rule", "raw", "pairs", "firsts")}
+    kept = {name: getattr(trial, name) for name in ("by", "rule", "raw", "pairs", "firsts")}
     bounds = {name: getattr(trial.policy, name) for name in ("accepted_slowdown", "floor_s")}
     reason = None if trial.reason is None else printable_lines(trial.reason)
-    return msgspec.convert({**kept, **bounds, "reason": reason}, KeptCell)
+    word = trial.word or "INCONCLUSIVE"
+    return msgspec.convert({**kept, **bounds, "word": word, "reason": reason}, KeptCell)
 
 
 def _read(path: Path) -> tuple[list[KeptComparison], str | None]:

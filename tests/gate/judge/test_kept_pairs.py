@@ -165,6 +165,20 @@ def test_other_trees_have_pairs_of_their_own_as_long_as_they_are_among_the_last(
     assert kept(tmp_path, head="h1", base="b2").cells == {}
 
 
+def test_each_pair_of_a_session_that_is_ended_counts_and_none_once_its_cell_has_passed(
+    tmp_path: Path,
+) -> None:
+    session, trial = kept(tmp_path), judged((0.0, 0.2))
+    trial.word = None
+    session.write([trial])
+
+    assert (resumed(tmp_path).word, len(resumed(tmp_path).pairs)) == (None, 2)
+    assert resumed(tmp_path).rule == RULE
+
+    session.write([judged((0.0, 0.001))])
+    assert kept(tmp_path).cells == {}
+
+
 def test_without_anything_to_keep_there_is_no_file(tmp_path: Path) -> None:
     kept(tmp_path).write([judged((0.0, 0.001))])
 
@@ -173,7 +187,7 @@ def test_without_anything_to_keep_there_is_no_file(tmp_path: Path) -> None:
 
 def test_it_says_where_the_pairs_come_from(tmp_path: Path) -> None:
     path = tmp_path / "pairs.json"
-    assert kept(tmp_path).told == f"{path} has nothing of these two trees: judged anew"
+    assert kept(tmp_path).told is None
 
     kept(tmp_path).write([judged(OPEN)])
     assert kept(tmp_path).told == f"1 cell goes on from what {path} has of these two trees"
