@@ -95,7 +95,7 @@ def size_of(folder: Path) -> int:
 
 
 class Environment:
-    """A new virtual environment with one thing installed, in which commands run."""
+    """A new virtual environment with one thing installed, where commands run."""
 
     def __init__(self, folder: Path, requirement: str) -> None:
         self._bin = folder / "bin"
@@ -123,7 +123,7 @@ class Environment:
 
 
 def build(folder: Path) -> list[Path]:
-    """Return the wheel and the source distribution, of which it was built, both accepted."""
+    """Return the wheel and the source distribution that it was built from, both accepted."""
     run(ROOT, [sys.executable, "-m", "build", "--outdir", str(folder)])
     built = [next(folder.glob("*.whl")), next(folder.glob("*.tar.gz"))]
     print(run(ROOT, [sys.executable, "-m", "twine", "check", "--strict", *map(str, built)]))

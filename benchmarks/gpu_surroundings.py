@@ -157,7 +157,7 @@ def plain_suite(figures: Any) -> None:
 
 @dataclass(frozen=True)
 class Peak:
-    """A cell of which the memory alone is known."""
+    """A cell with nothing known but its memory."""
 
     memory: Memory
     fingerprint: str | None = None

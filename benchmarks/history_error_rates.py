@@ -51,7 +51,7 @@ CHANGES: dict[str, Callable[[Floats], Floats]] = {
 
 
 def autoregressive(generator: np.random.Generator, num_values: int, correlation: float) -> Floats:
-    """Return values of which each hangs together with the one before."""
+    """Return values that each hang together with the one before."""
     values = generator.standard_normal(num_values)
     for place in range(1, num_values):
         values[place] *= math.sqrt(1 - correlation**2)

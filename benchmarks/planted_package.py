@@ -66,7 +66,7 @@ class Gated:
     Attributes:
         exit_code: Of the process.
         document: Its JSON.
-        took_s: Seconds, without those in which another timing session held the machine.
+        took_s: Seconds, without those while another timing session held the machine.
     """
 
     exit_code: int

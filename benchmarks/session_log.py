@@ -36,7 +36,7 @@ class Ended:
     """What a command came to.
 
     Attributes:
-        took_s: Without the time in which another timing session held the machine.
+        took_s: Without the time while another timing session held the machine.
         forecasts: The seconds that a session was said to take from then on, and that it took.
     """
 

@@ -141,7 +141,7 @@ def format_ratio(ratio: float) -> str:
 
 
 def format_change(ratio: float) -> str:
-    """Return a ratio as a signed change, or as a factor where nobody reads a percentage.
+    """Return a ratio as a signed change, or as a factor where a percentage would be too long.
 
     >>> format_change(1.05), format_change(0.98), format_change(2e17), format_change(float("inf"))
     ('+5.0 %', '-2.0 %', '2e+17 times', 'any')

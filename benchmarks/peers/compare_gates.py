@@ -55,9 +55,9 @@ class Judged:
 
     Attributes:
         blamed: Functions that it calls slower.
-        undecided: Functions of which it says neither that nor the contrary.
+        undecided: Functions that it leaves open.
         num_launches: Timed runs of the four cells.
-        took_s: Without the time in which another session held the machine.
+        took_s: Without the time while another session held the machine.
     """
 
     blamed: frozenset[str]

@@ -1,6 +1,6 @@
 """From the replies of the ranks to what is kept: outcomes of cells, reports of checks.
 
-Which rank is slow, and in which stage, is what each took itself, less its waiting for another.
+Which rank is slow, and where, is what each took itself, less its waiting for another.
 """
 
 import dataclasses
@@ -207,7 +207,7 @@ def combine_stages(
 
     The stages may come from different ranks, so they need not add up to the step time. `other` is
     a rank's duration less its stages, again the maximum over ranks. On an accelerator it is the
-    time in which the device did nothing of the kind: copies, and the wait for a batch. The host
+    time when the device did nothing of the kind: copies, and the wait for a batch. The host
     loads while the device computes, so that "load" counts in full and is no part of the duration.
     """
     means = [_mean_stages(rounds, num_iterations, overlaps_loading) for rounds in rounds_by_rank]
@@ -239,7 +239,7 @@ def own_stage_times(
     A rank that enters a stage before the last one does may wait for that one inside, in a
     collective. So its time in the stage counts up to what the group's progress took: from when the
     last rank entered it to when the last rank left it. Where a rank is late within the very stage
-    in which the others wait, only watched iterations tell. None where spans were not kept, or the
+    that the others wait in, only watched iterations tell. None where spans were not kept, or the
     ranks ran different stages.
     """
     totals: dict[str, list[float]] = {}

@@ -1,4 +1,4 @@
-"""The first commit with which a cell became slower: each step of git's bisection judged in pairs.
+"""The first commit that made a cell slower: each step of git's bisection judged in pairs.
 
 Each commit is judged against the good one, both with the benchmark files and the pytest
 configuration of the working tree: a benchmark may be younger than what it measures.
@@ -75,7 +75,7 @@ def bisect(
     say: Callable[[str], None],
     machine: AbstractContextManager[object] = HELD,
 ) -> BisectResult:
-    """Return the first commit with which the cell became slower than it was at the good one.
+    """Return the first commit that made the cell slower than it was at the good one.
 
     The request is that of a step, and its call of pytest names the cell. `bounds` are tolerance and
     limit of every step; None uses those of the gate for the bad end, and for the others a quarter

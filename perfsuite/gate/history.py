@@ -45,7 +45,7 @@ class Point(msgspec.Struct, frozen=True):
 class Timeline:
     """The runs of a cell, by its newest name, in the order of `order_runs`.
 
-    `num_elsewhere` counts further runs, in which its ranks found another environment.
+    `num_elsewhere` counts further runs, whose ranks found another environment.
     """
 
     cell: str

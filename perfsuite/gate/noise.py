@@ -120,7 +120,7 @@ def _between_sessions(sessions: Sequence[Sequence[float]], variance: float) -> d
 
 
 def _order_effect(sessions: Sequence[SessionPairs]) -> tuple[float, float] | tuple[None, None]:
-    """Mean of the pairs in which head ran first less that of the others, and its error."""
+    """Mean of the pairs where head ran first less that of the others, and its error."""
     by_first: dict[str, list[float]] = {"base": [], "head": []}
     for session in sessions:
         for first, log_ratio in zip(session.firsts, session.log_ratios, strict=False):

@@ -200,7 +200,7 @@ def loop_benchmark(request: pytest.FixtureRequest, benchmark: Any) -> Measure:
 def command_benchmark(request: pytest.FixtureRequest, benchmark: Any) -> Measure:
     """Measure a command as it is: `command_benchmark(["torchrun", "train.py"], steps=40)`.
 
-    Its ranks are the processes in which an optimizer of torch steps; where a step ends, and when
+    Its ranks are the processes where an optimizer of torch steps; where a step ends, and when
     the command does, is as in `loop_benchmark`. It runs in `cwd` below pytest's rootdir, with the
     variables of `env` too. The cell's workload is `name`, else the first file in the command.
     `metrics` says where it logs the times of its steps, if it must not be touched at all.

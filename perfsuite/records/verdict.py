@@ -130,7 +130,7 @@ class CellVerdict(Verdict, frozen=True, kw_only=True):
         firsts: The arm that ran first in each pair.
         mean_ratios: head / base of all rounds of each pair together, stalls included.
         errors: Standard error of each log ratio in `raw`, by the rounds of its pair, or None.
-        rule: The arguments of the rule, with which the pairs give the verdict again.
+        rule: The arguments of the rule: with them, the pairs give the verdict again.
         accepted: The reviewed exceptions that it rests on, in words.
     """
 

@@ -47,7 +47,7 @@ _FENCE_FROM = 6
 _FENCE_SDS = 2.0
 # Spikes widen the standard deviation that is to tell them. From this many pairs on the median
 # deviation takes its place, where it leaves at most so many pairs outside: more are no spikes but
-# another state of the machine, in which most pairs agree by chance too often.
+# another state of the machine, where most pairs agree by chance too often.
 _FENCE_BY_MEDIAN_FROM = 12
 _MOST_SPIKES = 0.25
 

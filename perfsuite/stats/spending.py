@@ -49,7 +49,7 @@ class Schedule:
 
     @property
     def _part_ends(self) -> list[int]:
-        """The pairs with which the parts of all sessions end."""
+        """The last pair of each part of all sessions."""
         ends = sorted({min(_FIRST_PART, self.max_pairs), self.max_pairs})
         return [n * self.max_pairs + end for n in range(self.num_sessions) for end in ends]
 

@@ -158,7 +158,7 @@ def describe_power_limit(before: Reading, after: Reading) -> str | None:
 def _most_held(
     before_s: Mapping[str, float], after_s: Mapping[str, float], wall_s: float
 ) -> tuple[str, str] | None:
-    """The GPU that was held longest, and for which part of the time; None for hardly any."""
+    """The GPU that was held longest, and the share of the time; None for hardly any."""
     shares = {gpu: (held_s - before_s.get(gpu, held_s)) / wall_s for gpu, held_s in after_s.items()}
     gpu = max(shares, key=shares.__getitem__, default=None)
     if gpu is None or shares[gpu] <= _MOST_THROTTLED:

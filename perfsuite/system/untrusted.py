@@ -84,7 +84,7 @@ def printable_lines(text: str) -> str:
 
 
 # The range of every counter: sums and percentages of larger numbers overflow a float. Bounds also
-# refuse NaN, for which every comparison is false.
+# refuse NaN: every comparison with it is false.
 MOST: Final = 2**63 - 1
 Count = Annotated[int, msgspec.Meta(ge=0, le=MOST)]
 # Seconds, or a rate of them.

@@ -48,8 +48,8 @@ from perfsuite.gate.arms.turns import Scheduler
 from perfsuite.system.gpus import open_clocks
 
 _LOOK_S = 0.5
-# How often, within the time that idle launches may be silent, the gate looks whether they work; the
-# share of one processor from which on they do; and how much longer working ones may be silent.
+# How often, within the time that idle launches may be silent, the gate looks whether they work; how
+# much of one processor working ones use at least; and how much longer they may be silent.
 _LOOKS = 10
 _BUSY_SHARE = 0.1
 _BUSY_PATIENCE = 10

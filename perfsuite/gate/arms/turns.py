@@ -109,7 +109,7 @@ class Scheduler:
         return released
 
     def _absent(self) -> set[str]:
-        """The arms for which an arm in the cell need not wait."""
+        """The arms that an arm in the cell need not wait for."""
         kept_out = set() if self._admitted is None else {*self._arms} - self._admitted
         return self._outside | self._finished | kept_out
 

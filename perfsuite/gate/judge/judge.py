@@ -233,7 +233,7 @@ def _compare_counts(trial: Trial) -> CountComparison:
 
 
 def _judge_counts(trial: Trial) -> None:
-    """Fail a cell in which head counts more than the base, whatever its times say."""
+    """Fail a cell where head counts more than the base, whatever its times say."""
     compared = _compare_counts(trial)
     trial.accepted_counts = tuple(one.name for one in compared.changes if one.kind == "accepted")
     if compared.increases and trial.word != "FAIL":

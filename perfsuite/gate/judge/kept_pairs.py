@@ -138,7 +138,7 @@ def resume(trial: Trial, kept: KeptCell) -> None:
 def _is_kept(trial: Trial) -> bool:
     if trial.word == "FAIL":
         return bool(trial.pairs)
-    # Another reason than the pairs may be gone in a re-run, in which they would then decide.
+    # Another reason than the pairs may be gone in a re-run, and they would then decide.
     is_open = trial.decision is not None and trial.decision.word in (None, "INCONCLUSIVE")
     return trial.word in (None, "INCONCLUSIVE") and is_open
 

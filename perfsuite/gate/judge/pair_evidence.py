@@ -155,7 +155,7 @@ def is_postponed(
     """Whether the cell had no fair trial in a pair, so that the next has it again, in another way.
 
     That is alone in memory, on all cores, launch after launch where one arm alone can have what it
-    needs, or without the cell in which the launch ended.
+    needs, or without the cell that ended the launch.
     """
     runs = [launch.cells[trial.name] for launch in launches.values() if trial.name in launch.cells]
     if not trial.is_unpinned and any(run.outgrew_core for run in runs):
@@ -181,7 +181,7 @@ def is_postponed(
 
 
 def _cell_that_ended(launches: Mapping[str, Launch], names: Sequence[str]) -> str | None:
-    """The cell in which a launch ended before its last, by itself; None where none did."""
+    """The cell that ended a launch before its last, by itself; None where none did."""
     for launch in launches.values():
         if launch.suite is None or _is_ended_by_other(launch):
             continue

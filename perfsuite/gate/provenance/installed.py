@@ -83,7 +83,7 @@ def computes_name(tree: Path) -> bool:
 
 
 def normalized(name: str) -> str:
-    """The form in which names of distributions are compared (PyPA, "Names and normalization")."""
+    """The form that names of distributions are compared in (PyPA, "Names and normalization")."""
     return re.sub(r"[-_.]+", "-", name).lower()
 
 

@@ -132,7 +132,7 @@ class RunSaver:
             self.write_errors.append(str(error))
 
     def leave_out(self, fullname: str, seconds: float) -> None:
-        """Do not count a part of a test's duration, in which it waited for the machine."""
+        """Do not count a part of a test's duration: it waited for the machine."""
         self._durations_s[fullname] -= seconds
 
     def pytest_keyboard_interrupt(self) -> None:

@@ -59,7 +59,7 @@ class Sharding:
         )
 
 
-# Options with which pytest chooses tests by the runner's own cache.
+# Options that let pytest choose tests by the runner's own cache.
 _CHOSEN_BY_CACHE: Final = {"lf": "--last-failed", "stepwise": "--stepwise"}
 
 UNCUT: Final = Sharding(shard=Shard(number=1, num_shards=1), cells=frozenset(), others=frozenset())

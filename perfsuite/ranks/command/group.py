@@ -1,6 +1,6 @@
 """The ranks of a command: found, measured and ended. Runs in the controller.
 
-The launcher is the user's own. A rank is a process of the command in which an optimizer steps:
+The launcher is the user's own. A rank is a process of the command whose optimizer steps:
 there a hook connects to the socket of this group, and gets the job that any rank gets.
 """
 

@@ -101,7 +101,7 @@ def explain_non_finite(weight: Tensor, optimizer: Optimizer, step: int) -> str |
 
 
 def _any_scale(tested: Tensors, expected: Tensors) -> Iterator[Bug]:
-    """The mistake of the factor by which the expected gradients come closest to the tested ones."""
+    """The mistake whose factor brings the expected gradients closest to the tested ones."""
     names = tested.keys() & expected.keys()
     product = sum(float((in_double(tested[n]) * in_double(expected[n])).sum()) for n in names)
     square = sum(float(in_double(expected[n]).square().sum()) for n in names)

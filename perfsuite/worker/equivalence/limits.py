@@ -70,8 +70,8 @@ def reduction_limit(
     """The limit of T0: the same gradients summed over the ranks in two different orders.
 
     With two ranks a + b and b + a are the same number, so on a CPU, where nothing else changes the
-    order of a sum, the gradients are equal bit for bit. `epsilon` is of the dtype in which
-    gradients are reduced. `is_ordered` says whether each element is a single sum over the ranks;
+    order of a sum, the gradients are equal bit for bit. `epsilon` is of the dtype that
+    gradients are reduced in. `is_ordered` says whether each element is a single sum over the ranks;
     False for sparse gradients, which may hold a row several times.
     """
     num_ranks, num_steps = recipe.plan.world_size, recipe.grad_accumulation_steps

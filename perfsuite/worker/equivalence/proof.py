@@ -96,7 +96,7 @@ class Proof:
     def plant_at_step(self, name: str, found: Sequence[Discrepancy]) -> None:
         """Take in what is found at one step of a bug that is in all of them.
 
-        One of the steps must show it; a step in which it changes no bit cannot.
+        One of the steps must show it; a step cannot where it changes no bit.
         """
         if any(one.error > 0 for one in found):
             is_flagged = any(not one.is_within for one in found)

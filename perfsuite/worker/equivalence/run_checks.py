@@ -94,7 +94,6 @@ def _find_other_shape(case: Case) -> str | None:
             return (
                 f"the parts of parameter {name!r} make a tensor of shape {tuple(tensor.shape)}, "
                 f"and build_model gives one of shape {tuple(expected[name].shape)}; likeliest "
-                "cause: its placements are not those by which it was split, or the parts are no "
-                "DTensor"
+                "cause: it was split by other placements than it names, or the parts are no DTensor"
             )
     return None

@@ -32,7 +32,7 @@ from perfsuite.worker.store import Largest, join_ranks
 from perfsuite.worker.training.build import seed_random_numbers
 from perfsuite.worker.training.nonfinite import ADVICE
 
-# A critic may step more often than a generator, by which steps are counted; a loop without an end
+# A critic may step more often than a generator, whose steps are counted; a loop without an end
 # would never say that its optimizer steps no more.
 _MOST_OTHERS = 20
 _NOT_IN_TWO_STEPS = ("kernel_launches", "collected_objects", "operators")

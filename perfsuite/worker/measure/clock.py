@@ -22,7 +22,7 @@ class DeviceClock:
         self._held_s = 0.0
 
     def __call__(self) -> float:
-        """Return the seconds until now, without those for which the clock was held."""
+        """Return the seconds until now, without those while the clock was held."""
         synchronize(self._device)
         return self._read() - self._held_s
 

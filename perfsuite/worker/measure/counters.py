@@ -51,7 +51,7 @@ def count_iteration() -> Iterations[IterationCounts]:
     checkpointed parts of the model, and the scores inside of fused attention.
 
     `StepMode` says what is not seen. Two iterations must have run before: DDP rebuilds its buckets
-    after the first, in which DTensor runs operators once more to learn the shapes of results.
+    after the first, and in the first DTensor runs operators twice to learn the shapes of results.
     """
     counter = _Counter()
     with counter:

@@ -215,7 +215,7 @@ NOT_BY_SAMPLE: dict[str, tuple[Callable[[Tensor], Tensor], str]] = {
     ),
     "outside of torch": (
         lambda h: h * (1 + random.random()),
-        "random draws random numbers, for which sample cannot be told",
+        "random draws random numbers that cannot be told apart by sample",
     ),
 }
 

@@ -281,8 +281,8 @@ def test_parts_that_do_not_make_the_weight_are_a_mismatch(
     assert (row.check, row.status) == ("T1", "mismatch")
     assert row.reason == (
         "the parts of parameter 'hidden.weight' make a tensor of shape (4, 6), and build_model "
-        "gives one of shape (8, 6); likeliest cause: its placements are not those by which it was "
-        "split, or the parts are no DTensor"
+        "gives one of shape (8, 6); likeliest cause: it was split by other placements than it "
+        "names, or the parts are no DTensor"
     )
 
 

@@ -77,7 +77,7 @@ class TurnClock:
         return self._started_s
 
     def end(self) -> None:
-        """End the turn, also one in which what was timed has raised."""
+        """End the turn, also where the timed code has raised."""
         if self._is_running:
             self._is_running = False
             self._core.background.stop()
@@ -93,7 +93,7 @@ class SharedCore:
     """The core on which a cell runs in both arms, if it keeps no second one busy.
 
     A difference between two cores would be taken for one between the arms. But what starts on one
-    core stays there, where parallel work is as slow as serial work. So the first turns, in which
+    core stays there, where parallel work is as slow as serial work. So the first turns, while
     pytest-benchmark calibrates, are not pinned; they show what the cell uses.
 
     Attributes:
@@ -121,7 +121,7 @@ class SharedCore:
 
     def end_turn(self) -> float:
         """Add up what the launch has used in the turn, and return its seconds."""
-        # In an order in which reading the clocks adds nothing to what a single thread has used.
+        # In this order, reading the clocks adds nothing to what a single thread has used.
         beside_s = time.process_time() - time.thread_time() + _children_s() - self._before_s
         turn_s = time.perf_counter() - self._began_s
         before, after = self._processes_before, self._processes()

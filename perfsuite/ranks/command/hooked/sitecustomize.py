@@ -1,4 +1,4 @@
-"""Finds the ranks of a measured command: those of its processes in which an optimizer steps.
+"""Finds the ranks of a measured command: those of its processes whose optimizer steps.
 
 Its folder comes first on PYTHONPATH, so every Python process of the command imports it as it
 begins. Nothing more is done until one imports torch's optimizers, or perfsuite's marks.

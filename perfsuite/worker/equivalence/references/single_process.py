@@ -62,7 +62,7 @@ class Pass:
     def why_not_repeated(self, *, by_several: bool) -> str | None:
         """Why it did not draw what the run drew; `by_several`: that drew it in several passes."""
         if self.drew_outside is not None and by_several:
-            return f"{self.drew_outside} draws random numbers, for which sample cannot be told"
+            return f"{self.drew_outside} draws random numbers that cannot be told apart by sample"
         return self.unknown_draw
 
 

@@ -36,7 +36,7 @@ class MicroBatch:
         random_state: That of all generators before its forward pass.
         draws: Those of torch in the forward passes of consecutive parts of the batch: the chunks
             of a pipeline, else one part; None where they were not recorded.
-        rows: (begin, end, size) where `batch` is a slice of that which the draws are for.
+        rows: (begin, end, size) where `batch` is a slice of a larger one that the draws are for.
         heads_first: Whether a dimension of a draw that holds the samples and the heads of attention
             has the samples of one head side by side.
     """
@@ -114,7 +114,7 @@ class RankStep:
 
 @dataclass(frozen=True, kw_only=True)
 class RankTrace:
-    """What one rank saw and did. Tensors of which the first rank has the same bits are left out.
+    """What one rank saw and did, less the tensors that the first rank has with the same bits.
 
     Attributes:
         shard_index: The shard of the data that it loaded.
@@ -298,7 +298,7 @@ def _merge(
 
 
 def share_trace(trace: RankTrace) -> RankTrace:
-    """Return the trace with whole tensors, less those of which the first rank has the same bits.
+    """Return the trace with whole tensors, less those that the first rank has with the same bits.
 
     A collective; without torch.distributed the trace itself.
     """
