@@ -49,6 +49,10 @@ TORCHRUN_VARIABLES = (
     *("TORCHELASTIC_MAX_RESTARTS", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_USE_AGENT_STORE"),
 )
 
+# OpenMP and MKL read them as the server loads torch. `torch.set_num_threads` holds for the thread
+# that calls it: a backend's would compute with all cores, and round otherwise than a reference.
+THREAD_VARIABLES = ("MKL_NUM_THREADS", "OMP_NUM_THREADS")
+
 # fcntl(2), <linux/fcntl.h>: not in Python's module before 3.13 on every platform.
 _F_SETSIG = 10
 # prctl(2), <linux/prctl.h>.
@@ -66,7 +70,7 @@ def enter_rank(start: RankStart, pipe: Connection) -> None:
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1, all_threads=True)
     _record_process_id(start.folder)
-    for name in TORCHRUN_VARIABLES:
+    for name in (*TORCHRUN_VARIABLES, *THREAD_VARIABLES):
         os.environ.pop(name, None)
     tempfile.tempdir = start.folder
     os.environ["TMPDIR"] = start.folder

@@ -53,12 +53,17 @@ def _forkserver() -> ForkServerContext:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(list(_PRELOADED))
     _record_sockets(os.getpid())
-    os.environ[bootstrap.CONTROLLER] = str(os.getpid())
+    variables = dict.fromkeys(bootstrap.THREAD_VARIABLES, "1")
+    variables[bootstrap.CONTROLLER] = str(os.getpid())
+    before = {name: os.environ[name] for name in variables if name in os.environ}
+    os.environ |= variables
     try:
         with _ctrl_c_blocked():
             forkserver.ensure_running()
     finally:
-        del os.environ[bootstrap.CONTROLLER]
+        for name in variables:
+            del os.environ[name]
+        os.environ |= before
     return context
 
 

@@ -59,6 +59,22 @@ def test_a_function_may_close_over_values_of_the_test(rank_group: RunRanks) -> N
     assert rank_group(1, lambda: list(reversed(words))) == [["over", "closed"]]
 
 
+def test_no_thread_of_a_rank_computes_with_several(rank_group: RunRanks) -> None:
+    def look() -> tuple[int, list[str]]:
+        import ctypes
+        from concurrent.futures import ThreadPoolExecutor
+
+        mapped = Path("/proc/self/maps").read_text().split()
+        openmp = ctypes.CDLL(next(path for path in mapped if "libgomp" in path))
+        # In a backend's thread, such as runs what a hook of DDP appends to a collective, torch
+        # tells OpenMP and MKL no number of threads before its own first loop over several.
+        with ThreadPoolExecutor(1) as pool:
+            num_threads = pool.submit(openmp.omp_get_max_threads).result()
+        return num_threads, [name for name in os.environ if name.endswith("NUM_THREADS")]
+
+    assert rank_group(1, look) == [(1, [])]
+
+
 def test_each_rank_has_one_thread_a_seed_and_a_temporary_folder_of_its_own_group(
     rank_group: RunRanks,
 ) -> None:

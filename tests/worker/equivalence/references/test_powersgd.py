@@ -58,6 +58,13 @@ def alternating() -> nn.Module:
     return nn.Sequential(nn.Flatten(), *layers)
 
 
+def wide() -> nn.Module:
+    """Matrices so large that several threads would share a product, and round it otherwise."""
+    widths = [64, 128, 512, 128, 10]
+    layers = [nn.Linear(inputs, outputs) for inputs, outputs in itertools.pairwise(widths)]
+    return nn.Sequential(nn.Flatten(), *layers)
+
+
 def convolutions() -> nn.Module:
     """Weights in a memory format whose strides are not those of the matrix."""
     first, second = nn.Conv2d(1, 8, 3, padding=1), nn.Conv2d(8, 12, 3, padding=1)
@@ -170,6 +177,7 @@ def powersgd(world_size: int, **options: Any) -> Recipe:
         (perceptron, {"static_graph": True}),
         (perceptron, {"gradient_as_bucket_view": True, "grad_accumulation_steps": 2}),
         (alternating, {"bucket_cap_mb": None}),
+        (wide, {"bucket_cap_mb": None}),
         (convolutions, {}),
         (convolutions, {"precision": "amp-bf16"}),
         (perceptron, {"precision": "fp64"}),
