@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +65,7 @@ class Runner:
                 "github.event.pull_request.number": "7",
                 "github.job": "gate",
                 "github.repository": REPOSITORY,
+                "github.run_attempt": "1",
                 "github.run_id": "71",
                 "github.server_url": "https://github.com",
                 "github.token": "a token",
@@ -158,11 +160,15 @@ def test_a_slower_change_is_told_beside_its_line_and_in_one_comment(tmp_path: Pa
     assert hub.changes[3:] == [f"PATCH repos/{REPOSITORY}/issues/comments/100"]
     assert hub.read("comments")[0]["body"].splitlines()[:4] == comment["body"].splitlines()[:4]
 
-    # Advice has the same verdicts, and passes; without verdicts, too.
+    # A job that is run again has a new checkout, and is no new draw. Advice has the same verdicts,
+    # and passes; without verdicts, too.
+    shutil.rmtree(runner.checkout / "results")
     advice = runner.on_change(
-        **action_inputs(arguments="--perf-limit=10%", policy="advisory", name="performance-advice")
+        **action_inputs(arguments="--perf-limit=10%", policy="advisory", name="performance-advice"),
+        **{"github.run_attempt": "2"},
     )
     advice.run(steps)
+    assert "1 cell goes on from what " in advice.output, advice.output
     assert (advice.failed, advice.values["steps.gate.outputs.code"]) == (0, "0"), advice.output
     assert "advisory: would have ended in 10\n" in advice.output
     assert advice.summary.startswith("**FAIL**: 1 cell&#58; 1 FAIL advisory\n")

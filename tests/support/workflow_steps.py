@@ -1,6 +1,7 @@
 """A job of a workflow, or an action's steps, run one after the other as GitHub's runner does.
 
-Actions that others wrote are played: a checkout is there already, and an artifact is a folder.
+Actions that others wrote are played: a checkout is there already, an artifact is a folder, and a
+cache a file.
 """
 
 from __future__ import annotations
@@ -72,7 +73,7 @@ class Job:
     Attributes:
         workspace: The checkout.
         temp: The runner's folder for temporary files; gone with the job.
-        artifacts: Where artifacts are, by name; they outlive the job.
+        artifacts: Where artifacts are, by name, with the caches beside them; both outlive the job.
         values: Of the contexts in expressions: `github.repository`, `needs.render.outputs.number`.
         environ: Of every step.
         failed: The exit code of the first step that failed, 0 where none did.
@@ -120,6 +121,10 @@ class Job:
         """A text with its expressions' values."""
         return _EXPRESSION.sub(lambda found: str(self.evaluate(found[1])), str(text))
 
+    @property
+    def _caches(self) -> Path:
+        return self.artifacts.with_name("caches")
+
     def _act(self, step: Mapping[str, Any]) -> int:
         given = {name: self.expand(value) for name, value in step.get("with", {}).items()}
         action = step["uses"].partition("@")[0]
@@ -130,6 +135,16 @@ class Job:
             return 0
         if action == "actions/download-artifact":
             shutil.copytree(self.artifacts / given["name"], self.workspace / given["path"])
+            return 0
+        if action == "actions/cache/save":
+            self._caches.mkdir(exist_ok=True)
+            shutil.copy(self.workspace / given["path"], self._caches / given["key"])
+            return 0
+        if action == "actions/cache/restore":
+            kept = sorted(self._caches.glob(f"{given['restore-keys']}*"), key=os.path.getmtime)
+            for newest in kept[-1:]:
+                (self.workspace / given["path"]).parent.mkdir(exist_ok=True)
+                shutil.copy(newest, self.workspace / given["path"])
             return 0
         assert action in ("actions/checkout", "actions/setup-python"), action
         return 0
