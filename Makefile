@@ -36,9 +36,10 @@ REST := tests $(SESSIONS:%=--ignore=%) --ignore=tests/packaging/docs
 test: bytecode
 	$(TESTS) $(REST)
 
-# Whole gate sessions, and faults on real ranks.
+# Whole gate sessions, and faults on real ranks and commands. The arms of one take turns, so that
+# three of them are what keeps two cores busy.
 test-sessions: bytecode
-	$(TESTS) $(SESSIONS)
+	$(TESTS) -n 3 $(SESSIONS)
 
 # Trainings of users, with the frameworks that they use, in an environment of its own.
 EXAMPLES := examples/.venv

@@ -613,7 +613,10 @@ def test_a_stuck_loader_worker_fails_the_cell_and_is_named(project: pytest.Pytes
     )
 
 
-def test_workloads_come_from_objects_registrations_and_modules(project: pytest.Pytester) -> None:
+def test_workloads_come_from_objects_registrations_and_modules(
+    project: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("perfsuite.records.workload._REGISTERED", {})
     project.makeconftest(
         """
         import perfsuite

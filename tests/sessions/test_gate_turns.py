@@ -55,7 +55,7 @@ TEN_ROUNDS = """
 
 
 def test_parallel_work_that_a_change_makes_serial_fails(tmp_path: Path) -> None:
-    repository = make_shop(tmp_path)
+    repository = make_shop(tmp_path, max_pairs=40)
     repository.write(shop=PARALLEL, benchmarks__test_steps=TEN_ROUNDS)
     repository.commit()
     repository.write(shop=SERIAL)
@@ -133,7 +133,7 @@ STEPS = """
 
 
 def test_a_slower_loader_process_fails_and_work_in_threads_is_inconclusive(tmp_path: Path) -> None:
-    repository = make_shop(tmp_path)
+    repository = make_shop(tmp_path, max_pairs=40)
     repository.write(shop=LOADER.format(milliseconds=4), benchmarks__test_steps=STEPS)
     repository.commit()
     repository.write(shop=LOADER.format(milliseconds=8))
@@ -185,7 +185,7 @@ LOSSES = """
 
 
 def test_a_change_of_the_mathematics_fails_where_its_base_asks_for_that(tmp_path: Path) -> None:
-    repository = make_shop(tmp_path)
+    repository = make_shop(tmp_path, max_pairs=40)
     settings = tmp_path / "pytest.ini"
     told = settings.read_text()
     settings.write_text(f"{told}perf_numerics_change = fail\n")

@@ -192,11 +192,16 @@ class Repository:
         shutil.rmtree(self.path / ".git")
 
 
-def make_shop(path: Path) -> Repository:
-    """Return a repository whose first commit has one cell, and whose second changes nothing."""
+def make_shop(path: Path, *, max_pairs: int = 3) -> Repository:
+    """Return a repository whose first commit has one cell, and whose second changes nothing.
+
+    Three pairs decide where times are exact; cells that read a real clock need more.
+    """
     repository = Repository(path)
     repository.write(shop=SHOP, benchmarks__work_clock=CLOCK, benchmarks__test_steps=ONE_CELL)
-    (path / "pytest.ini").write_text("[pytest]\npythonpath = .\nperf_gate = on\n")
+    (path / "pytest.ini").write_text(
+        f"[pytest]\npythonpath = .\nperf_gate = on\nperf_max_pairs = {max_pairs}\n"
+    )
     repository.git("init", "--quiet", "--initial-branch=main")
     repository.commit()
     repository.commit()

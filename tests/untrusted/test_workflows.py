@@ -45,7 +45,9 @@ def test_every_action_is_pinned_by_its_full_hash_and_says_its_version(name: str)
     used = re.findall(r"uses: (.*)", EVERY[name].read_text())
 
     assert used
-    assert all(re.fullmatch(r"[\w.-]+(/[\w.-]+)+@[0-9a-f]{40} # v\d+\.\d+\.\d+", one) for one in used)
+    assert all(
+        re.fullmatch(r"[\w.-]+(/[\w.-]+)+@[0-9a-f]{40} # v\d+\.\d+\.\d+", one) for one in used
+    )
 
 
 def test_one_action_has_one_hash_everywhere() -> None:
