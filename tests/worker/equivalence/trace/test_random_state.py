@@ -37,7 +37,7 @@ def test_what_was_drawn_is_drawn_again(draw: Callable[[], float]) -> None:
     assert [draw() for _ in range(5)] == drawn
 
 
-@pytest.mark.parametrize(("draw", "module"), zip(DRAWS, MODULES, strict=True), ids=NAMES)
+@pytest.mark.parametrize(("draw", "module"), [*zip(DRAWS, MODULES, strict=True)], ids=NAMES)
 def test_one_number_drawn_is_seen(draw: Callable[[], float], module: str) -> None:
     before = read_random_state(CPU)
 
