@@ -28,7 +28,8 @@ unexport PYTHONDONTWRITEBYTECODE
 bytecode: install
 	@$(BIN)/python -m compileall -q perfsuite tests/support
 
-TESTS := $(BIN)/python -m pytest -n 2 --dist worksteal
+WORKERS := 2
+TESTS = $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 SESSIONS := tests/sessions tests/faults
 # Those have targets of their own.
 REST := tests $(SESSIONS:%=--ignore=%) --ignore=tests/packaging/docs
@@ -36,10 +37,11 @@ REST := tests $(SESSIONS:%=--ignore=%) --ignore=tests/packaging/docs
 test: bytecode
 	$(TESTS) $(REST)
 
-# Whole gate sessions, and faults on real ranks and commands. The arms of one take turns, so that
-# three of them are what keeps two cores busy.
+# Whole gate sessions, and faults on real ranks and commands. Three at a time: the arms of a session
+# take turns, so that one alone leaves a core idle.
+test-sessions: WORKERS := 3
 test-sessions: bytecode
-	$(TESTS) -n 3 $(SESSIONS)
+	$(TESTS) $(SESSIONS)
 
 # Trainings of users, with the frameworks that they use, in an environment of its own.
 EXAMPLES := examples/.venv

@@ -258,6 +258,7 @@ class _Session:
         kept, before = self._read_kept(), head_files.code_times(self.side.head.top)
 
         def keep(trials: Sequence[Trial]) -> str | None:
+            """Keep what the pairs showed, unless sources were edited meanwhile: then say which."""
             edited = head_files.why_edited(self.side.head.top, before)
             if kept is not None and edited is None:
                 kept.write(trials)

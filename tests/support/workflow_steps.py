@@ -141,10 +141,11 @@ class Job:
             shutil.copy(self.workspace / given["path"], self._caches / given["key"])
             return 0
         if action == "actions/cache/restore":
-            kept = sorted(self._caches.glob(f"{given['restore-keys']}*"), key=os.path.getmtime)
-            for newest in kept[-1:]:
+            prefixes = given["restore-keys"].splitlines()
+            found = (sorted(self._caches.glob(f"{one}*"), key=os.path.getmtime) for one in prefixes)
+            if kept := next(filter(None, found), None):
                 (self.workspace / given["path"]).parent.mkdir(exist_ok=True)
-                shutil.copy(newest, self.workspace / given["path"])
+                shutil.copy(kept[-1], self.workspace / given["path"])
             return 0
         assert action in ("actions/checkout", "actions/setup-python"), action
         return 0
