@@ -38,9 +38,11 @@ _STARTERS = {"pytester", "rank_group", "check_equivalence", "train_on_ranks", "n
 for name in [name for name in os.environ if name.startswith(("PYTEST_XDIST_", "GITHUB_"))]:
     del os.environ[name]
 
-# No test asserts a duration, those of Hypothesis included.
-settings.register_profile("patient", deadline=None)
-settings.register_profile("fast", deadline=None, max_examples=20)
+# No test asserts a duration, those of Hypothesis included. The same examples are tried each time,
+# so that no merge is stopped by chance; HYPOTHESIS_PROFILE=night tries many others.
+settings.register_profile("patient", deadline=None, derandomize=True)
+settings.register_profile("fast", deadline=None, derandomize=True, max_examples=20)
+settings.register_profile("night", deadline=None, max_examples=1_000, print_blob=True)
 
 
 @pytest.fixture
@@ -102,7 +104,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     """With `--fast`, properties are tried with fewer examples too."""
-    settings.load_profile("fast" if config.option.fast else "patient")
+    daily = "fast" if config.option.fast else "patient"
+    settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", daily))
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

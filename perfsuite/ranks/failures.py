@@ -27,22 +27,25 @@ _OUTER_FRAME = "perfsuite/worker/main.py"
 # Where a rank is that waits for others: in a collective, in a backward pass that reduces, or in the
 # measurement, where only waiting takes long.
 _WAITING_PLACES = ("/torch/distributed/", "/torch/autograd/graph.py", "/perfsuite/worker/")
-# What gloo and NCCL say about a peer that is gone or late; such an error is a consequence.
-_LOST_PEER_SIGNS = (
-    "Connection closed by peer",
-    "Connection reset by peer",
-    "Broken pipe",
+# What gloo and NCCL say about a peer that is late, then about one that is gone; either error is a
+# consequence. From torch 2.15 on the backend for NCCL is another, with words of its own.
+_WAITED_SIGNS = (
     "for recv operation to complete",
     "for send operation to complete",
     "Application timeout caused pair closure",
     "Socket Timeout",
     "wait timeout after",
     "Watchdog caught collective operation timeout",
+    "NCCL operation timed out",
+)
+_LOST_PEER_SIGNS = (
+    *_WAITED_SIGNS,
+    "Connection closed by peer",
+    "Connection reset by peer",
+    "Broken pipe",
     "Process group watchdog thread terminated",
     "NCCL communicator was aborted",
     "remote process exited or there was a network error",
-    # From torch 2.15 on, whose backend for NCCL is another.
-    "NCCL operation timed out",
     "NCCL Async Error",
     "Aborting process on rank",
 )
@@ -59,11 +62,13 @@ class Died:
     Attributes:
         exit_code: As in multiprocessing: negative is the signal that killed it; None is unknown.
         lost_peer: Whether its last output only says so, as when NCCL's watchdog ends the process.
+        waited: Whether it says that it waited for its peer in vain.
         at_s: When the controller noticed, on the machine's monotonic clock.
     """
 
     exit_code: int | None
     lost_peer: bool
+    waited: bool = False
     at_s: float
 
 
@@ -79,13 +84,34 @@ def patience_s(timeout_s: float, *, compiles: bool, phases: Iterable[str]) -> fl
 
 
 def first_failure(failures: Mapping[int, Failed | Died]) -> tuple[int, Failed | Died]:
-    """Return the rank that caused the failure of the group, and how it failed."""
-    return min(failures.items(), key=lambda item: (item[1].lost_peer, item[1].at_s))
+    """Return the rank that caused the failure of the group, and how it failed.
+
+    One that waited in vain comes before those that lost their peer by its end.
+    """
+    return min(
+        failures.items(), key=lambda item: (item[1].lost_peer, not item[1].waited, item[1].at_s)
+    )
+
+
+def came_too_late(failures: Mapping[int, Failed | Died]) -> tuple[int, ...]:
+    """Return the rank that the others waited for in vain, where all have failed: one or none.
+
+    It lost its peer when it came: another had waited, and ended. Of two that lost theirs one may
+    have waited as well.
+    """
+    lost = [rank for rank, one in failures.items() if one.lost_peer and not one.waited]
+    has_waited = any(one.waited for one in failures.values())
+    return tuple(lost) if has_waited and len(lost) == 1 else ()
 
 
 def says_lost_peer(text: str) -> bool:
     """Whether an error or a log only says that another rank is gone or late; ranks ask this too."""
     return any(sign in text for sign in _LOST_PEER_SIGNS) and _OWN_ERROR not in text
+
+
+def says_waited(text: str) -> bool:
+    """Whether an error or a log only says that this rank waited for another in vain."""
+    return any(sign in text for sign in _WAITED_SIGNS) and _OWN_ERROR not in text
 
 
 def furthest_behind(positions: Mapping[int, Position]) -> int:
@@ -139,19 +165,21 @@ def rank_error(
 
 
 def late_rank_error(
-    running: Iterable[int],
+    late: Iterable[int],
     *,
+    has_come: bool = False,
     waiting_rank: int,
     positions: Mapping[int, Position],
     world_size: int,
     timeout_s: float,
     stack_of: Callable[[int], tuple[str, ...]],
 ) -> RankFailureError:
-    """Return the error of the running rank that another waited for in vain in a collective."""
-    rank = furthest_behind({one: positions[one] for one in running})
+    """Return the error of the late rank that another waited for in vain in a collective."""
+    rank = furthest_behind({one: positions[one] for one in late})
+    where = "came later, in" if has_come else "is in"
     what = (
-        f"did not come to a collective within {timeout_s:g} s (--perf-collective-timeout): it is "
-        f"in {positions[rank]}, and rank {waiting_rank} waited in {positions[waiting_rank]}"
+        f"did not come to a collective within {timeout_s:g} s (--perf-collective-timeout): it "
+        f"{where} {positions[rank]}, and rank {waiting_rank} waited in {positions[waiting_rank]}"
     )
     return hanging_error(rank, what, world_size=world_size, lines=stack_of(rank))
 
@@ -159,7 +187,7 @@ def late_rank_error(
 def hanging_error(
     rank: int, what: str, *, world_size: int, lines: tuple[str, ...]
 ) -> RankFailureError:
-    """Return the error of a living rank; `lines` are its stack."""
+    """Return the error of a rank that others wait for; `lines` are its stack."""
     text = f"rank {rank} of {world_size} {what}{_block('where it is', lines)}"
     return RankFailureError(text, rank=rank, log_lines=lines)
 

@@ -170,8 +170,12 @@ class RankGroup:
         last_words = "\n".join(lines[-failures.NUM_LOG_LINES :])
         if process.exitcode == -signal.SIGABRT:
             last_words = "\n".join(lines)[-failures.NUM_WATCHDOG_BYTES :]
-        lost_peer = failures.says_lost_peer(last_words)
-        return Died(exit_code=process.exitcode, lost_peer=lost_peer, at_s=time.monotonic())
+        return Died(
+            exit_code=process.exitcode,
+            lost_peer=failures.says_lost_peer(last_words),
+            waited=failures.says_waited(last_words),
+            at_s=time.monotonic(),
+        )
 
     def _receive_cascade(self) -> None:
         end_s = time.monotonic() + CASCADE_S
@@ -186,14 +190,16 @@ class RankGroup:
             return
         world_size = self._world_size
         rank, failure = failures.first_failure(failed)
-        if failure.lost_peer and (running := self._waiting()):
+        running, has_come = self._waiting(), failures.came_too_late(failed)
+        if failure.lost_peer and (late := running or has_come):
             raise failures.late_rank_error(
-                running,
+                late,
+                has_come=not running,
                 waiting_rank=rank,
                 positions={one: self.position(one) for one in self._ranks},
                 world_size=world_size,
                 timeout_s=self._policy.collective_timeout_s,
-                stack_of=self.where_it_hangs,
+                stack_of=self._where_it_was,
             )
         if isinstance(failure, Failed) and failure.is_ours:
             kind: type[PerfsuiteError] = getattr(errors, failure.error)
@@ -220,6 +226,11 @@ class RankGroup:
     def position(self, rank: int) -> Position:
         """Return where a rank is."""
         return self._board.read(rank)
+
+    def _where_it_was(self, rank: int) -> tuple[str, ...]:
+        """Return the traceback of a rank that has failed, else where it hangs."""
+        reply = self._replies.get(rank)
+        return reply.lines if isinstance(reply, Failed) else self.where_it_hangs(rank)
 
     def where_it_hangs(self, rank: int) -> tuple[str, ...]:
         """Have a living rank write its stack to its log, and return that."""

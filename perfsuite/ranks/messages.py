@@ -372,6 +372,7 @@ class Failed:
     Attributes:
         is_ours: Whether it is one of `perfsuite.errors`.
         lost_peer: Whether it only says that another rank is gone or late.
+        waited: Whether it says that it waited for the other in vain.
         at_s: When it was raised, on the machine's monotonic clock.
         lines: The traceback without frames of ours.
     """
@@ -380,6 +381,7 @@ class Failed:
     is_ours: bool = False
     message: str
     lost_peer: bool
+    waited: bool = False
     at_s: float
     lines: tuple[str, ...] = ()
 

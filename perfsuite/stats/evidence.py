@@ -44,7 +44,8 @@ _CORRELATED = 1.35
 # in to that distance, so that a single spike hides no regression. Of three pairs two spikes are the
 # majority, and with five the fence costs false alarms and finds no more regressions.
 _FENCE_FROM = 6
-_FENCE_SDS = 2.0
+# A hair above 2: a pair that lies at exactly 2 is within, to whichever side it is rounded.
+_FENCE_SDS = 2.0 * (1 + 1e-9)
 # Spikes widen the standard deviation that is to tell them. From this many pairs on the median
 # deviation takes its place, where it leaves at most so many pairs outside: more are no spikes but
 # another state of the machine, where most pairs agree by chance too often.

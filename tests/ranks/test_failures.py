@@ -10,6 +10,8 @@ from perfsuite.ranks.progress import Board
 
 LOST = "Connection closed by peer [127.0.0.1]:408. This may indicate a remote worker crashing"
 
+WAITED = "Timed out waiting 4000ms for recv operation to complete"
+
 
 def failed(message: str, at_s: float) -> Failed:
     return Failed(
@@ -17,6 +19,7 @@ def failed(message: str, at_s: float) -> Failed:
         is_ours=False,
         message=message,
         lost_peer=failures_module.says_lost_peer(message),
+        waited=failures_module.says_waited(message),
         at_s=at_s,
         lines=(),
     )
@@ -41,11 +44,25 @@ def test_of_survivors_alone_the_first_is_blamed() -> None:
     assert failures_module.first_failure({0: failed(LOST, 2.0), 1: failed(LOST, 1.0)})[0] == 1
 
 
+def test_a_rank_that_waited_is_named_before_those_that_its_end_made_fail() -> None:
+    failures = {0: failed(WAITED, 2.0), 1: failed(LOST, 1.0)}
+
+    assert failures_module.first_failure(failures)[0] == 0
+    assert failures_module.came_too_late(failures) == (1,)
+
+
+@pytest.mark.parametrize("messages", [[LOST, LOST], [WAITED, WAITED], [WAITED, LOST, LOST]])
+def test_none_came_too_late_where_several_may_have_waited(messages: list[str]) -> None:
+    failures = {rank: failed(message, 1.0) for rank, message in enumerate(messages)}
+
+    assert failures_module.came_too_late(failures) == ()
+
+
 @pytest.mark.parametrize(
     "text",
     [
         LOST,
-        "Timed out waiting 4000ms for recv operation to complete",
+        WAITED,
         "[Rank 1] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=3",
     ],
 )

@@ -207,38 +207,47 @@ _NEW_WATCHDOG = (
 )
 
 
-def abort_as_a_watchdog_does(words: str) -> None:
+def abort_as_a_watchdog_does(words: str, is_here: Path, comes_later: bool = False) -> None:
     import torch.distributed as dist
 
     if dist.get_rank() == 0:
+        while not is_here.exists():
+            time.sleep(0.01)
         frames = [f"frame #{number}: <unknown function> + 0xd6df4" for number in range(40)]
         for _ in range(3):
             print(words, "Exception raised from checkTimeout:", *frames, sep="\n", file=sys.stderr)
             print("terminate called after throwing an instance of 'c10::DistBackendError'")
         sys.stdout.flush()
         os.abort()
+    is_here.touch()
+    if comes_later:
+        dist.barrier()
     time.sleep(600)
 
 
+@pytest.mark.parametrize(
+    ("comes_later", "where"), [(False, "it is in phase"), (True, "it came later, in phase")]
+)
 @pytest.mark.parametrize("words", [_OLD_WATCHDOG, _NEW_WATCHDOG])
 def test_a_rank_that_nccls_watchdog_ended_is_not_blamed_but_the_one_that_it_waited_for(
-    rank_group: RunRanks, words: str
+    rank_group: RunRanks, tmp_path: Path, words: str, comes_later: bool, where: str
 ) -> None:
     with pytest.raises(RankFailureError) as caught:
-        rank_group(2, abort_as_a_watchdog_does, words)
+        rank_group(2, abort_as_a_watchdog_does, words, tmp_path / "is_here", comes_later)
 
     assert str(caught.value).startswith(
-        "rank 1 of 2 did not come to a collective within 30 s (--perf-collective-timeout)"
+        f"rank 1 of 2 did not come to a collective within 30 s (--perf-collective-timeout): {where}"
     )
+    assert "in abort_as_a_watchdog_does" in "".join(caught.value.log_lines)
 
 
 def test_a_rank_whose_own_kernel_failed_is_blamed_though_a_watchdog_ended_it(
-    rank_group: RunRanks,
+    rank_group: RunRanks, tmp_path: Path
 ) -> None:
     words = f"{_OLD_WATCHDOG}\nCUDA error: an illegal memory access was encountered"
 
     with pytest.raises(RankFailureError, match=r"^rank 0 of 2 was killed by SIGABRT"):
-        rank_group(2, abort_as_a_watchdog_does, words)
+        rank_group(2, abort_as_a_watchdog_does, words, tmp_path / "is_here")
 
 
 def test_what_nccls_flight_recorder_writes_goes_to_the_groups_own_folder(

@@ -7,7 +7,7 @@ import signal
 import subprocess
 
 from perfsuite.errors import WorkloadError
-from perfsuite.ranks.failures import Died, says_lost_peer
+from perfsuite.ranks.failures import Died, says_lost_peer, says_waited
 from perfsuite.ranks.messages import Failed, Joined
 from perfsuite.units import counted
 
@@ -58,8 +58,13 @@ def read_end(
         exit_code = None
     if raised and (exit_code is None or exit_code >= 0):
         error, _, message = raised[-1].partition(": ")
-        lost_peer = says_lost_peer(message)
-        return Failed(error=error, message=message, lost_peer=lost_peer, at_s=at_s)
+        return Failed(
+            error=error,
+            message=message,
+            lost_peer=says_lost_peer(message),
+            waited=says_waited(message),
+            at_s=at_s,
+        )
     return Died(exit_code=exit_code, lost_peer=False, at_s=at_s)
 
 

@@ -1,7 +1,7 @@
 """Random models, batches and recipes on real ranks: correct code is never flagged, bugs always are.
 
 `HYPOTHESIS_PROFILE=night` tries many more examples, other ones each time, and prints how to repeat
-one that fails. The default, "ci", always tries the same few.
+one that fails. By default it always tries the same few.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ _ANY = settings(
     deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 )
 _PROFILES = {
-    "ci": settings(_ANY, max_examples=4, derandomize=True, database=None),
+    "patient": settings(_ANY, max_examples=4, derandomize=True, database=None),
     "night": settings(_ANY, max_examples=500, print_blob=True),
 }
-PROFILE = _PROFILES[os.environ.get("HYPOTHESIS_PROFILE", "ci")]
+PROFILE = _PROFILES[os.environ.get("HYPOTHESIS_PROFILE", "patient")]
 
 MODES = ("ddp", "fsdp", "zero1", "horovod-like")
 # One rank reduces nothing, so there is no reduction to forget.
