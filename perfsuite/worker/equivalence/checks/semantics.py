@@ -35,9 +35,6 @@ from perfsuite.worker.equivalence.trace.trace import MicroBatch, Step
 from perfsuite.worker.measure.device import is_accelerator
 from perfsuite.worker.training.batches import num_samples
 
-# A mean of means is wrong for parts of unequal size: three quarters of the batch and the rest.
-_FIRST_PART, _NUM_PARTS = 3, 4
-
 
 def check_semantics(case: Case) -> Proof | EquivalenceRow | str:
     """Return what T1 or T2 shows, why it cannot be exercised, or why neither applies."""
@@ -230,15 +227,16 @@ def _bugs(references: _References, step: Step, expected: _Expected) -> Iterator[
         (references.truth, expected.truth) if is_low else (references.plain, expected.plain)
     )
     if size > 1:
-        yield planted_bugs.lost_samples(_mean_of_parts(reference, expected, [size // 2]))
+        half = scaled(reference.run([slice_batch(expected.batch, 0, size // 2)]).gradients, 1)
+        yield planted_bugs.lost_samples(half)
     if right.draws:
         anew = reference.run([expected.batch], draws_anew=True).gradients
         yield from planted_bugs.drawn_anew(anew, right.gradients)
     yield from expected.bugs()
-    if size > 2 and not is_low:
-        first = _FIRST_PART * size // _NUM_PARTS
-        parts = [first, size - first]
-        yield planted_bugs.mean_of_means(_mean_of_parts(references.plain, expected, parts))
+    if size > 3 and not is_low:
+        # A mean of means is wrong for parts of unequal size: the first half and two quarters.
+        rest = _without(half, right.gradients, size // 2 / size)
+        yield planted_bugs.mean_of_means(average([half, rest, rest], "none"))
 
 
 def _hypotheses(plain: Reference, step: Step, expected: _Expected) -> Iterator[Bug]:
@@ -262,13 +260,13 @@ def _parts(plain: Reference, step: Step) -> list[list[Tensors]]:
     ]
 
 
-def _mean_of_parts(plain: Reference, expected: _Expected, sizes: list[int]) -> Tensors:
-    """The gradients of consecutive parts of the batch, averaged as if they were equally large."""
-    begin, parts = 0, []
-    for size in sizes:
-        parts.append(plain.run([slice_batch(expected.batch, begin, begin + size)]).gradients)
-        begin += size
-    return average(parts, "none")
+def _without(part: Tensors, whole: Tensors, share: float) -> Tensors:
+    """The gradients of a batch less its `part`, which is a `share` of it, if samples do not mix."""
+    left_out = scaled(part, share)
+    return {
+        name: (gradient - left_out[name] if name in left_out else gradient) / (1 - share)
+        for name, gradient in scaled(whole, 1).items()
+    }
 
 
 def _why_vacuous(references: _References, step: Step, expected: _Expected) -> Iterator[str]:
