@@ -97,6 +97,7 @@ class RankFailureError(PerfsuiteError):
         signal_name: Of the signal that ended it, such as "SIGKILL".
         log_lines: The last lines of its standard output and error.
         lost_peer: Whether it only reports that another rank is gone or late.
+        waited: Whether it reports that it waited for the other in vain.
     """
 
     message: str
@@ -106,6 +107,7 @@ class RankFailureError(PerfsuiteError):
     signal_name: str | None = None
     log_lines: tuple[str, ...] = ()
     lost_peer: bool = False
+    waited: bool = False
 
     def __post_init__(self) -> None:
         super().__init__(self.message)

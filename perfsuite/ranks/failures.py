@@ -93,7 +93,7 @@ def first_failure(failures: Mapping[int, Failed | Died]) -> tuple[int, Failed | 
     )
 
 
-def came_too_late(failures: Mapping[int, Failed | Died]) -> tuple[int, ...]:
+def came_too_late(failures: Mapping[int, Failed | Died | RankFailureError]) -> tuple[int, ...]:
     """Return the rank that the others waited for in vain, where all have failed: one or none.
 
     It lost its peer when it came: another had waited, and ended. Of two that lost theirs one may
@@ -161,6 +161,7 @@ def rank_error(
         signal_name=signal_name,
         log_lines=tail,
         lost_peer=failure.lost_peer,
+        waited=failure.waited,
     )
 
 

@@ -175,17 +175,16 @@ def error_of(
 
     `ended` holds at least one failure; the end that was heard first comes first.
     """
-    failed = {
-        rank: one.result for rank, one in ended.items() if isinstance(one.result, PerfsuiteError)
-    }
-    causes = [
-        error
-        for error in failed.values()
-        if not (isinstance(error, RankFailureError) and error.lost_peer)
-    ]
+    causes: list[PerfsuiteError] = []
+    lost: dict[int, RankFailureError] = {}
+    for rank, one in ended.items():
+        if isinstance(one.result, RankFailureError) and one.result.lost_peer:
+            lost[rank] = one.result
+        elif isinstance(one.result, PerfsuiteError):
+            causes.append(one.result)
     if causes:
         return min(causes, key=lambda error: not isinstance(error, NotExercisedError))
-    waiting_rank = next(iter(failed))
+    waiting_rank = min(lost, key=lambda rank: not lost[rank].waited)
     silent = [rank for rank in range(world_size) if rank not in ended]
     if silent:
         return LostRankError(
@@ -193,10 +192,12 @@ def error_of(
             f"it, and its pytest process did not answer for {_ANSWER_S:g} s"
         )
     running = [rank for rank, one in ended.items() if one.result is None]
-    if not running:
-        return failed[waiting_rank]
+    has_come = failures.came_too_late(lost)
+    if not (running or has_come):
+        return lost[waiting_rank]
     return failures.late_rank_error(
-        running,
+        running or has_come,
+        has_come=not running,
         waiting_rank=waiting_rank,
         positions={rank: one.position for rank, one in ended.items()},
         world_size=world_size,

@@ -15,8 +15,8 @@ def ended(
     return RankEnd(result=result, position=position, lines=lines)
 
 
-def raised(message: str, *, lost_peer: bool = False) -> RankFailureError:
-    return RankFailureError(message, rank=1, lost_peer=lost_peer)
+def raised(message: str, *, lost_peer: bool = False, waited: bool = False) -> RankFailureError:
+    return RankFailureError(message, rank=1, lost_peer=lost_peer, waited=waited)
 
 
 LOST = raised("connection closed", lost_peer=True)
@@ -69,3 +69,14 @@ def test_of_ranks_that_all_lost_a_peer_the_first_heard_is_blamed() -> None:
     said = {1: ended(LOST), 0: ended(raised("closed too", lost_peer=True))}
 
     assert blamed(said, 2) == "connection closed"
+
+
+def test_a_rank_that_came_after_the_one_that_waited_had_ended_is_named() -> None:
+    waited = raised("timed out", lost_peer=True, waited=True)
+    said = {1: ended(LOST, step=8, lines=("line 3 in barrier",)), 0: ended(waited, step=9)}
+
+    assert blamed(said, 2) == (
+        "rank 1 of 2 did not come to a collective within 30 s (--perf-collective-timeout): it came "
+        "later, in phase 'measure', stage 'backward' of step 8, and rank 0 waited in phase "
+        "'measure', stage 'backward' of step 9\n  where it is:\n    line 3 in barrier"
+    )
