@@ -15,6 +15,7 @@ import msgspec
 
 from perfsuite.errors import ExitCode
 from perfsuite.gate.arms.arm import Arm, Launch, PairPlan
+from perfsuite.gate.arms.command import measured_with
 from perfsuite.gate.arms.launch import launch_pair, scratch_folder
 from perfsuite.gate.baselines.accepted import Entry, in_words
 from perfsuite.gate.baselines.select import read_durations
@@ -255,12 +256,12 @@ class _Session:
         arms = self.side.arms(tree)
         laid = collect(arms[0], request.budget.timeout_s).suite if changed else None
         replaced = head_files.give_back(tree, laid, own_files, policies)
-        kept, before = self._read_kept(), head_files.code_times(self.side.head.top)
+        kept, before = self._read_kept(policies), head_files.code_times(self.side.head.top)
 
         def keep(trials: Sequence[Trial]) -> str | None:
-            """Keep what the pairs showed, unless sources were edited meanwhile: then say which."""
+            """Keep what the pairs showed, unless head was edited meanwhile; say which sources."""
             edited = head_files.why_edited(self.side.head.top, before)
-            if kept is not None and edited is None:
+            if kept is not None and edited is None and kept.head == self._digest_head():
                 kept.write(trials)
             return edited
 
@@ -312,18 +313,21 @@ class _Session:
         accepted = tuple(map(in_words, self.used[cell.name]))
         return msgspec.structs.replace(cell, reason=reason, accepted=accepted)
 
-    def _read_kept(self) -> KeptPairs | None:
+    def _digest_head(self) -> str | None:
+        return digest_tree(self.side.suite.root, outputs=self.side.request.outputs)
+
+    def _read_kept(self, names: Collection[str]) -> KeptPairs | None:
         """What earlier sessions found of these two trees; None where nothing names them."""
         request, base = self.side.request, self.side.base
-        if request.pairs_file is None or base is None:
+        if request.pairs_file is None or base is None or (head := self._digest_head()) is None:
             return None
-        head = digest_tree(self.side.suite.root, outputs=request.outputs)
-        if head is None:
-            return None
-        how = request.base_python, request.base_build, sorted(request.base_environment.items())
+        how = (
+            *(request.base_python, request.base_build, sorted(request.base_environment.items())),
+            *(request.command.python_options, measured_with(request.command.arguments)),
+        )
         kept = read_kept_pairs(request.pairs_file, f"{base.revision} {how}", head)
-        if kept.told is not None:
-            self.say(kept.told)
+        if (told := kept.describe(names)) is not None:
+            self.say(told)
         return kept
 
     def _describe_tree(self, tree: Path, changed: Collection[Path]) -> None:

@@ -77,6 +77,22 @@ def test_an_edit_while_head_is_judged_voids_the_session_and_nothing_of_it_is_kep
     assert not (shop.path / "results" / "pairs.json").exists()
 
 
+def test_where_data_is_edited_while_head_is_judged_nothing_is_kept_under_the_trees_name(
+    shop: Repository,
+) -> None:
+    data = shop.path / "prices.yaml"
+    data.write_text("n: 1\n")
+    edited = EDITED.replace('"depot.py").touch()', '"prices.yaml").open("a").write("0")')
+    shop.write(shop=edited)
+    shop.commit()
+    shop.write(shop=edited.replace("0.001", "0.003"))
+
+    shop.gate(HEAD=str(shop.path)).expect(10, f"{PRICE} FAIL *")
+
+    assert data.read_text() != "n: 1\n"
+    assert not (shop.path / "results" / "pairs.json").exists()
+
+
 def test_a_file_that_holds_code_and_its_benchmark_proves_nothing(shop: Repository) -> None:
     mixed = ONE_CELL.replace("import shop", "").replace("shop.price", "price")
     (shop.path / "pytest.ini").write_text(

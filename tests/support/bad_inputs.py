@@ -23,7 +23,10 @@ OPTIONS: Final[dict[str, tuple[tuple[str, ...], str]]] = {
     "tolerance": (("fast", "-2%", "2%%", "nan", "inf", "1e-2", "", LONG), "a ratio such as 2%"),
     "limit": (("wide", "-5%", "0x5", "5 %%", "", LONG), "a ratio such as 5%"),
     "max-pairs": (("2", "0", "-16", "many", "4.0"), "a whole number from 3"),
-    "max-minutes": (("soon", "-1min", "1h", "nan", "", LONG), "a duration such as 30min"),
+    "max-minutes": (
+        ("soon", "-1min", "1h", "nan", "", LONG),
+        "minutes such as 30, or a duration such as 90s",
+    ),
     "seed": (
         ("lucky", "-1", "4294967296", "1.0", "", "0x1"),
         "a whole number from 0 to 4294967295",

@@ -67,7 +67,7 @@ def accept(
     is_removed: Annotated[bool, typer.Option("--removed")] = False,
     is_quarantined: Annotated[bool, typer.Option("--quarantined")] = False,
     renamed_to: Annotated[str | None, typer.Option(metavar="CELL")] = None,
-    increase: Annotated[str | None, typer.Option(metavar="COUNT[=RATIO]")] = None,
+    increase: Annotated[list[str] | None, typer.Option(metavar="COUNT[=RATIO]")] = None,
     looser: Annotated[list[str] | None, typer.Option(metavar="NAME=VALUE")] = None,
     file: options.AcceptedFile = options.ACCEPTED,
     json_file: JsonFile = None,
@@ -80,12 +80,14 @@ def accept(
     day = expires.date()
     if day < date.today():
         raise SettingError(f"--expires is {day}, which is past; use {date.today()} or a later day")
+    if len(increase or ()) > 1:
+        raise SettingError("--increase is given several times; call this once for each count")
     kinds: dict[str, dict[str, Any] | None] = {
         "slowdown": None if slowdown is None else {"ratio": slowdown},
         "removed": {} if is_removed else None,
         "quarantined": {} if is_quarantined else None,
         "renamed": None if renamed_to is None else {"to": renamed_to},
-        "count": None if increase is None else _parse_increase(increase),
+        "count": _parse_increase(increase[0]) if increase else None,
         "limit": _parse_looser(looser) if looser else None,
     }
     given = [{**values, "kind": kind} for kind, values in kinds.items() if values is not None]

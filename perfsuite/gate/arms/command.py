@@ -1,6 +1,7 @@
 """The user's own call of pytest: what it was given, and the same call in another tree."""
 
 import dataclasses
+import itertools
 import os
 import re
 import shlex
@@ -100,6 +101,21 @@ class Command:
         return dataclasses.replace(
             self, folder=folder, arguments=tuple(map(lead, self.arguments)), environment=environment
         )
+
+
+def measured_with(arguments: Iterable[str]) -> list[tuple[str, str]]:
+    """Return the options of ours that decide what a cell runs, but not which cells there are.
+
+    >>> measured_with(["a.py", "--perf-seed", "7", "--perf-matrix=smoke", "--perf-device=cpu"])
+    [('--perf-device', 'cpu'), ('--perf-seed', '7')]
+    """
+    found: list[tuple[str, str]] = []
+    tokens = iter(arguments)
+    for token in itertools.takewhile(lambda token: token != "--", tokens):
+        name, has_value, value = token.partition("=")
+        if name in {_OURS + one for one in _HANDED_ON - {"matrix"}}:
+            found.append((name, value if has_value else next(tokens, "")))
+    return sorted(found)
 
 
 def less_ours(arguments: Iterable[str]) -> tuple[str, ...]:

@@ -95,7 +95,8 @@ def uncommitted_files(
 def digest_tree(root: Path, *, outputs: Sequence[Path] = ()) -> str | None:
     """Return the name of what a cell could load from a tree: equal trees have equal names.
 
-    It is the same before and after a commit of it. None without any commit.
+    It is the same before and after a commit of it. None without any commit, and where a submodule
+    is not as it was committed.
     """
     top, root = find_top(root), root.resolve()
     if top is None or find_commit(root, "HEAD") is None:
@@ -107,6 +108,8 @@ def digest_tree(root: Path, *, outputs: Sequence[Path] = ()) -> str | None:
         blobs[PurePath(os.fsdecode(name))] = described.split()[-1]
     uncommitted = uncommitted_files(root, outputs=outputs)
     changed = [path for path, is_code in uncommitted.items() if is_code]
+    if any(path.is_dir() and not path.is_symlink() for path in changed):
+        return None
     for path in changed:
         blobs.pop(path.relative_to(top), None)
     files = [path for path in changed if path.is_file()]

@@ -251,6 +251,7 @@ def _judge_counts(trial: Trial) -> None:
     """Fail a cell where head counts more than the base, whatever its times say."""
     compared = _compare_counts(trial)
     trial.accepted_counts = tuple(one.name for one in compared.changes if one.kind == "accepted")
+    trial.failed_counts = tuple(one.name for one in compared.increases)
     if compared.increases and trial.word != "FAIL":
         trial.word, trial.by, trial.reason = "FAIL", "counts", None
     for one in (*compared.increases, *compared.unavailable):

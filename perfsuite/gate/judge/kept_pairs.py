@@ -31,7 +31,8 @@ Positive = Annotated[float, msgspec.Meta(gt=0, le=float(MOST))]
 class KeptCell(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """A cell that a re-run does not judge again; its fields are those of a `Trial`.
 
-    The rule is as it was: with another history, earlier looks would now end otherwise.
+    The rule is as it was: with another history, earlier looks would now end otherwise. `counts` are
+    those that failed it, and how far each was accepted to grow.
     """
 
     word: Literal["FAIL", "INCONCLUSIVE"]
@@ -43,6 +44,7 @@ class KeptCell(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     raw: list[tuple[Positive, Positive]]
     pairs: Annotated[list[Pair], msgspec.Meta(min_length=1)]
     firsts: list[Literal["base", "head"]]
+    counts: dict[Label, Amount] = {}
 
     def __post_init__(self) -> None:
         if not len(self.raw) == len(self.pairs) == len(self.firsts):
@@ -68,15 +70,28 @@ class KeptFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 class KeptPairs:
     """What is kept of a comparison of two trees.
 
-    Cells are by their `printable` names: what is no text cannot be written. `told` is what a
-    reader should know of where they come from.
+    Cells are by their `printable` names: what is no text cannot be written. `unreadable` is why
+    nothing of the file is known.
     """
 
     path: Path
     base: str
     head: str
     cells: Mapping[str, KeptCell]
-    told: str | None
+    unreadable: str | None = None
+
+    def describe(self, names: Iterable[str]) -> str | None:
+        """What a reader should know of where the verdicts of these cells come from."""
+        if self.unreadable is not None:
+            return f"{self.path} cannot be read ({self.unreadable}): judged anew"
+        found = self.cells.keys() & set(map(printable, names))
+        if not found:
+            return None
+        who = "1 cell goes" if len(found) == 1 else f"{len(found)} cells go"
+        return (
+            f"{who} on from what {self.path} has of these two trees; remove that file if more than "
+            "the trees has changed"
+        )
 
     def write(self, trials: Iterable[Trial]) -> None:
         """Keep what a re-run must not judge again, after a pair or at the end.
@@ -99,13 +114,7 @@ def read_kept_pairs(path: Path, base: str, head: str) -> KeptPairs:
     """Return what is kept of two trees: nothing where the file is missing or cannot be read."""
     comparisons, unreadable = _read(path)
     cells = next((one.cells for one in comparisons if (one.base, one.head) == (base, head)), {})
-    told = None
-    if unreadable is not None:
-        told = f"{path} cannot be read ({unreadable}): judged anew"
-    elif cells:
-        who = "1 cell goes" if len(cells) == 1 else f"{len(cells)} cells go"
-        told = f"{who} on from what {path} has of these two trees"
-    return KeptPairs(path=path, base=base, head=head, cells=cells, told=told)
+    return KeptPairs(path=path, base=base, head=head, cells=cells, unreadable=unreadable)
 
 
 def kept_names(path: Path | None, head: str | None) -> frozenset[str]:
@@ -125,9 +134,11 @@ def resume(trial: Trial, kept: KeptCell) -> None:
     asked = trial.rule, policy.accepted_slowdown, policy.floor_s
     is_told_alone = kept.by == "numerics" and not policy.refuses_numerics_change
     is_same = (kept.rule, kept.accepted_slowdown, kept.floor_s) == asked and not is_told_alone
+    if kept.by == "counts":
+        is_same &= any(policy.accepted_increase(name) <= most for name, most in kept.counts.items())
     if kept.word == "FAIL" and is_same:
         trial.decide()
-        trial.word, trial.by = "FAIL", kept.by
+        trial.word, trial.by, trial.failed_counts = "FAIL", kept.by, tuple(kept.counts)
         told = (kept.reason or "").removeprefix(_KEPT).removeprefix("; ")
         trial.reason = "; ".join(filter(None, (_KEPT, told)))
         return
@@ -146,6 +157,7 @@ def _is_kept(trial: Trial) -> bool:
 def _keep(trial: Trial) -> KeptCell:
     kept = {name: getattr(trial, name) for name in ("by", "rule", "raw", "pairs", "firsts")}
     bounds = {name: getattr(trial.policy, name) for name in ("accepted_slowdown", "floor_s")}
+    bounds["counts"] = {name: trial.policy.accepted_increase(name) for name in trial.failed_counts}
     reason = None if trial.reason is None else printable_lines(trial.reason)
     word = trial.word or "INCONCLUSIVE"
     return msgspec.convert({**kept, **bounds, "word": word, "reason": reason}, KeptCell)

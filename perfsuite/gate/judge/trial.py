@@ -80,6 +80,7 @@ class Trial:
         is_apart: Whether both arms wanted what one of them alone can have.
         is_unpinned: Whether the core that both arms share was too little.
         accepted_counts: Those that grew, as a reviewed exception lets them.
+        failed_counts: Those that grew and failed it.
     """
 
     name: str
@@ -100,6 +101,7 @@ class Trial:
     is_unpinned: bool = False
     numerics_change: str | None = None
     accepted_counts: tuple[str, ...] = ()
+    failed_counts: tuple[str, ...] = ()
 
     @property
     def last(self) -> dict[str, CellRun]:

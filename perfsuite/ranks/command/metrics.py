@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from perfsuite.errors import SettingError, WorkloadError, import_extra
 from perfsuite.ranks.command.group import CommandGroup, CommandLaunch
@@ -28,6 +30,30 @@ _EVENT_FILES = "*tfevents*"
 _MISSING = "the times are those that the command logs (metrics=)"
 
 
+@dataclass(frozen=True)
+class _Written:
+    """What was in a file: its size in bytes, their digest, and when it was written."""
+
+    num_bytes: int
+    digest: bytes
+    at_ns: int
+
+    @classmethod
+    def of(cls, file: Path, num_bytes: int | None = None) -> Self:
+        """Read a file, or its first bytes alone."""
+        with file.open("rb") as opened:
+            content = opened.read(num_bytes)
+            at_ns = os.fstat(opened.fileno()).st_mtime_ns
+        return cls(len(content), hashlib.sha256(content).digest(), at_ns)
+
+    def num_left_in(self, file: Path) -> int:
+        """How many bytes of it a file begins with: all, or none where it was written anew."""
+        now = _Written.of(file, self.num_bytes)
+        is_longer = file.stat().st_size > self.num_bytes
+        is_same = now == self if not is_longer else now.digest == self.digest
+        return self.num_bytes if is_same else 0
+
+
 class Metrics:
     """Where a command logs the time of each step: in a file, a folder of events, or its output."""
 
@@ -44,19 +70,20 @@ class Metrics:
             )
         self.text, self.path, self._key = text, found["path"] or "", found["key"]
 
-    def files(self, folder: Path) -> dict[Path, int]:
-        """Return the files that are there, with their sizes."""
+    def files(self, folder: Path) -> dict[Path, _Written]:
+        """Return the files that are there, and what is in them."""
         place = folder / self.path
         files = place.rglob(_EVENT_FILES) if self._kind == "tensorboard" else [place]
-        return {file: file.stat().st_size for file in files if file.is_file()}
+        return {file: _Written.of(file) for file in files if file.is_file()}
 
-    def values(self, folder: Path, output: str, before: Mapping[Path, int]) -> Iterator[float]:
+    def values(self, folder: Path, output: str, before: Mapping[Path, _Written]) -> Iterator[float]:
         """Yield what a launch logged, in seconds; `before` are the `files` before it."""
         if self._kind == "regex":
             found: Iterable[Any] = re.findall(self._key, output)
         elif self._kind == "jsonl":
             file = folder / self.path
-            found = _read_lines(file, self._key, before.get(file, 0))
+            earlier = before.get(file)
+            found = _read_lines(file, self._key, earlier.num_left_in(file) if earlier else 0)
         else:
             found = _read_events(sorted(self.files(folder).keys() - before), self._key)
         for value in found:
@@ -75,7 +102,7 @@ def _num_groups(pattern: str) -> int:
 
 def _read_lines(file: Path, key: str, offset: int) -> Iterator[Any]:
     with file.open("rb") as lines:
-        lines.seek(offset if file.stat().st_size >= offset else 0)
+        lines.seek(offset)
         for line in lines:
             try:
                 value = json.loads(line)

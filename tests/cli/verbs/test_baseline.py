@@ -290,6 +290,10 @@ def test_accept_adds_to_what_is_there(perfsuite: Call, tmp_path: Path) -> None:
             "given; use one of them",
         ),
         (
+            [CELL, "--increase", "ops", "--increase", "memory", *WHY],
+            "--increase is given several times; call this once for each count",
+        ),
+        (
             [CELL, "--slowdown", "0.08", *WHY],
             "ratio is 0.08; use a number above 1, such as 1.08 for 8 % more",
         ),

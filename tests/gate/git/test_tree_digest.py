@@ -73,6 +73,20 @@ def test_pages_outputs_and_what_a_session_leaves_do_not_count(tree: Path) -> Non
     assert digest_tree(tree) == before
 
 
+def test_a_submodule_that_is_not_as_it_was_committed_leaves_no_name(tree: Path) -> None:
+    part = tree / "part"
+    part.mkdir()
+    (part / "code.py").write_text("X = 1")
+    git(part, "init", "--quiet")
+    commit(part)
+    commit(tree)
+    assert digest_tree(tree) is not None
+
+    (part / "code.py").write_text("X = 2")
+
+    assert digest_tree(tree) is None
+
+
 def test_without_a_commit_there_is_no_name(tmp_path: Path) -> None:
     assert digest_tree(tmp_path) is None
     git(tmp_path, "init", "--quiet")

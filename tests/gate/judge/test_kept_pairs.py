@@ -94,7 +94,7 @@ def test_a_failure_is_kept_of_a_cell_whose_file_has_a_name_that_is_no_text(tmp_p
 
 def test_a_failure_by_counts_is_kept_with_its_reason(tmp_path: Path) -> None:
     failed = judged(OPEN, word="FAIL", by="counts")
-    failed.reason = "flops 1 -> 2"
+    failed.reason, failed.failed_counts = "flops 1 -> 2", ("flops",)
     kept(tmp_path).write([failed])
 
     trial = resumed(tmp_path)
@@ -103,6 +103,22 @@ def test_a_failure_by_counts_is_kept_with_its_reason(tmp_path: Path) -> None:
     assert trial.reason == "an earlier session of these two trees has failed it; flops 1 -> 2"
     kept(tmp_path).write([trial])
     assert resumed(tmp_path).reason == trial.reason
+
+
+def test_a_failure_by_counts_is_open_again_where_its_increase_is_accepted(tmp_path: Path) -> None:
+    failed = judged(OPEN, word="FAIL", by="counts")
+    failed.failed_counts = "ops", "memory"
+    kept(tmp_path).write([failed])
+
+    def allow(*names: str) -> CellPolicy:
+        return dataclasses.replace(
+            USUAL, accepted_increase=lambda name: 3.0 if name in names else 1
+        )
+
+    assert resumed(tmp_path, allow("ops", "memory")).word is None
+    again = resumed(tmp_path, allow("loads"))
+    assert (again.word, again.failed_counts) == ("FAIL", ("ops", "memory"))
+    assert resumed(tmp_path, allow("ops")).word == "FAIL"
 
 
 def test_a_failure_is_open_again_where_the_user_accepts_more(tmp_path: Path) -> None:
@@ -187,10 +203,14 @@ def test_without_anything_to_keep_there_is_no_file(tmp_path: Path) -> None:
 
 def test_it_says_where_the_pairs_come_from(tmp_path: Path) -> None:
     path = tmp_path / "pairs.json"
-    assert kept(tmp_path).told is None
+    assert kept(tmp_path).describe(["a"]) is None
 
     kept(tmp_path).write([judged(OPEN)])
-    assert kept(tmp_path).told == f"1 cell goes on from what {path} has of these two trees"
+    assert kept(tmp_path).describe(["a", "other"]) == (
+        f"1 cell goes on from what {path} has of these two trees; remove that file if more than "
+        "the trees has changed"
+    )
+    assert kept(tmp_path).describe(["other"]) is None
 
 
 @pytest.mark.parametrize(
@@ -210,8 +230,10 @@ def test_a_file_that_cannot_be_read_is_judged_anew_and_replaced(
     found = kept(tmp_path)
 
     assert found.cells == {}
-    assert found.told.startswith(f"{tmp_path}/pairs.json cannot be read (")
-    assert found.told.endswith("): judged anew")
+    told = found.describe([])
+    assert told is not None
+    assert told.startswith(f"{tmp_path}/pairs.json cannot be read (")
+    assert told.endswith("): judged anew")
     found.write([judged(OPEN)])
     assert kept(tmp_path).cells.keys() == {"a"}
 
@@ -232,4 +254,4 @@ def test_hostile_values_are_refused(tmp_path: Path, changes: dict[str, Any]) -> 
     file["comparisons"][0]["cells"]["a"] |= changes
     path.write_text(json.dumps(file))
 
-    assert "cannot be read" in kept(tmp_path).told
+    assert "cannot be read" in str(kept(tmp_path).describe(["a"]))
