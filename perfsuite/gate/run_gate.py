@@ -15,7 +15,7 @@ import msgspec
 
 from perfsuite.errors import ExitCode
 from perfsuite.gate.arms.arm import Arm, Launch, PairPlan
-from perfsuite.gate.arms.command import measured_with
+from perfsuite.gate.arms.command import device_of
 from perfsuite.gate.arms.launch import launch_pair, scratch_folder
 from perfsuite.gate.baselines.accepted import Entry, in_words
 from perfsuite.gate.baselines.select import read_durations
@@ -323,7 +323,7 @@ class _Session:
             return None
         how = (
             *(request.base_python, request.base_build, sorted(request.base_environment.items())),
-            *(request.command.python_options, measured_with(request.command.arguments)),
+            *(request.command.python_options, device_of(request.command.arguments)),
         )
         kept = read_kept_pairs(request.pairs_file, f"{base.revision} {how}", head)
         if (told := kept.describe(names)) is not None:

@@ -103,19 +103,19 @@ class Command:
         )
 
 
-def measured_with(arguments: Iterable[str]) -> list[tuple[str, str]]:
-    """Return the options of ours that decide what a cell runs, but not which cells there are.
+def device_of(arguments: Iterable[str]) -> str | None:
+    """Return the device that a call asks for; None where it leaves the choice to a default.
 
-    >>> measured_with(["a.py", "--perf-seed", "7", "--perf-matrix=smoke", "--perf-device=cpu"])
-    [('--perf-device', 'cpu'), ('--perf-seed', '7')]
+    >>> device_of(["a.py", "--perf-device", "cpu", "--perf-device=cuda", "--perf-seed=7"])
+    'cuda'
     """
-    found: list[tuple[str, str]] = []
+    device: str | None = None
     tokens = iter(arguments)
     for token in itertools.takewhile(lambda token: token != "--", tokens):
         name, has_value, value = token.partition("=")
-        if name in {_OURS + one for one in _HANDED_ON - {"matrix"}}:
-            found.append((name, value if has_value else next(tokens, "")))
-    return sorted(found)
+        if name == f"{_OURS}device":
+            device = value if has_value else next(tokens, None)
+    return device
 
 
 def less_ours(arguments: Iterable[str]) -> tuple[str, ...]:

@@ -8,7 +8,7 @@ import math
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -70,13 +70,16 @@ class Metrics:
             )
         self.text, self.path, self._key = text, found["path"] or "", found["key"]
 
-    def files(self, folder: Path) -> dict[Path, _Written]:
-        """Return the files that are there, and what is in them."""
+    def files(self, folder: Path) -> dict[Path, _Written | None]:
+        """Return the files that are there, and what is in one that may be appended to."""
         place = folder / self.path
-        files = place.rglob(_EVENT_FILES) if self._kind == "tensorboard" else [place]
-        return {file: _Written.of(file) for file in files if file.is_file()}
+        if self._kind == "tensorboard":
+            return dict.fromkeys(place.rglob(_EVENT_FILES))
+        return {place: _Written.of(place)} if place.is_file() else {}
 
-    def values(self, folder: Path, output: str, before: Mapping[Path, _Written]) -> Iterator[float]:
+    def values(
+        self, folder: Path, output: str, before: Mapping[Path, _Written | None]
+    ) -> Iterator[float]:
         """Yield what a launch logged, in seconds; `before` are the `files` before it."""
         if self._kind == "regex":
             found: Iterable[Any] = re.findall(self._key, output)
@@ -120,6 +123,18 @@ def _read_events(files: Sequence[Path], tag: str) -> Iterator[Any]:
             yield from (one.value for one in events.Scalars(tag))
 
 
+@contextmanager
+def _readable(name: str, metrics: Metrics) -> Iterator[None]:
+    """Say in a WorkloadError what cannot be read in here."""
+    try:
+        yield
+    except OSError as error:
+        raise WorkloadError(
+            f"{name}: {metrics.path} cannot be read: {error.strerror or error} "
+            f"(metrics={metrics.text!r})"
+        ) from error
+
+
 def run_logged(request: GroupRequest, launch: CommandLaunch, metrics: Metrics) -> list[Any]:
     """Run a command to its end, alone where the other arm of a gate is, and return its times.
 
@@ -135,15 +150,11 @@ def run_logged(request: GroupRequest, launch: CommandLaunch, metrics: Metrics) -
     ):
         named = any("{out}" in word for word in (*launch.words, *launch.environment.values()))
         folder = group.out if named else launch.folder
-        before = metrics.files(folder)
+        with _readable(launch.name, metrics):
+            before = metrics.files(folder)
         output = group.run_to_end()
-        try:
+        with _readable(launch.name, metrics):
             values = [*metrics.values(folder, output, before)]
-        except OSError as error:
-            raise WorkloadError(
-                f"{launch.name}: {metrics.path} cannot be read: {error.strerror or error} "
-                f"(metrics={metrics.text!r})"
-            ) from error
     times_s = values[code.num_warmup :][: code.num_steps]
     wrong = [value for value in times_s if not 0 < value < math.inf]
     if wrong or len(times_s) < 2:
