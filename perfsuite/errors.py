@@ -12,7 +12,7 @@ import functools
 import importlib.util
 import re
 from dataclasses import KW_ONLY, dataclass
-from typing import Any
+from typing import Any, Literal
 
 # As in the extra "torch".
 OLDEST_TORCH = (2, 11)
@@ -88,6 +88,10 @@ class WriteError(PerfsuiteError):
     """A file could not be written; nothing half-written stays."""
 
 
+# What a failure says of another rank where it says nothing else: it waited for it in vain, or lost it.
+PeerState = Literal["late", "gone"]
+
+
 @dataclass(eq=False, repr=False)
 class RankFailureError(PerfsuiteError):
     """One rank of a group failed; the others were ended because of it.
@@ -96,8 +100,7 @@ class RankFailureError(PerfsuiteError):
         rank: The failing rank: the first in time, and never one that only lost its peer.
         signal_name: Of the signal that ended it, such as "SIGKILL".
         log_lines: The last lines of its standard output and error.
-        lost_peer: Whether it only reports that another rank is gone or late.
-        waited: Whether it reports that it waited for the other in vain.
+        peer: What it only reports of another rank; None is a failure of its own.
     """
 
     message: str
@@ -106,8 +109,7 @@ class RankFailureError(PerfsuiteError):
     exit_code: int | None = None
     signal_name: str | None = None
     log_lines: tuple[str, ...] = ()
-    lost_peer: bool = False
-    waited: bool = False
+    peer: PeerState | None = None
 
     def __post_init__(self) -> None:
         super().__init__(self.message)

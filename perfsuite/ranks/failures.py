@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from perfsuite.errors import RankFailureError
+from perfsuite.errors import PeerState, RankFailureError
 from perfsuite.ranks.messages import Failed
 from perfsuite.ranks.progress import Position
 
@@ -29,7 +29,7 @@ _OUTER_FRAME = "perfsuite/worker/main.py"
 _WAITING_PLACES = ("/torch/distributed/", "/torch/autograd/graph.py", "/perfsuite/worker/")
 # What gloo and NCCL say about a peer that is late, then about one that is gone; either error is a
 # consequence. From torch 2.15 on the backend for NCCL is another, with words of its own.
-_WAITED_SIGNS = (
+_LATE_PEER_SIGNS = (
     "for recv operation to complete",
     "for send operation to complete",
     "Application timeout caused pair closure",
@@ -38,8 +38,7 @@ _WAITED_SIGNS = (
     "Watchdog caught collective operation timeout",
     "NCCL operation timed out",
 )
-_LOST_PEER_SIGNS = (
-    *_WAITED_SIGNS,
+_GONE_PEER_SIGNS = (
     "Connection closed by peer",
     "Connection reset by peer",
     "Broken pipe",
@@ -49,6 +48,8 @@ _LOST_PEER_SIGNS = (
     "NCCL Async Error",
     "Aborting process on rank",
 )
+# A rank that failed by itself caused what happened, then one that others waited for, then the rest.
+_ORDER = (None, "late", "gone")
 # What a rank says whose own kernel failed; its watchdog ends it like one that waited.
 _OWN_ERROR = "CUDA error:"
 # NCCL's watchdog ends a rank by SIGABRT: then its words lie before the stacks of all its threads.
@@ -61,14 +62,12 @@ class Died:
 
     Attributes:
         exit_code: As in multiprocessing: negative is the signal that killed it; None is unknown.
-        lost_peer: Whether its last output only says so, as when NCCL's watchdog ends the process.
-        waited: Whether it says that it waited for its peer in vain.
+        peer: What its last output only says of another rank, as when NCCL's watchdog ends it.
         at_s: When the controller noticed, on the machine's monotonic clock.
     """
 
     exit_code: int | None
-    lost_peer: bool
-    waited: bool = False
+    peer: PeerState | None
     at_s: float
 
 
@@ -88,9 +87,7 @@ def first_failure(failures: Mapping[int, Failed | Died]) -> tuple[int, Failed | 
 
     One that waited in vain comes before those that lost their peer by its end.
     """
-    return min(
-        failures.items(), key=lambda item: (item[1].lost_peer, not item[1].waited, item[1].at_s)
-    )
+    return min(failures.items(), key=lambda item: (_ORDER.index(item[1].peer), item[1].at_s))
 
 
 def came_too_late(failures: Mapping[int, Failed | Died | RankFailureError]) -> tuple[int, ...]:
@@ -99,19 +96,22 @@ def came_too_late(failures: Mapping[int, Failed | Died | RankFailureError]) -> t
     It lost its peer when it came: another had waited, and ended. Of two that lost theirs one may
     have waited as well.
     """
-    lost = [rank for rank, one in failures.items() if one.lost_peer and not one.waited]
-    has_waited = any(one.waited for one in failures.values())
+    lost = [rank for rank, one in failures.items() if one.peer == "gone"]
+    has_waited = any(one.peer == "late" for one in failures.values())
     return tuple(lost) if has_waited and len(lost) == 1 else ()
 
 
-def says_lost_peer(text: str) -> bool:
-    """Whether an error or a log only says that another rank is gone or late; ranks ask this too."""
-    return any(sign in text for sign in _LOST_PEER_SIGNS) and _OWN_ERROR not in text
+def blamed_peer(text: str) -> PeerState | None:
+    """Return what an error or a log only says of another rank; ranks ask this too.
 
-
-def says_waited(text: str) -> bool:
-    """Whether an error or a log only says that this rank waited for another in vain."""
-    return any(sign in text for sign in _WAITED_SIGNS) and _OWN_ERROR not in text
+    >>> blamed_peer("Socket Timeout"), blamed_peer("Broken pipe"), blamed_peer("KeyError: 'a'")
+    ('late', 'gone', None)
+    """
+    if _OWN_ERROR in text:
+        return None
+    if any(sign in text for sign in _LATE_PEER_SIGNS):
+        return "late"
+    return "gone" if any(sign in text for sign in _GONE_PEER_SIGNS) else None
 
 
 def furthest_behind(positions: Mapping[int, Position]) -> int:
@@ -160,8 +160,7 @@ def rank_error(
         exit_code=exit_code,
         signal_name=signal_name,
         log_lines=tail,
-        lost_peer=failure.lost_peer,
-        waited=failure.waited,
+        peer=failure.peer,
     )
 
 

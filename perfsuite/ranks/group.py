@@ -172,8 +172,7 @@ class RankGroup:
             last_words = "\n".join(lines)[-failures.NUM_WATCHDOG_BYTES :]
         return Died(
             exit_code=process.exitcode,
-            lost_peer=failures.says_lost_peer(last_words),
-            waited=failures.says_waited(last_words),
+            peer=failures.blamed_peer(last_words),
             at_s=time.monotonic(),
         )
 
@@ -191,7 +190,7 @@ class RankGroup:
         world_size = self._world_size
         rank, failure = failures.first_failure(failed)
         running, has_come = self._waiting(), failures.came_too_late(failed)
-        if failure.lost_peer and (late := running or has_come):
+        if failure.peer and (late := running or has_come):
             raise failures.late_rank_error(
                 late,
                 has_come=not running,

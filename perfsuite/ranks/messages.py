@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from perfsuite.errors import RecipeError, SettingError
+from perfsuite.errors import PeerState, RecipeError, SettingError
 from perfsuite.ranks.assignments import Assignment
 from perfsuite.records.cell import Counts, MemoryMetric, Operator, TensorDigest
 from perfsuite.records.equivalence import EquivalenceRow
@@ -371,8 +371,7 @@ class Failed:
 
     Attributes:
         is_ours: Whether it is one of `perfsuite.errors`.
-        lost_peer: Whether it only says that another rank is gone or late.
-        waited: Whether it says that it waited for the other in vain.
+        peer: What it only says of another rank, as of a RankFailureError.
         at_s: When it was raised, on the machine's monotonic clock.
         lines: The traceback without frames of ours.
     """
@@ -380,8 +379,7 @@ class Failed:
     error: str
     is_ours: bool = False
     message: str
-    lost_peer: bool
-    waited: bool = False
+    peer: PeerState | None
     at_s: float
     lines: tuple[str, ...] = ()
 

@@ -18,7 +18,7 @@ import torch.distributed as dist
 from perfsuite import errors
 from perfsuite.errors import DeviceError, PerfsuiteError
 from perfsuite.ranks import messages
-from perfsuite.ranks.failures import says_lost_peer, says_waited
+from perfsuite.ranks.failures import blamed_peer
 from perfsuite.ranks.pickling import pack, unpack
 from perfsuite.ranks.progress import Board, BoardWriter
 from perfsuite.units import counted
@@ -79,8 +79,7 @@ def failed(error: Exception) -> messages.Failed:
         error=type(error).__name__,
         is_ours=isinstance(error, PerfsuiteError) and type(error).__module__ == errors.__name__,
         message=message,
-        lost_peer=says_lost_peer(message),
-        waited=says_waited(message),
+        peer=blamed_peer(message),
         at_s=time.monotonic(),
         lines=tuple("".join(traceback.format_list(shown)).splitlines()),
     )

@@ -18,8 +18,7 @@ def failed(message: str, at_s: float) -> Failed:
         error="RuntimeError",
         is_ours=False,
         message=message,
-        lost_peer=failures_module.says_lost_peer(message),
-        waited=failures_module.says_waited(message),
+        peer=failures_module.blamed_peer(message),
         at_s=at_s,
         lines=(),
     )
@@ -34,7 +33,7 @@ def test_the_first_failure_in_time_is_blamed() -> None:
 def test_a_rank_that_only_lost_its_peer_is_not_blamed_even_if_it_was_first() -> None:
     failures = {
         0: failed(LOST, 1.0),
-        2: failures_module.Died(exit_code=-9, lost_peer=False, at_s=1.5),
+        2: failures_module.Died(exit_code=-9, peer=None, at_s=1.5),
     }
 
     assert failures_module.first_failure(failures)[0] == 2
@@ -67,8 +66,8 @@ def test_none_came_too_late_where_several_may_have_waited(messages: list[str]) -
     ],
 )
 def test_what_backends_say_of_a_lost_peer_is_recognised(text: str) -> None:
-    assert failures_module.says_lost_peer(text)
-    assert not failures_module.says_lost_peer("mat1 and mat2 shapes cannot be multiplied")
+    assert failures_module.blamed_peer(text) == ("gone" if text == LOST else "late")
+    assert failures_module.blamed_peer("mat1 and mat2 shapes cannot be multiplied") is None
 
 
 def test_the_rank_with_the_fewest_steps_is_furthest_behind(tmp_path: Path) -> None:

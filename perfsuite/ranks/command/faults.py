@@ -7,7 +7,7 @@ import signal
 import subprocess
 
 from perfsuite.errors import WorkloadError
-from perfsuite.ranks.failures import Died, says_lost_peer, says_waited
+from perfsuite.ranks.failures import Died, blamed_peer
 from perfsuite.ranks.messages import Failed, Joined
 from perfsuite.units import counted
 
@@ -39,7 +39,7 @@ def _tracebacks(output: str) -> list[str]:
     """The last lines of all tracebacks, after those that only tell that another rank is gone."""
     found: list[str] = _TRACEBACK.findall(_RANK.sub("", output))
     own = [line for line in found if _OF_LAUNCHER not in line]
-    return sorted(own, key=lambda line: not says_lost_peer(line))
+    return sorted(own, key=lambda line: blamed_peer(line) is None)
 
 
 def read_end(
@@ -58,14 +58,8 @@ def read_end(
         exit_code = None
     if raised and (exit_code is None or exit_code >= 0):
         error, _, message = raised[-1].partition(": ")
-        return Failed(
-            error=error,
-            message=message,
-            lost_peer=says_lost_peer(message),
-            waited=says_waited(message),
-            at_s=at_s,
-        )
-    return Died(exit_code=exit_code, lost_peer=False, at_s=at_s)
+        return Failed(error=error, message=message, peer=blamed_peer(message), at_s=at_s)
+    return Died(exit_code=exit_code, peer=None, at_s=at_s)
 
 
 def ended_error(

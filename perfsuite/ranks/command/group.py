@@ -246,7 +246,7 @@ class CommandGroup(RankGroup):
 
     def _raise_first_failure(self) -> None:
         for rank, reply in self._replies.items():
-            waits = isinstance(reply, Failed) and reply.lost_peer
+            waits = isinstance(reply, Failed) and reply.peer is not None
             if waits and self.position(rank).phase == "exit" and (running := self._waiting()):
                 other, num_steps = running[0], counted(self.position(rank).step, "step")
                 raise WorkloadError(

@@ -178,13 +178,13 @@ def error_of(
     causes: list[PerfsuiteError] = []
     lost: dict[int, RankFailureError] = {}
     for rank, one in ended.items():
-        if isinstance(one.result, RankFailureError) and one.result.lost_peer:
+        if isinstance(one.result, RankFailureError) and one.result.peer:
             lost[rank] = one.result
         elif isinstance(one.result, PerfsuiteError):
             causes.append(one.result)
     if causes:
         return min(causes, key=lambda error: not isinstance(error, NotExercisedError))
-    waiting_rank = min(lost, key=lambda rank: not lost[rank].waited)
+    waiting_rank = min(lost, key=lambda rank: lost[rank].peer != "late")
     silent = [rank for rank in range(world_size) if rank not in ended]
     if silent:
         return LostRankError(

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-from perfsuite.errors import LostRankError, NotExercisedError, PerfsuiteError, RankFailureError
+from perfsuite.errors import (
+    LostRankError,
+    NotExercisedError,
+    PeerState,
+    PerfsuiteError,
+    RankFailureError,
+)
 from perfsuite.ranks.messages import FunctionReturned, Reply
 from perfsuite.ranks.progress import Position
 from perfsuite.ranks.torchrun.groups import RankEnd, error_of
@@ -15,11 +21,11 @@ def ended(
     return RankEnd(result=result, position=position, lines=lines)
 
 
-def raised(message: str, *, lost_peer: bool = False, waited: bool = False) -> RankFailureError:
-    return RankFailureError(message, rank=1, lost_peer=lost_peer, waited=waited)
+def raised(message: str, peer: PeerState | None = None) -> RankFailureError:
+    return RankFailureError(message, rank=1, peer=peer)
 
 
-LOST = raised("connection closed", lost_peer=True)
+LOST = raised("connection closed", "gone")
 DONE = FunctionReturned(value=b"")
 
 
@@ -66,13 +72,13 @@ def test_a_controller_that_does_not_answer_is_named() -> None:
 
 
 def test_of_ranks_that_all_lost_a_peer_the_first_heard_is_blamed() -> None:
-    said = {1: ended(LOST), 0: ended(raised("closed too", lost_peer=True))}
+    said = {1: ended(LOST), 0: ended(raised("closed too", "gone"))}
 
     assert blamed(said, 2) == "connection closed"
 
 
 def test_a_rank_that_came_after_the_one_that_waited_had_ended_is_named() -> None:
-    waited = raised("timed out", lost_peer=True, waited=True)
+    waited = raised("timed out", "late")
     said = {1: ended(LOST, step=8, lines=("line 3 in barrier",)), 0: ended(waited, step=9)}
 
     assert blamed(said, 2) == (
