@@ -88,7 +88,7 @@ class WriteError(PerfsuiteError):
     """A file could not be written; nothing half-written stays."""
 
 
-# What a failure says of another rank where it says nothing else: it waited for it in vain, or lost it.
+# What a failure only says of another rank: it waited for it in vain, or lost it.
 PeerState = Literal["late", "gone"]
 
 
