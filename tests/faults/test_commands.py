@@ -25,11 +25,21 @@ TRAIN = """
     import os
     import signal
     import sys
+    import threading
     import time
+    import traceback
 
     import torch
     import torch.distributed as dist
     from torch.nn.parallel import DistributedDataParallel
+
+    def end_at_border():
+        main = threading.main_thread().ident
+        while True:
+            frames = traceback.walk_stack(sys._current_frames()[main])
+            if any("perfsuite/worker/store" in frame.f_code.co_filename for frame, _ in frames):
+                os.kill(os.getpid(), signal.SIGKILL if "kill" in what else signal.SIGSTOP)
+            time.sleep(0.001)
 
     rank = int(os.environ.get("RANK", 0))
     what = sys.argv[1] if len(sys.argv) > 1 else "train"
@@ -59,6 +69,11 @@ TRAIN = """
         loss = model(torch.ones(8, 4)).square().mean()
         optimizer.zero_grad()
         loss.backward()
+        if what.endswith("at-border") and number > 3:
+            if rank == 1:
+                time.sleep(0.3)  # the other waits for it at the border
+            elif number == 7:
+                threading.Thread(target=end_at_border, daemon=True).start()
         optimizer.step()
     print("ended after", number + 1)
     if what == "ten-and-fail":
@@ -191,6 +206,10 @@ FAULTS = {
         'TORCHRUN + ["kill"], steps=20, warmup=3',
         f"RankFailureError: rank 1 of 2 {KILLED} 'measure', step *",
     ),
+    "killed_at_a_border": (
+        'TORCHRUN + ["kill-at-border"], steps=20, warmup=3',
+        f"RankFailureError: rank 0 of 2 {KILLED} 'measure', step *",
+    ),
     "killed_in_a_shell": (
         '["sh", "-c", "python train.py kill; exit $?"], steps=20, warmup=3',
         f"RankFailureError: rank 0 of 1 {KILLED} 'measure', step 7",
@@ -266,6 +285,11 @@ WAITING = {
         "RankFailureError: rank 0 of 2 made no progress for 4 s (--perf-timeout), in phase "
         "'measure', step 7",
     ),
+    "stopped_at_a_border": (
+        'TORCHRUN + ["stop-at-border"], steps=20, warmup=3',
+        "RankFailureError: rank 0 of 2 did not come to a collective within 2 s "
+        "(--perf-collective-timeout): it is in phase 'measure', step *, and rank 1 waited in *",
+    ),
     "uneven": (
         'TORCHRUN + ["uneven"], steps=20, warmup=3',
         "WorkloadError: train: rank 1 ended by itself after * steps, and rank 0, which had taken "
@@ -282,9 +306,9 @@ def test_a_command_that_waits_for_ever_is_ended_with_the_rank_that_it_waits_for(
     result = run(project, calls, "--perf-timeout=4", "--perf-collective-timeout=2")
 
     result.assert_outcomes(failed=len(WAITING))
-    hang, stopped, uneven = (error for _, error in WAITING.values())
-    stop = "    it is stopped: process * was sent SIGSTOP, as a debugger does"
-    result.stdout.fnmatch_lines([hang, stopped, "  where it is:", stop, uneven])
+    hang, stopped, at_border, uneven = (error for _, error in WAITING.values())
+    stop = ["  where it is:", "    it is stopped: process * was sent SIGSTOP, as a debugger does"]
+    result.stdout.fnmatch_lines([hang, stopped, *stop, at_border, *stop, uneven])
     assert_nothing_is_left()
 
 
