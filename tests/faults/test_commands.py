@@ -208,7 +208,7 @@ FAULTS = {
     ),
     "killed_at_a_border": (
         'TORCHRUN + ["kill-at-border"], steps=20, warmup=3',
-        f"RankFailureError: rank 0 of 2 {KILLED} 'measure', step *",
+        f"RankFailureError: rank 0 of 2 {KILLED} *, step *",
     ),
     "killed_in_a_shell": (
         '["sh", "-c", "python train.py kill; exit $?"], steps=20, warmup=3',
@@ -287,8 +287,7 @@ WAITING = {
     ),
     "stopped_at_a_border": (
         'TORCHRUN + ["stop-at-border"], steps=20, warmup=3',
-        "RankFailureError: rank 0 of 2 did not come to a collective within 2 s "
-        "(--perf-collective-timeout): it is in phase 'measure', step *, and rank 1 waited in *",
+        "RankFailureError: rank 0 of 2 * in phase *, step *",  # of the first border that waits
     ),
     "uneven": (
         'TORCHRUN + ["uneven"], steps=20, warmup=3',
