@@ -18,6 +18,7 @@ from perfsuite.worker.equivalence.comparison import (
     measure_buffer_errors,
     measure_errors,
     relative_error,
+    step_length,
     total_norm,
 )
 from perfsuite.worker.equivalence.limits import BITWISE, Limit
@@ -366,3 +367,12 @@ def test_a_common_factor_changes_no_relative_error(
 
     assert other.total == pytest.approx(one.total, rel=1e-9)
     assert other.by_name == pytest.approx(one.by_name, rel=1e-9)
+
+
+@pytest.mark.parametrize(("moved", "length"), [(1.5, 3.0), (0.0, 1.0)])
+def test_a_step_is_as_long_as_it_moves_weights_and_one_where_it_moves_none(
+    moved: float, length: float
+) -> None:
+    before = {"weight": torch.ones(4)}
+
+    assert step_length({"weight": before["weight"] + moved}, before) == length
