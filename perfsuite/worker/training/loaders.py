@@ -17,13 +17,14 @@ from torch.utils.data import (
     default_collate,
     get_worker_info,
 )
+from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from perfsuite.errors import DataLoadError, WorkloadError
 from perfsuite.records.recipe import Recipe
 from perfsuite.records.workload import Split, Workload
 
-# Frames in torch, torchvision (it has the same prefix) and this file are not the user's.
-_NOT_USERS = (str(Path(torch.__file__).parent), __file__)
+# Frames in torch, torchvision (it has the same prefix) and this folder are not the user's.
+_NOT_USERS = (str(Path(torch.__file__).parent), str(Path(__file__).parent))
 # Torch's words where a batch does not fit.
 _SHARED_MEMORY_SIGN = "unable to allocate shared memory"
 _NO_ROOM = (
@@ -118,7 +119,9 @@ class EpochBatches(Iterator[Any], contextlib.AbstractContextManager["EpochBatche
             raise StopIteration
         try:
             return self._checked(self._next_of_epochs())
-        except BaseException:
+        except BaseException as error:
+            for unfinished in _torch_iterators(error):
+                _end_workers(unfinished)
             self.close()
             raise
 
@@ -132,10 +135,8 @@ class EpochBatches(Iterator[Any], contextlib.AbstractContextManager["EpochBatche
     def close(self) -> None:
         """End the loader workers. A second call does nothing."""
         self._is_closed = True
-        # torch has no public way: the iterator shuts down when it is collected, but a traceback
-        # keeps it alive, and one collected inside the fork of a later loader stalls that for 10 s.
-        getattr(self._iterator, "_shutdown_workers", lambda: None)()
-        self._iterator = None
+        iterator, self._iterator = self._iterator, None
+        _end_workers(iterator)
 
     def __exit__(self, *error: object) -> None:
         self.close()
@@ -170,6 +171,36 @@ class EpochBatches(Iterator[Any], contextlib.AbstractContextManager["EpochBatche
                 "item of a dataset, must be a pair (inputs, target)"
             )
         return batch
+
+
+def _torch_iterators(error: BaseException | None) -> Iterator[_BaseDataLoaderIter]:
+    """Yield those in whose methods an error arose: one half built is known to its traceback alone.
+
+    torch's handler of SIGCHLD raises for a dead worker wherever the main thread is just then.
+    """
+    while error is not None:
+        for frame, _ in traceback.walk_tb(error.__traceback__):
+            owner = frame.f_locals.get("self")
+            if isinstance(owner, _BaseDataLoaderIter):
+                yield owner
+        error = error.__cause__
+
+
+def _end_workers(iterator: Any) -> None:
+    """End the loader workers of an iterator of torch, one half built included.
+
+    torch has no public way: the iterator shuts down when it is collected, but a traceback keeps it
+    alive, and one collected inside the fork of a later loader stalls that for 10 s.
+    """
+    if not isinstance(iterator, _BaseDataLoaderIter):
+        return
+    # Another worker's death raises in here too, and an iterator half built lacks attributes.
+    with contextlib.suppress(RuntimeError, AttributeError):
+        iterator._shutdown_workers()
+    for worker in getattr(iterator, "_workers", ()):
+        with contextlib.suppress(RuntimeError):
+            worker.kill()
+            worker.join()
 
 
 class _Failure(str):

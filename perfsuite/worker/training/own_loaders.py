@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+from collections.abc import Iterator
 from typing import Any, Final
 
 from perfsuite.errors import DataLoadError, RecipeError, WorkloadError
@@ -65,8 +67,13 @@ class OwnBatches(EpochBatches):
         return batch
 
     def _next(self) -> Any:
-        try:
+        with self._failures_told():
             return next(self._iterator, _END)
+
+    @contextlib.contextmanager
+    def _failures_told(self) -> Iterator[None]:
+        try:
+            yield
         # The user's loader may raise anything, and the user is to read all of it.
         except Exception as error:
             raise DataLoadError(f"{self._origin} {describe_failure(error)}") from error
@@ -79,7 +86,8 @@ class OwnBatches(EpochBatches):
         for part in (self._own_loader, *parts):
             if callable(set_epoch := getattr(part, "set_epoch", None)):
                 set_epoch(epoch)
-        self._iterator = iter(self._own_loader)
+        with self._failures_told():
+            self._iterator = iter(self._own_loader)
 
     def _checked(self, batch: Any) -> Any:
         num_inputs, num_targets = map(num_samples, super()._checked(batch))

@@ -1,12 +1,16 @@
 from __future__ import annotations
 
-from collections.abc import Callable
+import gc
+import os
+import threading
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import TensorDataset
+from torch.utils.data import TensorDataset, get_worker_info
+from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from perfsuite import Recipe, Workload
 from perfsuite.worker.training.build import build_trainer
@@ -41,6 +45,37 @@ def make_workload() -> Callable[..., Workload]:
         return Workload(**{**defaults, **fields})
 
     return make
+
+
+@pytest.fixture
+def die_in(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], Callable[[], None]]]:
+    """(method of torch's iterator) -> what has loader worker 0 end, with code 3, as it begins."""
+    ours, theirs = os.pipe()
+
+    def wait_for_the_end() -> None:
+        os.read(ours, 1)
+        os._exit(3)
+
+    def begin_in(name: str) -> Callable[[], None]:
+        gc.collect()  # an earlier test's iterator is ended as it is collected
+        method = getattr(_MultiProcessingDataLoaderIter, name)
+
+        def begin(self: Any, *arguments: Any, **known: Any) -> Any:
+            monkeypatch.setattr(_MultiProcessingDataLoaderIter, name, method)
+            os.write(theirs, b"1")
+            os.waitid(os.P_PID, self._workers[0].pid, os.WEXITED | os.WNOWAIT)
+            return method(self, *arguments, **known)
+
+        monkeypatch.setattr(_MultiProcessingDataLoaderIter, name, begin)
+        return start_worker
+
+    def start_worker() -> None:
+        if get_worker_info().id == 0:
+            threading.Thread(target=wait_for_the_end, daemon=True).start()
+
+    yield begin_in
+    os.close(ours)
+    os.close(theirs)
 
 
 @pytest.fixture

@@ -323,6 +323,29 @@ def test_a_worker_that_dies_is_reported_and_none_stays(build: Any, size: int, re
     assert multiprocessing.active_children() == []
 
 
+@pytest.mark.parametrize("method", ["_reset", "_try_put_index", "_process_data"])
+@pytest.mark.parametrize("persistent", [False, True])
+def test_a_worker_may_die_while_its_iterator_is_built_or_read(
+    build: Any, die_in: Callable[[str], Callable[[], None]], method: str, persistent: bool
+) -> None:
+    batches = build(
+        Numbers(64), num_workers=2, persistent_workers=persistent, on_worker_start=die_in(method)
+    )
+
+    with pytest.raises(DataLoadError, match="exited unexpectedly with exit code 3"):
+        next(batches)
+    assert multiprocessing.active_children() == []
+
+
+def test_a_worker_that_dies_as_it_is_ended_is_no_error(
+    build: Any, die_in: Callable[[str], Callable[[], None]]
+) -> None:
+    with build(Numbers(64), num_workers=2, on_worker_start=die_in("_shutdown_workers")) as batches:
+        next(batches)
+
+    assert multiprocessing.active_children() == []
+
+
 def test_an_iterator_that_failed_stays_ended(build: Any) -> None:
     batches = build(Raising(8))
     with pytest.raises(DataLoadError):

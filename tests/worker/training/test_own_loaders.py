@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import re
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -159,6 +160,19 @@ def test_what_a_loader_raises_is_told_with_its_place(build: Any) -> None:
 
     line = broken.__code__.co_firstlineno + 1
     assert str(refused.value) == f"{ORIGIN} raised ValueError: no such word at {__file__}:{line}"
+
+
+@pytest.mark.parametrize("method", ["_reset", "_try_put_index"])
+def test_a_worker_may_die_while_an_epoch_begins(
+    build: Any, die_in: Callable[[str], Callable[[], None]], method: str
+) -> None:
+    die = die_in(method)
+    loader = DataLoader(Numbers(), 4, num_workers=2, worker_init_fn=lambda _: die())
+
+    with pytest.raises(DataLoadError, match="exited unexpectedly with exit code 3") as told:
+        next(build(loader))
+    assert "own_loaders.py:" not in str(told.value).replace(__file__, "")
+    assert multiprocessing.active_children() == []
 
 
 @pytest.mark.parametrize(
