@@ -13,6 +13,7 @@ from typing import TypeVar, cast
 
 from perfsuite.errors import PerfsuiteError
 from perfsuite.ranks.bootstrap import make_group_folder, remove_group_folder
+from perfsuite.ranks.forkserver import start_server
 from perfsuite.ranks.group import POLL_S, RankGroup, run_group
 from perfsuite.ranks.messages import CheckRun, CheckSteps, GroupRequest, Reply, RunChecked
 from perfsuite.system.signals import uninterrupted
@@ -95,6 +96,7 @@ def _groups_of(chain: Chain[T]) -> Generator[RankGroup, None, T]:
 
 def prove(recorded: Sequence[GroupRequest], check: CheckRun | CheckSteps) -> Chain[RunChecked]:
     """Return what a check finds in the files that the ranks of some groups have recorded."""
+    start_server()
     folder = make_group_folder()
     # The timed run of the same steps will print what they print.
     policy = dataclasses.replace(recorded[0].policy, proof=str(folder), shows_output=False)

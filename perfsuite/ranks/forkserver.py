@@ -10,7 +10,7 @@ import sys
 import tempfile
 import types
 from collections.abc import Callable, Iterator
-from multiprocessing import forkserver
+from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerContext, ForkServerProcess
 from multiprocessing.util import get_temp_dir
@@ -47,11 +47,22 @@ def start_process(
     return process, ours
 
 
+def start_server() -> None:
+    """Start the server, which removes what a killed controller leaves, before files are made.
+
+    Its own folder is some milliseconds older; a controller that is killed just between leaves that
+    to the next session.
+    """
+    _forkserver()
+
+
 def _forkserver() -> ForkServerContext:
     """Return the context of the server with torch; the first call in a session starts it."""
     require_torch()
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(list(_PRELOADED))
+    with _ctrl_c_blocked():
+        resource_tracker.ensure_running()  # here, since files wait for the server alone
     _record_sockets(os.getpid())
     variables = dict.fromkeys(bootstrap.THREAD_VARIABLES, "1")
     variables[bootstrap.CONTROLLER] = str(os.getpid())

@@ -17,7 +17,7 @@ from perfsuite.errors import PerfsuiteError, RankFailureError
 from perfsuite.ranks import bootstrap, failures
 from perfsuite.ranks.assignments import Assignment, all_assignments, cores_beside_gpus
 from perfsuite.ranks.failures import Died
-from perfsuite.ranks.forkserver import start_process
+from perfsuite.ranks.forkserver import start_process, start_server
 from perfsuite.ranks.messages import Failed, GroupRequest, RankStart, Reply
 from perfsuite.ranks.progress import Board, Position
 from perfsuite.records.recipe import Recipe
@@ -57,6 +57,8 @@ class RankGroup:
         if only is not None:
             assignments = (only,)
         self._ranks: tuple[int, ...] = tuple(one.rank for one in assignments)
+        with uninterrupted():
+            start_server()
         self._launch(request, partial(self._start_all, assignments, request))
 
     def _launch(self, request: GroupRequest, start: Callable[[], None]) -> None:

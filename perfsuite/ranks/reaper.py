@@ -37,10 +37,12 @@ def _begin(controller: int) -> None:
 
 def _start_watcher(controller: int) -> None:
     server = os.getpid()
-    if os.getppid() != controller:  # the controller died before this line
+    try:
+        parent = os.pidfd_open(controller)
+    except ProcessLookupError:  # it was killed, and its parent has waited for it
         bootstrap.sweep_stale_folders()
         _end(server)
-    parent, own = os.pidfd_open(controller), os.pidfd_open(server)
+    own = os.pidfd_open(server)
     child = os.fork()
     if child == 0:
         if os.fork() == 0:
@@ -52,10 +54,11 @@ def _start_watcher(controller: int) -> None:
 
 
 def _watch(controller: int, own: int, server: int) -> None:
-    """Wait by pidfds until the controller ends, then until the server does, and clean up."""
-    ready, _, _ = select.select([controller, own], [], [])
-    if controller not in ready:
-        return  # the server ended first; the controller will start another
+    """Wait by pidfds until the controller ends, then until the server does, and clean up.
+
+    A server that ends first is replaced, by none where the controller is killed before that.
+    """
+    select.select([controller], [], [])
     if not select.select([own], [], [], _GRACE_S)[0]:
         with contextlib.suppress(psutil.NoSuchProcess):
             _end(server)

@@ -376,6 +376,82 @@ def test_all_that_a_killed_controller_began_ends_and_is_cleared_up(tmp_path: Pat
     wait_until(lambda: not left_in(temporary))
 
 
+DYING = """
+    import itertools, os, pkgutil, signal, sys
+    from multiprocessing import util
+    from perfsuite.experiments.rank_session import Session
+    from perfsuite.ranks import forkserver
+    from perfsuite.ranks.messages import GroupPolicy
+
+    forkserver._PRELOADED = ("perfsuite.ranks.reaper",)
+    module, name, number = sys.argv[1:]
+    function = getattr(pkgutil.resolve_name(module), name)
+    calls = itertools.count(1)
+
+    def die_after(*arguments):
+        returned = function(*arguments)
+        if next(calls) == int(number):
+            os.kill(os.getpid(), signal.SIGKILL)
+        return returned
+
+    setattr(pkgutil.resolve_name(module), name, die_after)
+    if __name__ == "__main__":
+        Session(GroupPolicy(), say=print).run_function(1, print, ())
+"""
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        ("multiprocessing.util", "spawnv_passfds", 1),
+        ("multiprocessing.util", "spawnv_passfds", 2),
+        ("perfsuite.ranks.bootstrap", "make_group_folder", 2),
+        ("perfsuite.ranks.group", "Board", 1),
+    ],
+    ids=["resource-tracker", "server", "folder-of-the-group", "board"],
+)
+def test_a_controller_that_is_killed_before_its_first_rank_leaves_nothing(
+    tmp_path: Path, step: tuple[str, str, int]
+) -> None:
+    expect_killed_without_traces(tmp_path, DYING, *map(str, step))
+
+
+WITHOUT_SERVER = """
+    import os, signal
+    from multiprocessing.forkserver import _forkserver
+    from perfsuite.experiments.rank_session import Session
+    from perfsuite.ranks import forkserver
+    from perfsuite.ranks.messages import GroupPolicy
+
+    forkserver._PRELOADED = ("perfsuite.ranks.reaper",)
+    if __name__ == "__main__":
+        Session(GroupPolicy(), say=print).run_function(1, print, ())
+        os.kill(_forkserver._forkserver_pid, signal.SIGKILL)
+        os.waitpid(_forkserver._forkserver_pid, 0)
+        os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_controller_that_is_killed_after_its_server_leaves_nothing(tmp_path: Path) -> None:
+    expect_killed_without_traces(tmp_path, WITHOUT_SERVER)
+
+
+def expect_killed_without_traces(folder: Path, code: str, *arguments: str) -> None:
+    script = folder / "controller.py"
+    script.write_text(textwrap.dedent(code))
+    temporary = folder / "t"
+    temporary.mkdir()
+
+    ended = subprocess.run(
+        [sys.executable, str(script), *arguments],
+        env={**os.environ, "TMPDIR": str(temporary)},
+        check=False,
+    )
+
+    assert ended.returncode == -signal.SIGKILL
+    wait_until(lambda: not left_in(temporary))
+
+
 def left_in(folder: Path) -> list[Path]:
     """Return what is left there, without torch's own cache, which later sessions read."""
     return [path for path in folder.iterdir() if not path.name.startswith("torchinductor_")]

@@ -18,7 +18,7 @@ from typing import Any
 
 from perfsuite.errors import LostRankError
 from perfsuite.ranks import bootstrap
-from perfsuite.ranks.forkserver import start_process
+from perfsuite.ranks.forkserver import start_process, start_server
 from perfsuite.ranks.torchrun.membership import Membership
 
 # How often a wait checks whether the messenger still lives, beside what wakes it.
@@ -65,6 +65,7 @@ class Peers:
         self.phase = 0
         self._received: dict[tuple[int, str], dict[int, Any]] = defaultdict(dict)
         self._why_broken: str | None = None
+        start_server()
         self._folder = bootstrap.make_group_folder()
         start = MessengerStart(
             membership=membership,

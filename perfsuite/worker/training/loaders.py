@@ -192,7 +192,8 @@ def _end_workers(iterator: Any) -> None:
     torch has no public way: the iterator shuts down when it is collected, but a traceback keeps it
     alive, and one collected inside the fork of a later loader stalls that for 10 s.
     """
-    if not isinstance(iterator, _BaseDataLoaderIter):
+    is_torchs = isinstance(iterator, _BaseDataLoaderIter)
+    if not is_torchs:
         return
     # Another worker's death raises in here too, and an iterator half built lacks attributes.
     with contextlib.suppress(RuntimeError, AttributeError):
