@@ -5,16 +5,31 @@ import importlib
 import io
 import pickle
 import sys
-from collections.abc import Iterator, Sequence
-from types import ModuleType
-from typing import Any
+from collections import ChainMap
+from collections.abc import Callable, Iterator, Sequence
+from types import CodeType, ModuleType
+from typing import Any, ClassVar
 
 import cloudpickle
 
 from perfsuite.errors import WorkloadError
 
 
+def _reduce_code(code: CodeType) -> tuple[Any, ...]:
+    build, parts = cloudpickle.Pickler.dispatch_table[CodeType](code)
+    return _build_code, (build, parts, code.co_filename)
+
+
+def _build_code(build: Callable[..., CodeType], parts: tuple[Any, ...], path: str) -> CodeType:
+    return build(*parts).replace(co_filename=path)
+
+
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+    # cloudpickle 3.1.3 drops the file of what it packs by value, which every message names.
+    dispatch_table: ClassVar = ChainMap(
+        {CodeType: _reduce_code}, cloudpickle.Pickler.dispatch_table
+    )
+
     def reducer_override(self, value: Any) -> Any:
         # cloudpickle also sends modules that a function's attribute names may refer to: the name
         # `classes` brings torch.classes, which is no plain module and cannot be pickled.

@@ -72,3 +72,16 @@ def test_what_cannot_leave_the_process_is_refused_in_one_sentence() -> None:
         f"cannot send {numbers!r} to another process: cannot pickle 'generator' object; "
         "build what cannot be pickled inside the function"
     )
+
+
+def test_code_that_arrives_by_value_names_its_file_and_the_code_within_it_too() -> None:
+    def outer() -> types.CodeType:
+        def inner() -> None: ...
+
+        return inner.__code__
+
+    with packed_by_value([sys.modules[__name__]]):
+        arrived = unpack(pack(outer))
+
+    assert arrived.__code__.co_filename == __file__
+    assert arrived().co_filename == __file__
