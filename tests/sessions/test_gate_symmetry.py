@@ -350,6 +350,24 @@ def test_a_changed_dependency_that_the_base_loads_proves_nothing(shop: Repositor
     )
 
 
+def test_changed_entry_points_are_those_of_head_in_both_arms(shop: Repository) -> None:
+    project = shop.path / "pyproject.toml"
+    project.write_text(project.read_text() if project.exists() else "[project]\nname = 'shop'\n")
+    told = project.read_text()
+    project.write_text(f'{told}\n[project.entry-points.pricing]\nprice = "shop:fast"\n')
+    shop.commit()
+    project.write_text(f'{told}\n[project.entry-points.pricing]\nprice = "shop:slow"\n')
+
+    gated = shop.gate()
+
+    gated.expect(
+        12,
+        f"{PRICE} INVALID",
+        f"{PRICE}: pyproject.toml changes entry points, which the base loads as it is installed "
+        "for head; *--perf-base-python*",
+    )
+
+
 def test_what_is_new_in_head_is_its_own(shop: Repository) -> None:
     shop.write(shop="from pricing import price\n", pricing=SHOP)
     shop.write(benchmarks__work_clock=f"{CLOCK}    # changed\n")

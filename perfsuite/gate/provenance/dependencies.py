@@ -20,6 +20,9 @@ _DOCUMENTATION = frozenset({"doc", "docs"})
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*")
 # Stands for all dependencies of a file.
 ANY = "*"
+# What the project tells other packages of itself; its scripts are run by nobody else.
+_ENTRY_POINTS = "entry points"
+_SCRIPTS = frozenset({"console_scripts", "gui_scripts"})
 
 
 def changed_dependencies(base: Path, head: Path) -> dict[str, frozenset[str]]:
@@ -28,7 +31,7 @@ def changed_dependencies(base: Path, head: Path) -> dict[str, frozenset[str]]:
     changed = {}
     for file in sorted(before.keys() | after.keys()):
         old, new = before.get(file, {}), after.get(file, {})
-        names = {name for name in old if old[name] != new.get(name)}
+        names = {name for name in (*old, _ENTRY_POINTS) if old.get(name) != new.get(name)}
         if names or (new.keys() - old.keys()):
             changed[file] = frozenset(names)
     return changed
@@ -41,7 +44,7 @@ def find_changed_dependency(base: Path, head: Path, files: frozenset[str]) -> st
         places = (loaded[match.end() :] for loaded, match in matches if match is not None)
         tops = {place.partition("/")[0].partition(".")[0] for place in places}
         used = {normalized(name) for top in tops for name in _owners().get(top, ())}
-        reached = sorted(used & names)
+        reached = sorted(names & {*used, _ENTRY_POINTS})
         if reached or ANY in names:
             which = ", ".join(reached) or "what it declares"
             return (
@@ -122,7 +125,12 @@ def _read_project(text: str) -> dict[str, str]:
         for name, value in table.items():
             key = normalized(name)
             found[key] = found.get(key, "") + json.dumps(value, sort_keys=True, default=str)
-    return found
+    return found | _told({**project.get("entry-points", {}), **poetry.get("plugins", {})})
+
+
+def _told(entry_points: Mapping[str, object]) -> dict[str, str]:
+    groups = {group: names for group, names in entry_points.items() if group not in _SCRIPTS}
+    return {_ENTRY_POINTS: json.dumps(groups, sort_keys=True, default=str)} if groups else {}
 
 
 def _read_setup_cfg(text: str) -> dict[str, str]:
@@ -131,7 +139,10 @@ def _read_setup_cfg(text: str) -> dict[str, str]:
     values = [parser.get("options", "install_requires", fallback="")]
     if "options.extras_require" in parser:
         values += parser["options.extras_require"].values()
-    return _named(line.strip() for line in "\n".join(values).splitlines() if line.strip())
+    found = _named(line.strip() for line in "\n".join(values).splitlines() if line.strip())
+    if "options.entry_points" in parser:
+        found |= _told(parser["options.entry_points"])
+    return found
 
 
 def _read_setup(text: str) -> dict[str, str]:
@@ -142,7 +153,16 @@ def _read_setup(text: str) -> dict[str, str]:
             texts = [one.value for one in ast.walk(call.value) if isinstance(one, ast.Constant)]
             known = _named(text for text in texts if isinstance(text, str))
             found |= known or {ANY: ast.dump(call.value)}
+        elif isinstance(call, ast.keyword) and call.arg == "entry_points":
+            found |= _told(_read_groups(call.value))
     return found
+
+
+def _read_groups(value: ast.expr) -> dict[str, str]:
+    if not isinstance(value, ast.Dict):
+        return {"": ast.dump(value)}
+    items = zip(value.keys, value.values, strict=True)
+    return {str(getattr(key, "value", "")): ast.dump(names) for key, names in items}
 
 
 # By the name of its folder and its own.

@@ -12,6 +12,8 @@ from perfsuite.gate.provenance.dependencies import (
     find_changed_dependency,
 )
 
+ENTRY_POINTS = "entry points"
+
 
 def change(folder: Path, file: str, old: str | None, new: str | None) -> dict[str, frozenset[str]]:
     """What is changed where head's file has the new text instead of the old."""
@@ -61,6 +63,26 @@ def change(folder: Path, file: str, old: str | None, new: str | None) -> dict[st
             '[[package]]\nname = "b"\nversion = "2"\n[[package]]\nname = "a"\nversion = "1"\n',
             "b",
         ),
+        (
+            "pyproject.toml",
+            '[project.entry-points.kernels]\nmul = "a:fast"\n[project.entry-points.x]\ny = "z"\n',
+            '[project.entry-points.x]\ny = "z"\n[project.entry-points.kernels]\nmul = "a:slow"\n',
+            ENTRY_POINTS,
+        ),
+        ("pyproject.toml", "", '[tool.poetry.plugins.kernels]\nmul = "a:slow"\n', ENTRY_POINTS),
+        (
+            "setup.cfg",
+            "[options.entry_points]\nkernels =\n  mul = a:fast\n",
+            "[options.entry_points]\nkernels =\n  mul = a:slow\n",
+            ENTRY_POINTS,
+        ),
+        (
+            "setup.py",
+            "setup(entry_points={'kernels': ['mul = a:fast'], **more})",
+            "setup(entry_points={'kernels': ['mul = a:slow'], **more})",
+            ENTRY_POINTS,
+        ),
+        ("setup.py", "setup(entry_points=read())", "setup(entry_points=load())", ENTRY_POINTS),
         ("Pipfile", '[packages]\na = "*"\n', '[packages]\na = "==1"\n', ANY),
         ("environment.yml", "a:\n  - numpy=1\n  - b\n", "a:\n  - numpy=2\n  - b\n", "numpy"),
         ("pixi.lock", "a: 1", "a: 2", ANY),
@@ -69,7 +91,9 @@ def change(folder: Path, file: str, old: str | None, new: str | None) -> dict[st
 def test_a_changed_declaration_names_its_distributions(
     tmp_path: Path, file: str, old: str, new: str, names: str
 ) -> None:
-    assert change(tmp_path, file, old, new) == {file: frozenset(names.split())}
+    expected = {names} if names == ENTRY_POINTS else names.split()
+
+    assert change(tmp_path, file, old, new) == {file: frozenset(expected)}
 
 
 @pytest.mark.parametrize(
@@ -78,6 +102,17 @@ def test_a_changed_declaration_names_its_distributions(
         ("pyproject.toml", "[tool.ruff]\nx = 1\n", "[tool.ruff]\nx = 2\n"),
         ("docs/requirements.txt", "sphinx==1\n", "sphinx==2\n"),
         ("requirements.txt", "a\nb\n", "# sorted\nb\na\n"),
+        ("pyproject.toml", "[project.scripts]\na = 'b:c'\n", "[project.scripts]\na = 'b:d'\n"),
+        (
+            "setup.cfg",
+            "[options.entry_points]\nconsole_scripts = a=b:c\n",
+            "[options.entry_points]\nconsole_scripts = a=b:d\n",
+        ),
+        (
+            "setup.py",
+            "setup(entry_points={'console_scripts': ['a=b:c']})",
+            "setup(entry_points={'console_scripts': ['a=b:d']})",
+        ),
         ("setup.py", "setup(install_requires=['a'], x=1)", "setup(install_requires=['a'], x=2)"),
     ],
 )
