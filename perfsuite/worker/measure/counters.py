@@ -99,7 +99,12 @@ class _Counter(StepMode):  # type: ignore[no-untyped-call]
         # It imports triton, and a gate's later launches count nothing.
         from torch.utils.flop_counter import flop_registry
 
-        self._formulas = flop_registry
+        # torch 2.15 is the first to count what fused attention computes on a CPU (issue 195460).
+        name, aten = "_scaled_dot_product_flash_attention", torch.ops.aten
+        self._formulas = {
+            getattr(aten, f"{name}_for_cpu{end}"): flop_registry[getattr(aten, f"{name}{end}")]
+            for end in ("", "_backward")
+        } | flop_registry
         self.found = IterationCounts(watched_s=self.watched_s)
         self._scores_flops = 0
         # By backward pass, of operators that autograd records; and the passes with others.
