@@ -217,7 +217,13 @@ class BaseSide:
             say(f"looking what is loaded by {counted(len(names), 'cell')} of head")
             arm, seed = head_arm(request, self.suite, self.caches), request.seed % 2**32
             timeout_s = request.budget.timeout_s
-            plan = PairPlan(number=0, first="head", hash_seed=seed, timeout_s=timeout_s)
+            plan = PairPlan(
+                number=0,
+                first="head",
+                hash_seed=seed,
+                timeout_s=timeout_s,
+                uncounted=frozenset(names),
+            )
             return launch_pair([arm], plan, names)["head"]
 
         if self.base is None:

@@ -183,6 +183,28 @@ def test_a_screen_overrules_no_failure_of_the_same_two_trees(shop: Repository) -
     shop.gate().expect(10, "1 cell goes on from what *", f"{PRICE} FAIL +100.0 % *")
 
 
+def test_where_pairs_find_nothing_of_what_stored_runs_show_something_else_changed(
+    shop: Repository,
+) -> None:
+    """As after an update of a package, or on a machine that became slower."""
+    for run in stored_runs(shop):
+        content = json.loads(run.read_text())
+        stats = content["benchmarks"][0]["stats"]
+        content["benchmarks"][0]["stats"] = stats | {"median": stats["median"] / 2}
+        run.write_text(json.dumps(content))
+    shop.write(shop=f"{SLOW_SHOP}    # more")
+
+    gated = shop.gate()
+
+    gated.expect(
+        0,
+        f"{PRICE} goes to the judge: 100.0 % slower than {MIN_SESSIONS} stored sessions *",
+        f"{PRICE} PASS *",
+        f"{PRICE}: 100.0 % slower than {MIN_SESSIONS} stored sessions and 100.0 % slower than the "
+        "newest, and pairs find no slowdown: the machine or a dependency changed",
+    )
+
+
 def test_outside_of_git_no_stored_run_counts(shop: Repository) -> None:
     shop.forget_git()
 

@@ -28,6 +28,7 @@ class History:
         probe: Measures the host when the first cell is screened.
         behind: How many commits each commit of the runs lies behind the base.
         is_of_base: Whether a commit has the base's code.
+        far_slower: How far cells of this session are beyond the limit, in words.
     """
 
     runs: Sequence[StoredRun]
@@ -35,6 +36,7 @@ class History:
     probe: Callable[[], Mapping[str, float]]
     behind: Mapping[str, int] = field(default_factory=dict)
     is_of_base: Callable[[str], bool] = lambda commit: False
+    far_slower: dict[str, str] = field(default_factory=dict)
 
     @cached_property
     def _screener(self) -> Screener:
@@ -89,6 +91,9 @@ class History:
             newest = None
         if newest is None or screened.word is None:
             say(f"{name} goes to the judge: {reason}")
+            low, _ = screened.interval or (0.0, 0.0)
+            if newest is not None and low > 1 + policy.limit:
+                self.far_slower[name] = reason.partition(";")[0]
             return None
         behind = self.behind.get(newest.commit or "", 0)
         place = f"{behind} commits behind the base" if behind else "of the base itself"

@@ -214,9 +214,18 @@ class SessionGate:
             found, refusal = {}, f"the pairs could not be run: {error}"
         verdicts = {name: found.get(name) or _unknown(name, refusal) for name in self._open}
         for name, extra_info in self._open.items():
-            verdicts[name] = self._record(verdicts[name], extra_info)
+            verdicts[name] = self._record(self._add_stored(verdicts[name]), extra_info)
         self._open.clear()
         return verdicts
+
+    def _add_stored(self, verdict: CellVerdict) -> CellVerdict:
+        """Say what stored runs showed that pairs did not: the change is not what made it slower."""
+        slower = None if self._history is None else self._history.far_slower.get(verdict.name)
+        if slower is None or (verdict.word, verdict.by) != ("PASS", "pairs"):
+            return verdict
+        told = f"{slower}, and pairs find no slowdown: the machine or a dependency changed"
+        reason = told if verdict.reason is None else f"{verdict.reason}; {told}"
+        return msgspec.structs.replace(verdict, reason=reason)
 
     def end(self) -> None:
         """Give a word to each selected cell that has none: its silence would pass."""
