@@ -5,7 +5,7 @@ configuration of the working tree: a benchmark may be younger than what it measu
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -79,11 +79,9 @@ def bisect(
 
     The request is that of a step, and its call of pytest names the cell. `bounds` are tolerance and
     limit of every step; None uses those of the gate for the bad end, and for the others a quarter
-    and three quarters of its slowdown.
-
-    Nothing of the user's is touched, and what is made is gone afterwards, however it ends. The
-    machine is entered once revisions and cell are known: it may wait for another session. Raises a
-    SettingError where a revision is no commit, they are in the wrong order or the cell is not one.
+    and three quarters of its slowdown. The machine is entered once revisions and cell are known: it
+    may wait for another session. Raises a SettingError where a revision is no commit, they are in
+    the wrong order or the cell is not one.
     """
     ends = _find_ends(request.command.folder, good, bad)
     suite, cell = _collect(request)
@@ -133,20 +131,24 @@ class _Search:
             )
             return replace(found, refusal=reason)
         steps, possible = self._narrow(good_commit, bad_commit, bounds, most)
-        judged = {step.commit: step for step in (bad, *steps)}
+        found = replace(found, steps=tuple(steps))
         if len(possible) == 1:
-            return replace(found, steps=tuple(steps), first_bad=judged[possible[0]])
-        named = tuple((commit, repository.subject_of(root, commit)) for commit in possible)
-        return replace(found, steps=tuple(steps), possible=named)
+            judged = {step.commit: step for step in (bad, *steps)}
+            return replace(found, first_bad=judged[possible[0]])
+        named = [(commit, repository.subject_of(root, commit)) for commit in possible]
+        return replace(found, possible=tuple(named))
 
     def _narrow(
         self, good: str, bad: str, bounds: tuple[float, float], most: int
     ) -> tuple[list[BisectStep], list[str]]:
         """Judge commits between the ends, and return them with what may be the first bad one."""
         steps: list[BisectStep] = []
+        root = self.suite.root
         goods, skipped = [good], list[str]()
         while True:
-            possible = _possible(self.suite.root, bad, goods)
+            # Those first that part the others most evenly.
+            listed = output(root, "rev-list", "--bisect-all", bad, *(f"^{one}" for one in goods))
+            possible = [line.split()[0] for line in listed.decode().splitlines()]
             candidates = [one for one in possible if one != bad and one not in skipped]
             if not candidates:
                 return steps, possible
@@ -188,12 +190,6 @@ class _Search:
         )
 
 
-def _possible(root: Path, bad: str, goods: Sequence[str]) -> list[str]:
-    """The commits that may be the first bad one, those first that part the others most evenly."""
-    listed = output(root, "rev-list", "--bisect-all", bad, *(f"^{good}" for good in goods))
-    return [line.split()[0] for line in listed.decode().splitlines()]
-
-
 def _most_steps(num_commits: int) -> int:
     """The most steps that a search of so many commits takes.
 
@@ -210,11 +206,8 @@ def bounds_of(bad: CellVerdict) -> tuple[float, float]:
     >>> [round(bound, 3) for bound in bounds_of(slower)]  # 1.1 ** 4
     [0.1, 0.331]
     """
-    ratio = bad.ratio or 1.0
-    tolerance, limit = (
-        max(least, ratio**share - 1) for least, share in zip(_LEAST_BOUNDS, _SHARES, strict=True)
-    )
-    return tolerance, limit
+    tolerance, limit = ((bad.ratio or 1.0) ** share - 1 for share in _SHARES)
+    return max(_LEAST_BOUNDS[0], tolerance), max(_LEAST_BOUNDS[1], limit)
 
 
 def _why_not_bad(bad: BisectStep) -> str:
@@ -236,7 +229,6 @@ def _figures(verdict: CellVerdict) -> str:
 
 
 def _find_ends(folder: Path, good: str, bad: str) -> tuple[str, str]:
-    """The good commit and the bad one, by their full names."""
     if repository.find_top(folder) is None:
         raise SettingError(f"{folder} is not in a git checkout, so it has no commits to search")
     ends = commit_named(folder, "--good", good), commit_named(folder, "--bad", bad)

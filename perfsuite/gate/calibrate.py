@@ -22,10 +22,10 @@ from perfsuite.gate.run_gate import HELD, run_gate
 
 @dataclass(frozen=True, kw_only=True)
 class Plant:
-    """What is done to head in some sessions: nothing, or one of these.
+    """What is done to head in some sessions: nothing, or a slowdown of every iteration, 0.05 = 5 %.
 
-    A slowdown of every iteration, 0.05 = 5 %; or `in_recipe`, in cells of perfsuite alone, a field
-    of every recipe, "precision=fp32", or one of `ranks.messages.INJECTABLE_FAULTS`.
+    Or `in_recipe`, in cells of perfsuite alone, a field of every recipe, "precision=fp32", or one
+    of `ranks.messages.INJECTABLE_FAULTS`.
     """
 
     ratio: float = 0.0
@@ -48,10 +48,7 @@ _WITHOUT_MEASUREMENT = ("ERROR", "NO-BASELINE", "INVALID", "NEW", "VANISHED")
 
 @dataclass(frozen=True, kw_only=True)
 class PlantedResult:
-    """The verdicts of the sessions of one plant, which is `NOTHING` for identical code.
-
-    Red are sessions with a FAIL of any cell; pairs are those of a cell, seconds those of a session.
-    """
+    """The verdicts of one plant's sessions, red with any FAIL; means of a cell and of a session."""
 
     plant: Plant
     num_sessions: int
@@ -115,13 +112,12 @@ def calibrate(
         noise = _noise_of(identical)
         priors = {name: found.as_prior() for name, found in noise.items()}
         request = dataclasses.replace(request, priors=priors)
+        planted = [_summarize(one, run(one, num_sessions)) for one in plants if num_sessions]
         return CalibrationResult(
             num_cells=num_cells,
             max_pairs=request.budget.max_pairs,
             identical=_summarize(NOTHING, identical),
-            planted=tuple(
-                _summarize(plant, run(plant, num_sessions)) for plant in plants if num_sessions
-            ),
+            planted=tuple(planted),
             noise=noise,
         )
 
@@ -166,15 +162,15 @@ def _noise_of(judgements: Sequence[Judgement]) -> dict[str, CellNoise]:
 def _summarize(plant: Plant, judgements: Sequence[Judgement]) -> PlantedResult:
     trials = [trial for judgement in judgements for trial in judgement.trials]
     num_pairs = [trial.decision.num_pairs for trial in trials if trial.decision is not None]
-    verdicts = Counter(
-        f"{trial.word or 'INCONCLUSIVE'}{' by counts' if trial.by == 'counts' else ''}"
-        for trial in trials
+    words = (
+        f"{one.word or 'INCONCLUSIVE'}{' by counts' if one.by == 'counts' else ''}"
+        for one in trials
     )
     return PlantedResult(
         plant=plant,
         num_sessions=len(judgements),
         num_red=sum(any(one.word == "FAIL" for one in each.trials) for each in judgements),
-        verdicts=dict(verdicts),
+        verdicts=dict(Counter(words)),
         mean_pairs=fmean(num_pairs) if num_pairs else 0.0,
         wall_s=fmean(judgement.wall_s for judgement in judgements),
     )

@@ -55,10 +55,7 @@ class Leniency:
         return cls(accepted or Accepted(), request.is_advisory and "policy" in request.fixed)
 
     def mark(self, verdict: CellVerdict) -> CellVerdict:
-        """Return a verdict with what keeps it from the exit code: nothing keeps a failed test.
-
-        A quarantine is for a cell that both arms have measured.
-        """
+        """Return a verdict with what keeps it from the exit code: nothing keeps a failed test."""
         if verdict.policy is not None or verdict.word == "ERROR":
             return verdict
         quarantine = self.accepted.quarantine(verdict.name)
@@ -77,10 +74,8 @@ class Leniency:
 class ChosenCells:
     """How each cell of both sides is judged, by head's name, and the verdicts of the others.
 
-    Attributes:
-        used: The exceptions that let a cell be compared so, or be gone.
-        loosened: What head loosens and no exception accepts, with the cells; None where nothing.
-        is_advisory: Whether no verdict decides the exit code.
+    `used` are the exceptions that let a cell be compared so, or be gone. `loosened` is what head
+    loosens and no exception accepts, with the cells.
     """
 
     policies: dict[str, CellPolicy]
@@ -161,14 +156,13 @@ def read_leniency(side: BaseSide) -> Leniency:
 
 def read_noise(side: BaseSide, differs: dict[str, str]) -> Mapping[str, Prior]:
     """Return what the calibration at the base says; tell in `differs` where it is broken."""
-    request = side.request
-    if request.fingerprint is None or not (data := side.read(CALIBRATION_FILE)):
-        return request.priors
-    try:
-        return parse_priors(data, request.fingerprint)
-    except ValueError as error:
-        differs["calibration"] = printable(f"the base's cannot be read: {error}")
-        return request.priors
+    fingerprint = side.request.fingerprint
+    if fingerprint is not None and (data := side.read(CALIBRATION_FILE)):
+        try:
+            return parse_priors(data, fingerprint)
+        except ValueError as error:
+            differs["calibration"] = printable(f"the base's cannot be read: {error}")
+    return side.request.priors
 
 
 def not_compared(word: VerdictWord, names: Iterable[str], reason: str) -> list[CellVerdict]:
@@ -221,8 +215,6 @@ def _base_policy(
 
 
 def _request_of_base(request: GateRequest, own: Suite) -> GateRequest:
-    """The request as the base's own configuration would make it."""
-
     def of_base(name: str, ours: float, default: float) -> float:
         if name in request.fixed:
             return ours
@@ -231,11 +223,12 @@ def _request_of_base(request: GateRequest, own: Suite) -> GateRequest:
         except (KeyError, ValueError):  # a wrong value is for the change to mend
             return default
 
-    is_fixed = "numerics-change" in request.fixed
-    refuses = own.settings.get("perf_numerics_change") == "fail"
+    refuses = request.refuses_numerics_change
+    if "numerics-change" not in request.fixed:
+        refuses = own.settings.get("perf_numerics_change") == "fail"
     return dataclasses.replace(
         request,
-        refuses_numerics_change=request.refuses_numerics_change if is_fixed else refuses,
+        refuses_numerics_change=refuses,
         is_advisory="policy" in request.fixed or own.settings.get("perf_policy") == "advisory",
         tolerance=of_base("tolerance", request.tolerance, GateRequest.tolerance),
         limit=of_base("limit", request.limit, GateRequest.limit),
@@ -277,11 +270,8 @@ def _policy_of(request: GateRequest, name: str, markers: Mapping[str, Any]) -> C
 def _find_common(
     ours: Collection[str], theirs: Collection[str], accepted: Accepted
 ) -> tuple[list[str], list[CellVerdict]]:
-    """Return the cells to judge, by head's names, and the verdicts of the others.
-
-    A cell that a reviewed exception renames is judged under its new name: both arms run head's
-    benchmark files, so both have it.
-    """
+    """Return the cells to judge, by head's names, and the verdicts of the others."""
+    # Both arms run head's benchmark files, so both have a renamed cell by its new name.
     old_names = {name: accepted.name_in_base(name) for name in ours}
     common = [name for name in ours if old_names[name] in theirs]
     verdicts = not_compared("NEW", sorted({*ours} - {*common}), "the base has no such cell")

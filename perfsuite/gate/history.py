@@ -43,10 +43,7 @@ class Point(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, kw_only=True)
 class Timeline:
-    """The runs of a cell, by its newest name, in the order of `order_runs`.
-
-    `num_elsewhere` counts further runs, whose ranks found another environment.
-    """
+    """The runs of a cell in order, without the `num_elsewhere` that found another environment."""
 
     cell: str
     points: tuple[Point, ...]
@@ -64,10 +61,7 @@ class Timeline:
 def order_runs(
     runs: Iterable[StoredRun], log: Mapping[str, datetime]
 ) -> list[tuple[datetime, StoredRun]]:
-    """Return runs in the order of their commits, each with when its commit was made.
-
-    `log` is that of `read_log`, and empty outside of git.
-    """
+    """Return runs in the order of their commits, and when those were made, by git's log if any."""
     places = {commit: place for place, commit in enumerate(log)}
     ordered = sorted(runs, key=lambda run: (places.get(run.commit or "", -1), run.saved_at))
     return [(log.get(run.commit or "", run.saved_at), run) for run in ordered]
@@ -101,7 +95,6 @@ def probe_timeline(runs: Sequence[tuple[datetime, StoredRun]]) -> Timeline:
 
 
 def _timeline(cell: str, found: Sequence[tuple[Point, object]]) -> Timeline:
-    """Return the points with the environment of the newest one."""
     points = tuple(point for point, environment in found if environment == found[-1][1])
     return Timeline(cell=cell, points=points, num_elsewhere=len(found) - len(points))
 
@@ -224,13 +217,10 @@ def find_reasons(
     lower bound of the slowdown is within its ratio. A drift goes on until the newest run.
     """
     names = names_of(timeline.cell, accepted)
-    entries = [
-        entry
-        for entry in (*accepted.entries, *accepted.expired)
-        if isinstance(entry, Slowdown) and entry.cell in names
-    ]
+    slowdowns = [e for e in (*accepted.entries, *accepted.expired) if isinstance(e, Slowdown)]
     # Where several fit, the closest gives the reason.
-    entries.sort(key=lambda entry: (entry.expires, entry.ratio))
+    ours = (entry for entry in slowdowns if entry.cell in names)
+    entries = sorted(ours, key=lambda entry: (entry.expires, entry.ratio))
     steps: list[str | None] = []
     for step, (start, end) in zip(trend.steps, pairwise(trend.bounds[1:]), strict=True):
         day, reason = timeline.points[start].made_at.date(), None

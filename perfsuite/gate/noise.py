@@ -128,9 +128,8 @@ def _order_effect(sessions: Sequence[SessionPairs]) -> tuple[float, float] | tup
     if min(map(len, by_first.values())) < 2:
         return None, None
     base, head = by_first["base"], by_first["head"]
-    return statistics.fmean(head) - statistics.fmean(base), math.sqrt(
-        statistics.variance(base) / len(base) + statistics.variance(head) / len(head)
-    )
+    variance = sum(statistics.variance(pairs) / len(pairs) for pairs in (base, head))
+    return statistics.fmean(head) - statistics.fmean(base), math.sqrt(variance)
 
 
 def write_calibration(path: Path, calibration: Calibration) -> None:
@@ -143,9 +142,8 @@ def parse_priors(data: bytes, fingerprint: str) -> dict[str, Prior]:
     calibration = msgspec.json.decode(data, type=Calibration)
     if calibration.fingerprint != fingerprint:
         return {}
-    return {
-        name: noise.as_prior() for name, noise in calibration.cells.items() if noise.num_pairs > 2
-    }
+    cells = calibration.cells.items()
+    return {name: noise.as_prior() for name, noise in cells if noise.num_pairs > 2}
 
 
 def read_priors(path: Path, fingerprint: str) -> dict[str, Prior]:

@@ -45,15 +45,13 @@ class GateRequest:
 
     Attributes:
         command: The user's own call of pytest, which every launch repeats.
-        cells: Those of head's that are judged; None is all.
-        waiting: Cells that stored runs may decide: judged only where no change touches them.
+        cells: Those of head's that are judged; None is all. Stored runs may decide those that are
+            `waiting`, which are judged only where no change touches them.
         judges_identical: Whether cells that no change touches are judged too.
         num_cells: That share the error rate, in whichever session; None is those that are judged.
-        base: A revision; None finds the merge base.
-        target: The branch that a continuous integration says the change goes to.
+        base: A revision; None finds the merge base with `target`, the branch that a CI names.
         base_dir: A folder instead of a revision.
         found: The base, or why there is none, where that is known already.
-        is_advisory: Whether head lets no verdict decide the exit code.
         fixed: Of bounds, numerics change and policy, what holds for both sides, configured or not.
         floor_s: None is 50 us for cells of perfsuite, 0 for any others.
         fingerprint: Of this machine, whose calibration at the base gives the priors.
@@ -127,10 +125,18 @@ def base_of(request: GateRequest, folders: Sequence[Path]) -> Base | str | None:
     )
 
 
-def collect(arm: Arm, timeout_s: float = LAUNCH_TIMEOUT_S) -> Launch:
-    """Return a launch that has collected an arm's cells, and run none."""
-    plan = PairPlan(number=0, first=arm.name, hash_seed=0, timeout_s=timeout_s)
-    return launch_pair([arm], plan, [])[arm.name]
+def collect(
+    arm: Arm, timeout_s: float = LAUNCH_TIMEOUT_S, names: Sequence[str] = (), hash_seed: int = 0
+) -> Launch:
+    """Return a launch that has collected an arm's cells, and run those that are named, uncounted."""
+    plan = PairPlan(
+        number=0,
+        first=arm.name,
+        hash_seed=hash_seed,
+        timeout_s=timeout_s,
+        uncounted=frozenset(names),
+    )
+    return launch_pair([arm], plan, names)[arm.name]
 
 
 def head_arm(request: GateRequest, suite: Suite | None, caches: Path | None = None) -> Arm:
@@ -201,9 +207,8 @@ class BaseSide:
 
     def lay_benchmarks(self, tree: Path) -> list[Path]:
         """Lay head's benchmarks over the tree, and return what changes by that."""
-        suite = self.suite
-        paths = dict.fromkeys(suite.root / path.partition("::")[0] for path in suite.paths)
-        return worktree.lay_benchmarks(tree, self.head, list(paths))
+        files = dict.fromkeys(path.partition("::")[0] for path in self.suite.paths)
+        return worktree.lay_benchmarks(tree, self.head, [self.suite.root / file for file in files])
 
     def compare(
         self, tree: Path, collected: Launch, say: Callable[[str], None]
@@ -215,16 +220,8 @@ class BaseSide:
 
         def run(names: Sequence[str]) -> Launch:
             say(f"looking what is loaded by {counted(len(names), 'cell')} of head")
-            arm, seed = head_arm(request, self.suite, self.caches), request.seed % 2**32
-            timeout_s = request.budget.timeout_s
-            plan = PairPlan(
-                number=0,
-                first="head",
-                hash_seed=seed,
-                timeout_s=timeout_s,
-                uncounted=frozenset(names),
-            )
-            return launch_pair([arm], plan, names)["head"]
+            arm = head_arm(request, self.suite, self.caches)
+            return collect(arm, request.budget.timeout_s, names, request.seed % 2**32)
 
         if self.base is None:
             changes = compare_trees(top, root, source_files(top), tree, source_files(tree))
@@ -237,10 +234,10 @@ class BaseSide:
         """Collect the base's own cells; options that its configuration adds go where refused."""
         timeout_s = self.request.budget.timeout_s
         launch = collect(self.own_arm(tree), timeout_s)
-        if launch.suite is None:
-            without = collect(self.own_arm(tree, "-o", "addopts="), timeout_s)
-            launch = launch if without.suite is None else without
-        return launch
+        if launch.suite is not None:
+            return launch
+        without = collect(self.own_arm(tree, "-o", "addopts="), timeout_s)
+        return launch if without.suite is None else without
 
     def own_arm(self, tree: Path, *options: str) -> Arm:
         """The base's arm by itself: its own configuration, and those paths that it has."""
@@ -249,10 +246,7 @@ class BaseSide:
         return self._arm(tree, command, {"PERFSUITE_ARM_LACKS": "1"})
 
     def arms(self, tree: Path) -> tuple[Arm, Arm]:
-        """Both arms, with head's configuration, which log what they open of the other's tree.
-
-        Also what they open of what the base's lacks.
-        """
+        """Both arms, with head's configuration; they log what they open that one tree lacks."""
         inifile = lay_configuration(tree, self.suite.root, self.suite.inifile)
         command = self._command(tree).followed_by(f"--rootdir={tree}", "-c", str(inifile))
         base = self._arm(tree, command, {})
@@ -267,10 +261,8 @@ class BaseSide:
     @functools.cached_property
     def head(self) -> Head:
         """Head's tree, as far as the base's is a counterpart of it."""
-        root = self.suite.root
-        return Head(
-            top=_top(self.request, root), root=root.resolve(), python_files=self.suite.python_files
-        )
+        root, python_files = self.suite.root, self.suite.python_files
+        return Head(top=_top(self.request, root), root=root.resolve(), python_files=python_files)
 
     def _command(self, tree: Path) -> Command:
         return self.request.command.moved(self.head.top, self.head.top_of(tree))
@@ -289,7 +281,7 @@ class BaseSide:
             folder=command.folder,
             import_roots=(*site, *import_roots(tree, self.suite)),
             pytest_arguments=(*_SHORT_LAUNCHES, *command.arguments),
-            python=self.request.base_python or sys.executable,
+            python=python or sys.executable,
             python_options=command.python_options,
             inherited=command.environment,
             environment={**variables, **self.request.base_environment},

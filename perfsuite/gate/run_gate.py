@@ -57,8 +57,7 @@ HELD: AbstractContextManager[object] = contextlib.nullcontext()
 class GateResult:
     """The result of a gate session, with all cells of either side, and what differs for people.
 
-    `refusal` says why nothing was compared at all; without a pair there is no judgement. The names
-    of cells count from `root`.
+    `refusal` says why nothing was compared at all; cells have their names from `root`.
     """
 
     cells: tuple[CellVerdict, ...] = ()
@@ -99,10 +98,8 @@ def run_gate(
             lenient = Leniency.of(request)
             return GateResult(refusal=session, differs=differs, leniency=lenient, seed=request.seed)
         side = session.side
-        has_command = any(
-            cell.get("fixture") == "command_benchmark" for cell in side.suite.cells.values()
-        )
-        files = tree_files(side.head.top) if has_command else None
+        fixtures = {cell.get("fixture") for cell in side.suite.cells.values()}
+        files = tree_files(side.head.top) if "command_benchmark" in fixtures else None
         cells, judgement = session.compare()
         if side.base is not None and side.base.instead is not None:
             identical = {cell.name for cell in cells if cell.by == "identical"}
@@ -164,10 +161,7 @@ def _begin(
 
 @dataclass(frozen=True, kw_only=True)
 class _Session:
-    """Head's suite against a base; what it finds it adds to `differs`.
-
-    `collected` is a launch of head that ran no cell; `used` are the exceptions behind verdicts.
-    """
+    """Head's suite against a base; `used` are the exceptions behind verdicts."""
 
     side: BaseSide
     differs: dict[str, str]
@@ -218,8 +212,8 @@ class _Session:
         if refusal is not None:
             return not_compared("NO-BASELINE", suite.cells, refusal), None
         assert own.suite is not None
-        ours, theirs = suite.variables, own.suite.variables
-        written = [name for name in ours if name not in theirs or theirs[name] != ours[name]]
+        theirs = own.suite.variables.items()
+        written = [name for name, value in suite.variables.items() if (name, value) not in theirs]
         if written:  # no launch of the base has them from it
             self.differs["environment"] = f"head's code sets {listed(written)}"
         chosen = choose_cells(request, suite, own.suite, self.leniency.accepted)
@@ -251,7 +245,6 @@ class _Session:
         changed: Collection[Path],
         own_files: Mapping[str, bytes],
     ) -> tuple[list[CellVerdict], Judgement]:
-        """Judge cells by pairs; `changed` are head's benchmark files in the base's tree."""
         request, suite = self.side.request, self.side.suite
         arms = self.side.arms(tree)
         laid = collect(arms[0], request.budget.timeout_s).suite if changed else None
@@ -302,14 +295,13 @@ class _Session:
 
     def _complete(self, cell: CellVerdict, tree: Path) -> CellVerdict:
         """Name the exceptions that a verdict rests on, and the file that the base lacks."""
-        reason = cell.reason
-        if cell.word == "NO-BASELINE" and reason is not None:
-            root = self.side.suite.root
-            found = name_untracked(reason, root, tree, import_roots(root, self.side.suite))
-            reason = reason if found is None else f"{reason}; {found}"
-        why = self.leniency.accepted.why_counted(cell.name)
-        if why is not None and cell.word not in ("PASS", "IMPROVED"):
-            reason = why if reason is None else f"{reason}; {why}"
+        reasons, suite = [cell.reason], self.side.suite
+        if cell.word == "NO-BASELINE" and cell.reason is not None:
+            roots = import_roots(suite.root, suite)
+            reasons.append(name_untracked(cell.reason, suite.root, tree, roots))
+        if cell.word not in ("PASS", "IMPROVED"):
+            reasons.append(self.leniency.accepted.why_counted(cell.name))
+        reason = "; ".join(filter(None, reasons)) or None
         accepted = tuple(map(in_words, self.used[cell.name]))
         return msgspec.structs.replace(cell, reason=reason, accepted=accepted)
 
@@ -331,7 +323,6 @@ class _Session:
         return kept
 
     def _describe_tree(self, tree: Path, changed: Collection[Path]) -> None:
-        """Say where and what the base's tree is, and which benchmark files head has changed."""
         if (place := worktree.why_elsewhere(tree, self.side.suite.root)) is not None:
             self.differs["base's file system"] = place
         base_top, head_top = self.side.head.top_of(tree), self.side.head.top
@@ -382,7 +373,6 @@ class _Session:
         }
 
     def _further_pair(self, judgement: Judgement, *, profiles: bool = False) -> PairPlan:
-        """A pair that decides nothing by its times."""
         return PairPlan(
             number=judgement.num_pairs + 1,
             first="base",

@@ -12,16 +12,12 @@ from perfsuite.gate.arms.loaded import NOTHING, Loaded
 
 @dataclass(frozen=True, kw_only=True)
 class Arm:
-    """One side of the comparison, called "base" or "head".
+    """One side of the comparison, "base" or "head"; its tree is pytest's root.
 
-    Attributes:
-        tree: pytest's root.
-        top: Of its checkout, as far as that is compared; None is the tree.
-        folder: Where its launches run; None is the tree.
-        import_roots: Folders that come first on their module path.
-        inherited: Variables that the user's own session was given; others the arm alone has.
-        watched: Files and folders that its launches say whether they open.
-        caches: Where its launches keep compiled code for one another; None keeps none.
+    `top`, of its checkout as far as that is compared, and `folder`, where launches run, are the
+    tree where they are None. Variables are `inherited` from the user's session, those of the
+    `environment` are its own. Launches say whether they open what is `watched`, and keep compiled
+    code for one another in `caches`.
     """
 
     name: str
@@ -58,7 +54,6 @@ class CellRun:
         turns_s: Duration of its turns, where the arm's own clock took them.
         background_s: Processor seconds that its threads used in the other arm's turns.
         outgrew_core: Whether it was pinned to the shared core, and then used more than a thread.
-        loaded: By the launch up to the end of the cell.
         clocks_mhz: Of each accelerator, the median at the ends of its turns.
     """
 
@@ -77,11 +72,10 @@ class CellRun:
 
 @dataclass(frozen=True, kw_only=True)
 class Suite:
-    """What an arm has collected.
+    """What an arm has collected; `inifile`, `pythonpath` and `python_files` are pytest's.
 
     Attributes:
         cells: What the markers of each cell set, unparsed.
-        root: pytest's rootdir; `inifile` is its file, `pythonpath` and `python_files` ini values.
         broken: Why files and folders cannot be collected, by their names from the root.
         hidden: Tests that request the benchmark fixture only while they run.
         shared: What git ignores and both arms may use, as head's configuration says.
@@ -114,10 +108,9 @@ class Suite:
 
 @dataclass(kw_only=True)
 class Launch:
-    """One launch, as far as it has come.
+    """One launch, as far as it has come: its suite is None until that is collected.
 
     Attributes:
-        suite: None until it is collected.
         takes_turns: Whether the arm's perfsuite, if it has one, can take turns.
         agreed: By cell, how its rounds were, which the other arm's must be too.
         failure: Why something is missing; None of a whole launch.
@@ -146,19 +139,17 @@ Choose = Callable[[Mapping[str, Suite]], Sequence[str]]
 
 @dataclass(frozen=True, kw_only=True)
 class PairPlan:
-    """How one pair is run.
+    """How one pair is run: the arm that is `first` runs the first round of each cell.
 
     Attributes:
-        first: The arm that runs the first round of each cell.
-        core: The processor that cells of one thread share.
+        core: The processor that cells of one thread share; those `unpinned` need more.
         timeout_s: Without any message for so long, an arm is stuck.
         profiles: Whether to profile each cell once more after its rounds.
         num_rounds: Of a cell, where its test leaves that to the gate; else as fit a first launch.
         one_by_one: Cells that one arm runs after the other: memory has no room for both.
-        is_apart: Whether one launch runs after the other: they want one port, file or daemon.
-        agreed: Rounds of cells that the other arm has run before, where `is_apart`.
+        is_apart: Whether one launch runs after the other: they want one port, file or daemon. The
+            second is given what the first `agreed` on.
         files: What is collected, from pytest's root; none for what the user's own call collects.
-        unpinned: Cells that need more than the shared core.
         uncounted: Cells that no launch need count any more.
     """
 

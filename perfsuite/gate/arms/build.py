@@ -14,14 +14,10 @@ _NUM_LOG_LINES = 20
 
 
 def find_interpreter(name: str) -> str:
-    """Return the absolute path of a program; raises a ValueError where there is none.
-
-    It does not resolve a link: a virtual environment is found by the path of its interpreter.
-    """
-    found = shutil.which(name)
-    if found is None:
+    """Return the absolute path of a program; raises a ValueError where there is none."""
+    if (found := shutil.which(name)) is None:
         raise ValueError(name)
-    return str(Path(found).absolute())
+    return str(Path(found).absolute())  # a resolved link would lead out of a virtual environment
 
 
 def build_base(
@@ -41,11 +37,10 @@ def build_base(
     }
     before = _installed()
     log = f"{site}.log"
+    mark = f"{background.LOG}={log}"
+    watcher = [sys.executable, "-IS", background.__file__, str(os.getpid()), mark]
     process = subprocess.Popen(
-        [
-            *(sys.executable, "-IS", background.__file__),
-            *(str(os.getpid()), f"{background.LOG}={log}", "sh", "-c", command),
-        ],
+        [*watcher, "sh", "-c", command],
         cwd=tree,
         env={**variables, background.LOG: log},
         stdin=subprocess.DEVNULL,
@@ -58,7 +53,7 @@ def build_base(
     try:
         said, _ = process.communicate()
     finally:
-        background.end_all(process, f"{background.LOG}={log}")
+        background.end_all(process, mark)
     if changed := sorted({*before.items()} ^ {*_installed().items()}):
         names = dict.fromkeys(name.partition("-")[0] for name, _ in changed)
         place = sysconfig.get_path("purelib")

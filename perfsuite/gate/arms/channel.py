@@ -26,6 +26,7 @@ import statistics
 import subprocess
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -175,7 +176,6 @@ class Server:
                 self._finish(arm)
 
     def _take_suite(self, arm: str, message: dict[str, Any]) -> None:
-        """Keep what an arm has collected; once both have, choose the cells."""
         launch = self.launches[arm]
         launch.takes_turns = message["takes_turns"]
         if not self._logs[arm].log.exists():
@@ -247,58 +247,53 @@ class Server:
         return agreed
 
 
+@dataclass
 class Patience:
-    """How long launches may be silent: longer while processors work for them.
+    """How long launches may be silent: longer while processors work for them, as `spent_s` says.
 
     What works may be stuck too, as a spinning wait is.
     """
 
-    def __init__(
-        self,
-        timeout_s: float,
-        spent_s: Callable[[], float],
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        """Take how long idle launches may be silent, and what says how much processors worked."""
-        self._timeout_s = timeout_s
-        self._spent_s = spent_s
-        self._clock = clock
-        self._heard_s = self._looked_s = self._busy_s = clock()
+    timeout_s: float
+    spent_s: Callable[[], float]
+    clock: Callable[[], float] = time.monotonic
+
+    def __post_init__(self) -> None:
+        self._heard_s = self._looked_s = self._busy_s = self.clock()
         self._spent_before_s = 0.0
 
     def hear(self) -> None:
         """Start the time again: a launch has sent something."""
-        self._heard_s = self._busy_s = self._clock()
+        self._heard_s = self._busy_s = self.clock()
 
     def why_over(self) -> str | None:
         """Return why the launches are ended, None while there is hope."""
-        now_s = self._clock()
-        if now_s - self._looked_s >= self._timeout_s / _LOOKS:
-            spent_s = self._spent_s()
+        now_s = self.clock()
+        if now_s - self._looked_s >= self.timeout_s / _LOOKS:
+            spent_s = self.spent_s()
             if spent_s - self._spent_before_s >= _BUSY_SHARE * (now_s - self._looked_s):
                 self._busy_s = now_s
             self._looked_s, self._spent_before_s = now_s, spent_s
-        if now_s - self._busy_s > self._timeout_s:
-            return f"{NO_PROGRESS} {self._timeout_s:.0f} s"
-        if now_s - self._heard_s > _BUSY_PATIENCE * self._timeout_s:
-            return f"nothing but work for {_BUSY_PATIENCE * self._timeout_s:.0f} s"
+        if now_s - self._busy_s > self.timeout_s:
+            return f"{NO_PROGRESS} {self.timeout_s:.0f} s"
+        if now_s - self._heard_s > _BUSY_PATIENCE * self.timeout_s:
+            return f"nothing but work for {_BUSY_PATIENCE * self.timeout_s:.0f} s"
         return None
 
 
+@dataclass
 class _Peer:
     """A connection, and the beginning of a line that has not come whole."""
 
-    def __init__(self, connection: socket.socket) -> None:
-        self.connection = connection
-        self.arm = ""
-        self._begun = b""
+    connection: socket.socket
+    arm: str = ""
+    _begun: bytes = b""
 
     def receive(self) -> list[dict[str, Any]] | None:
         """Return the messages that came, None at the end of the connection."""
-        try:
+        received = b""
+        with contextlib.suppress(ConnectionResetError):
             received = self.connection.recv(1 << 16)
-        except ConnectionResetError:
-            return None
         if not received:
             return None
         *lines, self._begun = (self._begun + received).split(b"\n")

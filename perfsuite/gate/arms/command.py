@@ -1,7 +1,7 @@
 """The user's own call of pytest: what it was given, and the same call in another tree."""
 
+import argparse
 import dataclasses
-import itertools
 import os
 import re
 import shlex
@@ -62,11 +62,11 @@ class Command:
         tokens = iter(self.arguments)
         for token in tokens:
             name, separator, value = token.partition("=")
-            if name not in ("-c", "--config-file"):
+            if name in ("-c", "--config-file"):
+                value = value if separator else next(tokens, "")
+                kept += [name, value] if (self.folder / value).is_file() else []
+            else:
                 kept.append(token)
-                continue
-            value = value if separator else next(tokens, "")
-            kept += [name, value] if (self.folder / value).is_file() else []
         return dataclasses.replace(self, arguments=tuple(kept))
 
     def moved(self, top: Path, to: Path) -> Self:
@@ -109,12 +109,9 @@ def device_of(arguments: Iterable[str]) -> str | None:
     >>> device_of(["a.py", "--perf-device", "cpu", "--perf-device=cuda", "--perf-seed=7"])
     'cuda'
     """
-    device: str | None = None
-    tokens = iter(arguments)
-    for token in itertools.takewhile(lambda token: token != "--", tokens):
-        name, has_value, value = token.partition("=")
-        if name == f"{_OURS}device":
-            device = value if has_value else next(tokens, None)
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--perf-device", nargs="?")
+    device: str | None = parser.parse_known_args(list(arguments))[0].perf_device
     return device
 
 

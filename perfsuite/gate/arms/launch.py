@@ -1,5 +1,6 @@
 """Pairs of launches: one fresh pytest of each arm, alive together, taking turns round by round."""
 
+import collections
 import contextlib
 import dataclasses
 import os
@@ -71,18 +72,14 @@ def launch_pair(arms: Sequence[Arm], plan: PairPlan, names: Sequence[str]) -> di
     def choose(suites: Mapping[str, Suite]) -> Sequence[str]:
         return [name for name in names if all(name in suite.cells for suite in suites.values())]
 
+    in_turn = [[arm] for arm in sorted(arms, key=lambda arm: arm.name != plan.first)]
+    launches: dict[str, Launch] = {}
     try:
-        if not plan.is_apart:
+        for together in in_turn if plan.is_apart else [arms]:
+            agreed = collections.ChainMap(*(one.agreed for one in launches.values()))
+            plan = dataclasses.replace(plan, agreed=agreed)
             with scratch_folder() as scratch:
-                return run_pair(arms, plan, choose=choose, scratch=scratch)
-        launches: dict[str, Launch] = {}
-        for arm in sorted(arms, key=lambda arm: arm.name != plan.first):
-            with scratch_folder() as scratch:
-                agreed = {
-                    name: one.agreed[name] for one in launches.values() for name in one.agreed
-                }
-                alone = dataclasses.replace(plan, first=arm.name, agreed=agreed)
-                launches |= run_pair([arm], alone, choose=choose, scratch=scratch)
+                launches |= run_pair(together, plan, choose=choose, scratch=scratch)
         return {arm.name: launches[arm.name] for arm in arms}
     except OSError as error:
         raise WriteError(
@@ -114,10 +111,9 @@ def run_pair(
     for name, launch in server.launches.items():
         if launch.failure is not None:
             lines = (scratch / f"{name}.log").read_text(errors="replace").splitlines()
-            free_bytes = shutil.disk_usage(scratch).free
-            if free_bytes < _ROOM_BYTES:  # for a message
-                free = f"{format_bytes(free_bytes)} left"
-                lines.append(f"the disk of {scratch.parent} is full: {free}")
+            if (free_bytes := shutil.disk_usage(scratch).free) < _ROOM_BYTES:
+                left = format_bytes(free_bytes)
+                lines.append(f"the disk of {scratch.parent} is full: {left} left")
             launch.failure += "".join(f"\n  | {line}" for line in lines[-_NUM_LOG_LINES:])
     return server.launches
 

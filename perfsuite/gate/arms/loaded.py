@@ -13,11 +13,9 @@ from typing import Final
 class Loaded:
     """What the processes of a launch have loaded and started so far; absolute paths.
 
-    Attributes:
-        files: Python sources, compiled code, and the files that the launch watches.
-        recent: Those of processes since the last reading, and of what they were forked from.
-        silent: Commands whose process may have run Python but could not log what it loaded.
-        shells: Commands of shells and their scripts, which may have started such a process.
+    `files` are sources, compiled code, and what the launch watches; `recent` those of processes
+    since the last reading, and of what they were forked from. The process of a `silent` command may
+    have run Python but could not log it; `shells`, and scripts, may have started such a process.
     """
 
     files: frozenset[str] = frozenset()
@@ -47,8 +45,16 @@ class LoadLogReader:
             opened.seek(self._num_bytes)
             *lines, _ = opened.read().split(b"\n")
             self._num_bytes += sum(len(line) + 1 for line in lines)
-            for number, kind, text in (line.decode().split(" ", 2) for line in lines):
-                self._take(int(number), kind, ast.literal_eval(text))
+            for line in lines:
+                number, kind, quoted = line.decode().split(" ", 2)
+                process, text = int(number), ast.literal_eval(quoted)
+                self._processes.add(process)
+                if kind == "process" and text:
+                    self._parents[process] = int(text)
+                elif kind == "file":
+                    self._files[process].add(text)
+                elif kind in self._texts:
+                    self._texts[kind].add(text)
         recent = self._recent()
         for process in list(self._processes):
             try:
@@ -62,15 +68,6 @@ class LoadLogReader:
             silent=frozenset(self._texts["silent"]),
             shells=frozenset(self._texts["shell"]),
         )
-
-    def _take(self, process: int, kind: str, text: str) -> None:
-        self._processes.add(process)
-        if kind == "process" and text:
-            self._parents[process] = int(text)
-        elif kind == "file":
-            self._files[process].add(text)
-        elif kind in self._texts:
-            self._texts[kind].add(text)
 
     def _recent(self) -> Iterable[int]:
         """The processes that lived since the last reading, and those that they were forked from.

@@ -26,10 +26,7 @@ LEAST_PAIRS = 3
 
 @dataclass(frozen=True)
 class PairCost:
-    """The result of one pair for one cell, and what it cost: seconds of a round of both, and else.
-
-    The error is the standard error of the log ratio, by its rounds; each arm had so many.
-    """
+    """What one pair of a cell gave, and its seconds: of a round of both arms, and beside rounds."""
 
     log_ratio: float
     error: float

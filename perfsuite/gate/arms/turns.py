@@ -13,7 +13,6 @@ class Scheduler:
     """
 
     def __init__(self, arms: Sequence[str], *, first: str) -> None:
-        """Begin without any request; `first` is the arm that runs first."""
         self._arms = sorted(arms, key=lambda arm: arm != first)
         self._order = list(self._arms)
         self._order_in_cell = list(self._order)
@@ -29,14 +28,10 @@ class Scheduler:
         self._admitted: set[str] | None = None
 
     def enter(self, arm: str, *, alone: bool) -> list[str]:
-        """An arm has come to a cell; return the arms that may enter it now.
-
-        With `alone`, which is the same for both arms, an arm enters when no other is inside.
-        """
+        """An arm has come to a cell; return who may enter now, `alone` while no other is inside."""
         if not alone:
             return [arm]
-        if self._admitted is None:
-            self._admitted = set()
+        self._admitted = self._admitted or set()
         self._before_cell.add(arm)
         return self.admit()
 
@@ -91,8 +86,7 @@ class Scheduler:
         """
         if len(self._agreeing | self._absent()) < len(self._arms):
             return []
-        concluded = sorted(self._agreeing)
-        self._agreeing.clear()
+        concluded, self._agreeing = sorted(self._agreeing), set()
         self._order = list(self._order_in_cell)
         self._left_in_round = list(self._order)
         return concluded
@@ -101,8 +95,7 @@ class Scheduler:
         """Return the arms that may go to the next cell now: all that have left, once all have."""
         if not self._outside or len(self._outside | self._finished) < len(self._arms):
             return []
-        released = sorted(self._outside)
-        self._outside.clear()
+        released, self._outside = sorted(self._outside), set()
         self._admitted = None
         self._order_in_cell = list(self._order)
         self._left_in_round = list(self._order)

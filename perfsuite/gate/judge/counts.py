@@ -59,16 +59,14 @@ _ALLOCATOR_SLACK = Slack(ratio=0.01, num_bytes=16 * 2**20)
 _EXACT_PEAK_SLACK = Slack(num_bytes=4096)
 
 _SIZES = ("collective_bytes", "saved_activation_bytes", "memory")
+_NOT_COMPARED = "counts and memory are not compared"
 # From here on a change is visible in a percentage with one decimal.
 _VISIBLE_RATIO = 0.0005
 
 
 @dataclass(frozen=True, kw_only=True)
 class CountChange:
-    """A count that changed, per iteration of the busiest rank.
-
-    A reviewed exception lets it be `accepted_ratio` times the base's.
-    """
+    """A count that changed, per iteration of the busiest rank; an exception may accept a ratio."""
 
     name: str
     base: int
@@ -100,10 +98,10 @@ class CountChange:
         by = self.head - self.base
         is_visible = self.base > 0 and abs(by) >= _VISIBLE_RATIO * self.base
         change = f"{by / self.base * 100:+.1f} %" if is_visible else f"{by:+,}"
-        accepted = ""
+        line = f"{self.name} {base} -> {head} ({change}), allowed {self.slack}"
         if 1 < self.accepted_ratio < math.inf:
-            accepted = f", accepted {format_ratio(self.accepted_ratio - 1)}"
-        return f"{self.name} {base} -> {head} ({change}), allowed {self.slack}{accepted}"
+            line += f", accepted {format_ratio(self.accepted_ratio - 1)}"
+        return line
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,10 +160,8 @@ def compare_counts(
     holds. `accepted_ratio` returns how many times the base's an exception lets a count be.
     """
     if None not in (base.fingerprint, head.fingerprint) and base.fingerprint != head.fingerprint:
-        reason = (
-            f"counts and memory are not compared: the base ran in the environment "
-            f"{base.fingerprint}, head in {head.fingerprint}"
-        )
+        environments = f"{base.fingerprint}, head in {head.fingerprint}"
+        reason = f"{_NOT_COMPARED}: the base ran in the environment {environments}"
         return CountComparison(unavailable=(reason,))
     return _compare((base,), (head,), slacks, accepted_ratio)
 
@@ -217,8 +213,7 @@ def _nearest(before: Sequence[int], after: Sequence[int]) -> tuple[int, int] | N
 def _values(cells: Sequence[Counted], name: str) -> list[int]:
     parts = [cell.memory if name == "memory" else cell.counts for cell in cells]
     field = "peak_bytes" if name == "memory" else name
-    found = [getattr(part, field) for part in parts if part is not None]
-    return [value for value in found if value is not None]
+    return [value for part in parts if (value := getattr(part, field, None)) is not None]
 
 
 def _metric(cell: Counted) -> str | None:
@@ -239,7 +234,7 @@ def compare_run_counts(
             for runs in (base, head)
         )
     except msgspec.ValidationError as error:
-        reason = f"counts and memory are not compared: a record has another form: {error}"
+        reason = f"{_NOT_COMPARED}: a record has another form: {error}"
         return CountComparison(unavailable=(reason,))
     if not before or not after:
         return CountComparison()

@@ -96,7 +96,6 @@ def _pairs(base: Mapping[str, Any], head: Mapping[str, Any]) -> dict[str, tuple[
 
 
 def _functions(base: CellRun, head: CellRun) -> list[dict[str, Any]]:
-    """The operators that both records have, else the functions of both profiles."""
     with contextlib.suppress(msgspec.ValidationError):  # the base's perfsuite has another form
         kept = [(run.record or {}).get("operators") or () for run in (base, head)]
         before, after = (msgspec.convert(one, tuple[Operator, ...]) for one in kept)

@@ -33,11 +33,8 @@ def forecast_pair_s(
     >>> forecast_pair_s(["a", "b"], {"a": 1.0, "b": 2.5}, 1.5)
     6.0
     """
-    known = [durations_s.get(name) for name in names]
-    if None in known:
-        return None
-    stored_s = launch_s + math.fsum(one for one in known if one is not None)
-    return _PAIR_OVER_STORED * stored_s
+    known = [time_s for name in names if (time_s := durations_s.get(name)) is not None]
+    return None if len(known) < len(names) else _PAIR_OVER_STORED * (launch_s + math.fsum(known))
 
 
 def expect_pairs(num_cells: int, *, has_history: bool = False) -> float:
@@ -82,9 +79,8 @@ def why_too_much(
 def describe_rest(num_cells: int, pair_s: float, budget: Budget, *, has_history: bool) -> str:
     """Return what people read after the first pair, which took so long, of undecided cells."""
     more = expect_pairs(num_cells, has_history=has_history) - 1
-    rest_s = min(more * pair_s, max(0.0, budget.max_s - pair_s))
-    pair = f"a pair takes {_time(pair_s)}"
-    return f"{pair}: about {_time(rest_s)} more where nothing became slower"
+    rest = _time(min(more * pair_s, max(0.0, budget.max_s - pair_s)))
+    return f"a pair takes {_time(pair_s)}: about {rest} more where nothing became slower"
 
 
 def _time(seconds: float) -> str:

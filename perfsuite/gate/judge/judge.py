@@ -20,12 +20,7 @@ from perfsuite.gate.judge.trial import Budget, CellPolicy, Judgement, Trial
 from perfsuite.gate.provenance.symmetry import find_asymmetry
 from perfsuite.stats.evidence import Prior
 from perfsuite.stats.sequential import Rule
-from perfsuite.system.fitness import (
-    describe_power_limit,
-    quietest_core,
-    read_sensors,
-    why_unfit,
-)
+from perfsuite.system.fitness import describe_power_limit, quietest_core, read_sensors, why_unfit
 from perfsuite.system.untrusted import printable
 from perfsuite.units import counted, format_change
 
@@ -63,11 +58,18 @@ def judge(
     `num_cells` cells share the error rate, those of other sessions included; None is these alone.
     `keep` is given the trials after each pair: another session goes on where this one is ended.
     """
-    num_cells = num_cells or len(policies)
-    trials = [
-        _begin(name, policy, num_cells, budget.max_pairs, priors.get(name), kept)
-        for name, policy in policies.items()
-    ]
+    trials: list[Trial] = []
+    for name, policy in policies.items():
+        rule = Rule(
+            tolerance=policy.tolerance,
+            limit=policy.limit,
+            num_cells=num_cells or len(policies),
+            max_pairs=budget.max_pairs,
+            prior=priors.get(name),
+        )
+        trials.append(trial := Trial(name=name, policy=policy, rule=rule))
+        if (found := kept.get(printable(name))) is not None:
+            resume(trial, found)
     session = _Session(arms=(base, head), budget=budget, random_numbers=random.Random(seed))
     pair: _Pair | None = None
     while undecided := [trial for trial in trials if trial.word is None]:
@@ -93,35 +95,9 @@ def judge(
     return Judgement(trials=tuple(trials), num_pairs=session.num_pairs, wall_s=session.spent_s)
 
 
-def _begin(
-    name: str,
-    policy: CellPolicy,
-    num_cells: int,
-    max_pairs: int,
-    prior: Prior | None,
-    kept: Mapping[str, KeptCell],
-) -> Trial:
-    """Return a new trial, or one that goes on where an earlier session ended."""
-    rule = Rule(
-        tolerance=policy.tolerance,
-        limit=policy.limit,
-        num_cells=num_cells,
-        max_pairs=max_pairs,
-        prior=prior,
-    )
-    trial = Trial(name=name, policy=policy, rule=rule)
-    if (found := kept.get(printable(name))) is not None:
-        resume(trial, found)
-    return trial
-
-
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class _Pair:
-    """One pair of launches over cells in that order.
-
-    It says nothing where the machine was unfit for it, or it did not compare two trees. `remark` is
-    what slowed both arms down.
-    """
+    """One pair of launches over cells in that order; `remark` is what slowed both arms down."""
 
     plan: PairPlan
     names: Sequence[str]
@@ -133,13 +109,11 @@ class _Pair:
 
     def decide(self, trials: Sequence[Trial]) -> None:
         """Add what it says to those trials that were fair in it, and decide them if possible."""
-        cells = self.launches["head"].cells
+        cells, was_apart = self.launches["head"].cells, self.plan.is_apart
         alternated_s = sum(run.alternated_s for run in cells.values())
         other_s = max(0.0, self.wall_s - alternated_s) / max(1, len(cells))
         for trial in trials:
-            if pair_evidence.is_postponed(
-                trial, self.launches, self.names, was_apart=self.plan.is_apart
-            ):
+            if pair_evidence.is_postponed(trial, self.launches, self.names, was_apart=was_apart):
                 continue
             pair_evidence.add_pair(trial, self.launches, self.plan.first, other_s)
             _count_until_alike(trial)
@@ -149,8 +123,6 @@ class _Pair:
 
 @dataclass(kw_only=True)
 class _Session:
-    """Runs one pair after the other, and counts what they cost."""
-
     arms: Sequence[Arm]
     budget: Budget
     random_numbers: random.Random
@@ -198,15 +170,8 @@ class _Session:
         self.longest_s = max(self.longest_s, wall_s)
         invalid = find_asymmetry(**launches)
         self.num_unfit += unfit is not None
-        return _Pair(
-            plan=plan,
-            names=names,
-            launches=launches,
-            wall_s=wall_s,
-            unfit=unfit,
-            invalid=invalid,
-            remark=describe_power_limit(before, after),
-        )
+        remark = describe_power_limit(before, after)
+        return _Pair(plan, names, launches, wall_s, unfit=unfit, invalid=invalid, remark=remark)
 
 
 def _end(trial: Trial, last: _Pair | None, too_long: str | None) -> None:
@@ -248,7 +213,6 @@ def _compare_counts(trial: Trial) -> CountComparison:
 
 
 def _judge_counts(trial: Trial) -> None:
-    """Fail a cell where head counts more than the base, whatever its times say."""
     compared = _compare_counts(trial)
     trial.accepted_counts = tuple(one.name for one in compared.changes if one.kind == "accepted")
     trial.failed_counts = tuple(one.name for one in compared.increases)
@@ -261,7 +225,6 @@ def _judge_counts(trial: Trial) -> None:
 
 
 def _judge_numerics(trial: Trial) -> None:
-    """Tell what changed in the mathematics, and decide by that where the policy asks for it."""
     change = trial.numerics_change = describe_numerics_change(**trial.runs)
     if change is None or not trial.policy.refuses_numerics_change:
         return

@@ -68,11 +68,7 @@ class KeptFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 
 @dataclass(frozen=True, kw_only=True)
 class KeptPairs:
-    """What is kept of a comparison of two trees.
-
-    Cells are by their `printable` names: what is no text cannot be written. `unreadable` is why
-    nothing of the file is known.
-    """
+    """What is kept of two trees, by `printable` names of cells; `unreadable` is why it is lost."""
 
     path: Path
     base: str
@@ -84,8 +80,7 @@ class KeptPairs:
         """What a reader should know of where the verdicts of these cells come from."""
         if self.unreadable is not None:
             return f"{self.path} cannot be read ({self.unreadable}): judged anew"
-        found = self.cells.keys() & set(map(printable, names))
-        if not found:
+        if not (found := self.cells.keys() & set(map(printable, names))):
             return None
         who = "1 cell goes" if len(found) == 1 else f"{len(found)} cells go"
         return (
@@ -94,10 +89,7 @@ class KeptPairs:
         )
 
     def write(self, trials: Iterable[Trial]) -> None:
-        """Keep what a re-run must not judge again, after a pair or at the end.
-
-        Raises a WriteError where it cannot.
-        """
+        """Keep what a re-run must not judge again; a WriteError where that is impossible."""
         judged = {printable(trial.name): trial for trial in trials}
         cells = {name: kept for name, kept in self.cells.items() if name not in judged}
         cells |= {name: _keep(trial) for name, trial in judged.items() if _is_kept(trial)}
@@ -124,10 +116,7 @@ def kept_names(path: Path | None, head: str | None) -> frozenset[str]:
 
 
 def resume(trial: Trial, kept: KeptCell) -> None:
-    """Let a trial go on where an earlier session ended, by its rule.
-
-    A FAIL is final unless the user accepts more than before.
-    """
+    """Let a trial go on where an earlier session ended; a FAIL is final unless more is accepted."""
     policy = trial.policy
     trial.rule = dataclasses.replace(kept.rule, tolerance=policy.tolerance, limit=policy.limit)
     trial.raw, trial.pairs, trial.firsts = [*kept.raw], [*kept.pairs], [*kept.firsts]

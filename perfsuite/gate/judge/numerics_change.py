@@ -46,8 +46,6 @@ class _Trained(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class _Difference:
-    """A number of one step that differs in its bits; whether rounding explains it."""
-
     step: int
     what: str
     before: float
@@ -73,12 +71,9 @@ def describe_numerics_change(base: Sequence[CellRun], head: Sequence[CellRun]) -
         limit = max(one.rounding for one in (*theirs, *ours))
     except (msgspec.ValidationError, KeyError, TypeError, ValueError) as error:
         return f"{UNKNOWN}: a record has another form: {error}"
-    has_losses, has_weights = (
-        [all(getattr(one, name) for one in runs) for runs in (theirs, ours)]
-        for name in ("losses", "weights")
-    )
-    if not all(has_losses) and not all(has_weights):
-        silent = [arm for arm, has in zip(("the base", "head"), has_losses, strict=True) if not has]
+    arms = {"the base": theirs, "head": ours}
+    silent = [arm for arm, runs in arms.items() if not all(one.losses for one in runs)]
+    if silent and not all(one.weights for one in (*theirs, *ours)):
         return f"{UNKNOWN}: no loss of {' and '.join(silent)} is known"
     within = [_compare(before, after, limit) for before, after in zip(theirs, ours, strict=False)]
     if not any(within):

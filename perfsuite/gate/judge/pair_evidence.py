@@ -36,11 +36,6 @@ _IS_TAKEN = re.compile(
 _EXCEPTION = re.compile(r"^(?:  \| )?(?:E +)?\S+: (.+)", re.MULTILINE)
 _PATH = re.compile(r"'[^']*/[^']*'|\S*/\S*")
 
-_ORDER = (
-    "launches run cells in a random order, and without those that are decided: a test must not "
-    "need what another has stored"
-)
-
 # Of a GPU's clock: as much is a change of what a step takes.
 _MOST_CLOCKS_APART = 0.01
 
@@ -48,17 +43,10 @@ _MOST_CLOCKS_APART = 0.01
 # there is work uses less, and less than so many seconds.
 _MOST_BACKGROUND = 0.01
 _LEAST_BACKGROUND_S = 0.001
-_LEFT_OUT = (
-    "so its times leave a part of the work out; end such threads before the benchmark, or have a "
-    "process do their work: it is stopped meanwhile"
-)
 
 
 def add_pair(trial: Trial, launches: Mapping[str, Launch], first: str, launch_s: float) -> None:
-    """Add what a pair says of a cell, or end its trial with the reason why it says nothing.
-
-    `launch_s` is what the pair cost beside its rounds.
-    """
+    """Add what a pair says of a cell, or why it says nothing; it cost `launch_s` beside rounds."""
     # The one that failed by itself first: the other was ended because of it.
     for arm in sorted(launches, key=lambda arm: _is_ended_by_other(launches[arm])):
         run = launches[arm].cells.get(trial.name)
@@ -70,14 +58,19 @@ def add_pair(trial: Trial, launches: Mapping[str, Launch], first: str, launch_s:
     if (untimed := _why_untimed(base, head)) is not None:
         trial.word, trial.reason = untimed
         if "failed" in (base.outcome, head.outcome) and len(launches["head"].cells) > 1:
-            trial.add_reason(_ORDER)
+            trial.add_reason(
+                "launches run cells in a random order, and without those that are decided: a test "
+                "must not need what another has stored"
+            )
         return
     for arm, run in trial.last.items():
         if run.background_s > max(_MOST_BACKGROUND * run.turns_s, _LEAST_BACKGROUND_S):
             trial.word = "INCONCLUSIVE"
             trial.reason = (
                 f"threads of the {arm} arm worked for {run.background_s:.3g} s while the other arm "
-                f"had its turn, beside {run.turns_s:.3g} s of its own turns, {_LEFT_OUT}"
+                f"had its turn, beside {run.turns_s:.3g} s of its own turns, so its times leave a "
+                "part of the work out; end such threads before the benchmark, or have a process do "
+                "their work: it is stopped meanwhile"
             )
             return
     # Where counts are not compared, what the arms train is meant to differ.
@@ -183,11 +176,10 @@ def is_postponed(
 def _cell_that_ended(launches: Mapping[str, Launch], names: Sequence[str]) -> str | None:
     """The cell that ended a launch before its last, by itself; None where none did."""
     for launch in launches.values():
-        if launch.suite is None or _is_ended_by_other(launch):
-            continue
-        collected = launch.suite.cells
-        if missing := [name for name in names if name in collected and name not in launch.cells]:
-            return missing[0]
+        if launch.suite is not None and not _is_ended_by_other(launch):
+            missing = launch.suite.cells.keys() - launch.cells.keys()
+            if (ended := next((name for name in names if name in missing), None)) is not None:
+                return ended
     return None
 
 
@@ -267,10 +259,7 @@ def _why_incomparable(base: CellRun, head: CellRun) -> str | None:
 
 
 def describe_changes(base: CellRun, head: CellRun) -> str | None:
-    """Return the workload and the fields of the recipe that head changes; None if it changes none.
-
-    Says nothing where a launch has no record, or one of another form, which `counts` reports.
-    """
+    """Return what head changes of workload and recipe; None of nothing, or without two records."""
     theirs, ours = (
         {"workload": record.workload, **(record.recipe or {})} if (record := _read(run)) else {}
         for run in (base, head)

@@ -73,14 +73,10 @@ class Trial:
             and that times the location of head's rounds over the base's beside them. Seconds a
             sample where the policy says how many samples an iteration has.
         pairs: What the rule sees of each pair in `raw`; `decision` is what they prove so far.
-        runs: Those of all pairs, by arm.
-        num_counted: The first so many of these have counts; None where all have.
+        runs: Those of all pairs, by arm; the first `num_counted` have counts, or all.
         firsts: The arm that ran the first round of each pair in `raw`.
-        is_one_by_one: Whether memory had no room for both arms.
-        is_apart: Whether both arms wanted what one of them alone can have.
-        is_unpinned: Whether the core that both arms share was too little.
-        accepted_counts: Those that grew, as a reviewed exception lets them.
-        failed_counts: Those that grew and failed it.
+        is_one_by_one, is_apart, is_unpinned: How its next pair is run, as in a `PairPlan`.
+        accepted_counts: Those that grew as a reviewed exception lets them; `failed_counts` fail it.
     """
 
     name: str
@@ -189,9 +185,8 @@ class Trial:
         same = [path for path in sorted(changed) if str(root / path) in loaded.files]
         if others := [path for path in same if path != own and path.name != "conftest.py"]:
             self.add_reason(f"what this cell runs is head's on both sides: {listed(others)}")
-        if loaded.silent:
-            silent = listed(sorted(loaded.silent))
-            self.add_reason(f"no process of these could say what it loaded: {silent}")
+        if silent := sorted(loaded.silent):
+            self.add_reason(f"no process of these could say what it loaded: {listed(silent)}")
 
     def verdict(self, explanation: Explanation | None, base: str) -> CellVerdict:
         """Return what became of the cell, which was judged against the base, as it is called."""

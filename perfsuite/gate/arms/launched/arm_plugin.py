@@ -32,27 +32,25 @@ _OPTIONS: dict[str, Any] = {
     **dict.fromkeys(("benchmark_compare", "benchmark_compare_fail", "benchmark_save"), None),
     **dict.fromkeys(("benchmark_json", "benchmark_histogram", "benchmark_cprofile_dump"), None),
     **dict.fromkeys(("xmlpath", "basetemp"), None),
-    "benchmark_enable": True,
-    "continue_on_collection_errors": True,
+    **dict.fromkeys(("benchmark_enable", "continue_on_collection_errors"), True),
+    **dict.fromkeys(("perf_gate", "perf_numerics"), "off"),
     "maxfail": 0,
     "log_file": os.devnull,
     "numprocesses": 0,
     "dist": "no",
     "tx": [],
-    "perf_gate": "off",
-    "perf_numerics": "off",
 }
 
 
 class Channel:
     """The arm's connection to the gate; a gate that is gone ends this process."""
 
-    def __init__(self, path: str, arm: str, background: Any) -> None:
+    def __init__(self, background: Any) -> None:
         self._background = background
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._socket.connect(path)
+        self._socket.connect(os.environ["PERFSUITE_ARM_CHANNEL"])
         self._lines = self._socket.makefile("r", encoding="utf-8")
-        self.send(kind="hello", arm=arm)
+        self.send(kind="hello", arm=os.environ["PERFSUITE_ARM_NAME"])
 
     def send(self, **message: Any) -> None:
         """Send a message."""
@@ -91,8 +89,8 @@ class ArmPlugin:
         self._background = background
         self._core = int(os.environ["PERFSUITE_ARM_CORE"])
         self._unpinned: list[str] = []
-        # The clock of each cell that is timed in this process, and the core that it shares.
-        self._clocks: dict[str, tuple[Any, Any]] = {}
+        # Of each cell that is timed in this process.
+        self._clocks: dict[str, Any] = {}
         self._phases: list[pytest.TestReport] = []
         self._subtests: list[pytest.TestReport] = []
         self._broken: dict[str, str] = {}
@@ -136,6 +134,7 @@ class ArmPlugin:
         result = yield
         plugin = config.pluginmanager.get_plugin("perfsuite")
         typed = [*shlex.split(os.environ.get("PYTEST_ADDOPTS", "")), *config.invocation_params.args]
+        named = self._parser.parse_known_args(typed).file_or_dir  # without those of an ini file
         cells = [item for item in items if "benchmark" in getattr(item, "fixturenames", ())]
         others = [item for item in items if item not in cells]
         answer = self._channel.request(
@@ -144,10 +143,7 @@ class ArmPlugin:
             broken=self._broken,
             hidden=[one.nodeid for one in others if self._collected.hides_benchmark(one)],
             paths=self._collected.from_root(config, config.args),
-            # Without those of an ini file.
-            named=self._collected.from_root(
-                config, self._parser.parse_known_args(typed).file_or_dir
-            ),
+            named=self._collected.from_root(config, named),
             variables=self._changed_variables(),
             takes_turns=plugin is None or getattr(plugin, "TAKES_TURNS", None) == _PROTOCOL,
             root=str(config.rootpath),
@@ -165,7 +161,6 @@ class ArmPlugin:
         return result
 
     def _changed_variables(self) -> dict[str, str | None]:
-        """The variables that changed since this process began, without those that pytest sets."""
         now = dict(os.environ)
         return {
             name: now.get(name)
@@ -191,18 +186,16 @@ class ArmPlugin:
         given = options.get("timer") or plugin.options["timer"].target
         if getattr(given, "__name__", "") == _RANK_CLOCK:
             return
-        core = self._turn_clock.SharedCore(
-            None if item.nodeid in self._unpinned else self._core, self._background
-        )
+        number = None if item.nodeid in self._unpinned else self._core
         clock = self._turn_clock.TurnClock(
             given,
-            core,
+            self._turn_clock.SharedCore(number, self._background),
             wait_for_turn=lambda: self._channel.wait(kind="turn"),
             end_turn=lambda: self._channel.send(kind="done"),
             collects_garbage=options.get("disable_gc", plugin.options["disable_gc"]),
         )
         _know_precision(clock, given)
-        self._clocks[item.nodeid] = clock, core
+        self._clocks[item.nodeid] = clock
         item.add_marker(pytest.mark.benchmark(**{**options, "timer": clock}), append=False)
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
@@ -212,7 +205,7 @@ class ArmPlugin:
         if item.nodeid in self._clocks and hasattr(fixture, "_calibrate_timer"):
             markers = item.iter_markers("benchmark")
             sets_rounds = any({"min_rounds", "max_time"} & one.kwargs.keys() for one in markers)
-            _agree_on_rounds(fixture, self._channel, self._clocks[item.nodeid][1], sets_rounds)
+            _agree_on_rounds(fixture, self._channel, self._clocks[item.nodeid].core, sets_rounds)
         self._is_in_call = True
         try:
             return (yield)
@@ -229,7 +222,7 @@ class ArmPlugin:
             # pytest forgets the fixture before the cell is over.
             self._fixture = getattr(item, "funcargs", {}).get("benchmark")
             if item.nodeid in self._clocks:
-                self._clocks[item.nodeid][0].end()
+                self._clocks[item.nodeid].end()
         return report
 
     @pytest.hookimpl(tryfirst=True, optionalhook=True)
@@ -249,12 +242,11 @@ class ArmPlugin:
         report = next((one for one in reports if not one.passed), reports[-1])
         self._phases, self._subtests = [], []
         used: dict[str, Any] = {}
-        if item.nodeid in self._clocks:
-            clock, core = self._clocks.pop(item.nodeid)
+        if (clock := self._clocks.pop(item.nodeid, None)) is not None:
             clock.end()
-            core.unpin()
+            clock.core.unpin()
             used = {"turns_s": clock.turns_s, "background_s": clock.background_s}
-            used["outgrew_core"] = core.is_late
+            used["outgrew_core"] = clock.core.is_late
         stats = getattr(fixture, "stats", None)
         record = getattr(fixture, "extra_info", {}).get("perfsuite")
         self._turn_clock.free_device_memory()
@@ -298,14 +290,12 @@ def _agree_on_rounds(fixture: Any, channel: Channel, core: Any, sets_rounds: boo
         duration_s, iterations, _ = calibrate(runner)
         core.is_calibrating = False
         core.settle()
-        iteration_s = duration_s / iterations
-        shape = channel.request(
-            kind="shape", iterations=iterations, iteration_s=iteration_s, first_s=_FIRST_S
-        )
-        iterations = shape["iterations"]
+        shape = {"iterations": iterations, "iteration_s": duration_s / iterations}
+        agreed = channel.request(kind="shape", **shape, first_s=_FIRST_S)
         if not sets_rounds:
-            fixture._min_rounds, fixture._max_time = shape["rounds"], 0.0
-        return iteration_s * iterations, iterations, range(iterations)
+            fixture._min_rounds, fixture._max_time = agreed["rounds"], 0.0
+        iterations = agreed["iterations"]
+        return shape["iteration_s"] * iterations, iterations, range(iterations)
 
     fixture._calibrate_timer = calibrate_together
 
@@ -343,7 +333,5 @@ def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginMa
     from perfsuite_background import Background  # type: ignore[import-not-found]
 
     background = Background()  # before there are threads: it forks
-    channel = Channel(
-        os.environ["PERFSUITE_ARM_CHANNEL"], os.environ["PERFSUITE_ARM_NAME"], background
-    )
-    pluginmanager.register(ArmPlugin(channel, background, parser), "perfsuite-arm-hooks")
+    plugin = ArmPlugin(Channel(background), background, parser)
+    pluginmanager.register(plugin, "perfsuite-arm-hooks")

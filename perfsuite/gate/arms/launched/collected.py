@@ -13,13 +13,8 @@ import pytest
 _MOST_CALLS = 2
 # perfsuite's fixtures that measure.
 _FIXTURES = (
-    "train_benchmark",
-    "loader_benchmark",
-    "evaluation_benchmark",
-    "all_reduce_benchmark",
-    "step_benchmark",
-    "loop_benchmark",
-    "command_benchmark",
+    *("train_benchmark", "loader_benchmark", "evaluation_benchmark", "all_reduce_benchmark"),
+    *("step_benchmark", "loop_benchmark", "command_benchmark"),
 )
 
 
@@ -67,9 +62,6 @@ def _requests_benchmark(function: Any, num_calls: int) -> bool:
 
 def from_root(config: pytest.Config, arguments: list[str]) -> list[str]:
     """Return arguments that name tests, from pytest's root and not from where it was called."""
-    found = []
-    for argument in arguments:
-        file, separator, names = argument.partition("::")
-        path = os.path.relpath(config.invocation_params.dir / file, config.rootpath)
-        found.append(path + separator + names)
-    return found
+    folder, root = config.invocation_params.dir, config.rootpath
+    parts = (argument.partition("::") for argument in arguments)
+    return [os.path.relpath(folder / file, root) + colons + name for file, colons, name in parts]

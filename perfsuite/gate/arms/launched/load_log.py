@@ -137,9 +137,8 @@ class LoadLog:
 
     def _is_inherited(self, words: Sequence[str], variables: Mapping[str, str]) -> bool:
         """Whether a process that is started like this has this log, if it is Python."""
-        if variables.get(LOG) != self._path:
-            return False
-        if _FOLDER not in variables.get("PYTHONPATH", "").split(os.pathsep):
+        roots = variables.get("PYTHONPATH", "").split(os.pathsep)
+        if variables.get(LOG) != self._path or _FOLDER not in roots:
             return False
         if not _is_python(words[0]):
             return True

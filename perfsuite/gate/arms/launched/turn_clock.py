@@ -18,89 +18,76 @@ from typing import Any
 _MOST_BESIDE = 0.05
 
 
+@dataclass(eq=False)
 class TurnClock:
     """A clock that is read in pairs: the first read waits for the arm's turn, the second ends it.
 
     The name keeps pytest-benchmark from storing one that holds an address. Where pytest-benchmark
     keeps the collector from running in rounds, the clock `collects_garbage` at the end of each.
-
-    Attributes:
-        turns_s: Duration of all turns so far.
-        background_s: Processor seconds of other threads between them, in the other arm's turns.
+    `turns_s` is the duration of all turns so far, `background_s` the processor seconds of other
+    threads between them, in the other arm's turns.
     """
 
-    def __init__(
-        self,
-        clock: Callable[[], float],
-        core: SharedCore,
-        *,
-        wait_for_turn: Callable[[], object],
-        end_turn: Callable[[], object],
-        collects_garbage: bool,
-    ) -> None:
+    clock: Callable[[], float]
+    core: SharedCore
+    wait_for_turn: Callable[[], object]
+    end_turn: Callable[[], object]
+    collects_garbage: bool
+    turns_s: float = 0.0
+    background_s: float = 0.0
+    _planted_ratio: float = 0.0
+    _started_s: float = 0.0
+    _is_running: bool = False
+
+    def __post_init__(self) -> None:
         self.__name__ = self.__qualname__ = "turn_clock"
-        self.turns_s = 0.0
-        self.background_s = 0.0
-        self._clock = clock
-        self._core = core
-        self._wait_for_turn = wait_for_turn
-        self._end_turn = end_turn
-        self._collects_garbage = collects_garbage
-        self._planted_ratio = 0.0
         with contextlib.suppress(ValueError):  # what is planted may not be a slowdown
             self._planted_ratio = float(os.environ.get("PERFSUITE_ARM_PLANTED", "0"))
-        self._started_s = 0.0
-        self._is_running = False
 
     def __call__(self) -> float:
         """Return the time, at the start of a pair when the turn has come."""
         if self._is_running:
             synchronize()
-            now = self._clock() + (collection_s() if self._collects_garbage else 0.0)
+            now = self.clock() + (collection_s() if self.collects_garbage else 0.0)
             # Not a sleep, which lasts 0.1 ms too long.
             planted_s = now + self._planted_ratio * (now - self._started_s)
             while now < planted_s:
-                now = self._clock()
+                now = self.clock()
             self.end()
             return now
         self._is_running = True
-        background = self._core.background
+        background = self.core.background
         background.stop()
         before = background.thread_seconds()
-        self._wait_for_turn()
+        self.wait_for_turn()
         if self.turns_s > 0:  # until then the other arm may have been in its setup
             self.background_s += _growth(before, background.thread_seconds())
-        self._core.begin_turn()
+        self.core.begin_turn()
         synchronize()
         background.resume()
-        self._started_s = self._clock()
+        self._started_s = self.clock()
         return self._started_s
 
     def end(self) -> None:
         """End the turn, also where the timed code has raised."""
         if self._is_running:
             self._is_running = False
-            self._core.background.stop()
-            self.turns_s += self._core.end_turn()
-            self._end_turn()
+            self.core.background.stop()
+            self.turns_s += self.core.end_turn()
+            self.end_turn()
             # The other arm's turn begins when this one asks for its next: what a test does until
             # then may need its processes.
-            self._core.background.resume()
+            self.core.background.resume()
 
 
 @dataclass
 class SharedCore:
-    """The core on which a cell runs in both arms, if it keeps no second one busy.
+    """The core on which a cell runs in both arms, if it keeps no second one busy; None of any.
 
     A difference between two cores would be taken for one between the arms. But what starts on one
     core stays there, where parallel work is as slow as serial work. So the first turns, while
-    pytest-benchmark calibrates, are not pinned; they show what the cell uses.
-
-    Attributes:
-        number: Of the core; None pins nothing.
-        background: What works beside the main thread, a `perfsuite_background.Background`.
-        is_late: Whether a cell that was pinned turned out to use more than a thread: what it
-            started until then was pinned too.
+    pytest-benchmark calibrates, are not pinned; they show what the cell uses. It `is_late` where a
+    cell that was pinned turned out to use more than a thread: what it started was pinned too.
     """
 
     number: int | None
@@ -125,12 +112,10 @@ class SharedCore:
         beside_s = time.process_time() - time.thread_time() + _children_s() - self._before_s
         turn_s = time.perf_counter() - self._began_s
         before, after = self._processes_before, self._processes()
-        beside_s += _growth(before, after)
         self._turns_s += turn_s
-        self._beside_s += beside_s
-        if after.keys() - before.keys() or self.background.threads():
-            self._is_serial = False
-        if self._beside_s > _MOST_BESIDE * self._turns_s:
+        self._beside_s += beside_s + _growth(before, after)
+        is_busy = self._beside_s > _MOST_BESIDE * self._turns_s
+        if after.keys() - before.keys() or self.background.threads() or is_busy:
             self._is_serial = False
         if not self._is_settled and not self.is_calibrating:
             self.settle()

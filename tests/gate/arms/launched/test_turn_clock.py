@@ -162,7 +162,7 @@ def test_what_threads_do_in_the_other_arms_turns_is_counted(launch: Launch) -> N
     def wait() -> None:
         launch.worked_s += 0.25
 
-    clock._wait_for_turn = wait  # the first wait is for the other arm's setup
+    clock.wait_for_turn = wait  # the first wait is for the other arm's setup
     for _ in range(3):
         take_turn(clock)
 
