@@ -14,21 +14,16 @@ autocorrelation of the tested one between its changes, so that a machine's slow 
 Shapes: n values; a matrix of Q has a row for each end of X and a column for each end of Y.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from functools import lru_cache
-from itertools import pairwise
-from typing import TYPE_CHECKING, Final
+from itertools import accumulate, pairwise
+from typing import Final
 
-from perfsuite.stats.autocorrelation import find_correlation, shuffle
+import numpy as np
+from numpy.typing import NDArray
 
-if TYPE_CHECKING:
-    import numpy as np
-
-    from perfsuite.stats.autocorrelation import Floats
-
+Floats = NDArray[np.float64]
 
 # A shorter part is an outlier or two; the next runs will show whether it is a change.
 MIN_SEGMENT: Final = 3
@@ -41,6 +36,12 @@ _SEED: Final = 0
 # Sums of the same numbers in another order differ by rounding.
 _ROUNDING: Final = 1e-9
 
+# The correlation of independent values exceeds this many standard errors in a twentieth of series.
+# Below it they are taken as independent: their tests stay exact.
+_NOTICED_SDS: Final = 1.645
+# Of a more correlated series half a year proves nothing.
+_MOST: Final = 0.9
+
 
 def find_change_points(values: Sequence[float]) -> tuple[int, ...]:
     """Return where the level of a series changes: the places of the first values that are new.
@@ -51,8 +52,6 @@ def find_change_points(values: Sequence[float]) -> tuple[int, ...]:
     >>> find_change_points([1.0, 1.1, 0.9, 1.0, 1.1, 0.9, 2.0, 2.1, 1.9, 2.0, 2.1, 1.9])
     (6,)
     """
-    import numpy as np
-
     series = np.asarray(values, dtype=np.float64)
     correlation = 0.0
     while True:
@@ -66,8 +65,6 @@ def find_change_points(values: Sequence[float]) -> tuple[int, ...]:
 
 def _divide(series: Floats, correlation: float) -> tuple[int, ...]:
     """Return where the level changes, for values of this correlation between two changes."""
-    import numpy as np
-
     generator = np.random.default_rng(_SEED)
     bounds = [0, len(series)]
     while True:
@@ -86,8 +83,6 @@ def best_split(segment: Floats) -> tuple[float, int | None]:
     >>> best_split([0.0, 0.0, 0.0, 1.0, 1.0, 1.0])  # 3 * 3 / 6 * (2 * 1 - 0 - 0)
     (3.0, 3)
     """
-    import numpy as np
-
     num_values = len(segment)
     if num_values < 2 * MIN_SEGMENT:
         return -math.inf, None
@@ -101,10 +96,7 @@ def best_split(segment: Floats) -> tuple[float, int | None]:
     within_x = within[MIN_SEGMENT:-MIN_SEGMENT, None]
     between = across - within_x
     within_y = within[None, 2 * MIN_SEGMENT :] - across - between
-    q = of_between * between
-    q -= of_x * within_x
-    q -= of_y * within_y
-    q += forbidden
+    q = of_between * between - of_x * within_x - of_y * within_y + forbidden
     row, column = np.unravel_index(np.argmax(q), q.shape)
     return float(q[row, column]), int(row) + MIN_SEGMENT
 
@@ -112,8 +104,6 @@ def best_split(segment: Floats) -> tuple[float, int | None]:
 @lru_cache(maxsize=32)
 def _weights(num_values: int) -> tuple[Floats, ...]:
     """The factors of the three sums in Q, and -inf where Y is too short; for all shuffles."""
-    import numpy as np
-
     n = np.arange(MIN_SEGMENT, num_values - MIN_SEGMENT + 1)[:, None]
     both = np.arange(2 * MIN_SEGMENT, num_values + 1)[None, :]
     m = np.maximum(both - n, MIN_SEGMENT)
@@ -131,3 +121,36 @@ def _is_significant(
         if max(shuffled) >= least:
             return False
     return True
+
+
+def find_correlation(parts: Sequence[Floats]) -> float:
+    """Return the correlation of values with the next ones, 0 where it may be chance.
+
+    Corrected for the part that is lost with each part's own mean (Kendall 1954, "Note on Bias in
+    the Estimation of Autocorrelation"). `parts` is a series, cut where its level changes.
+    """
+    centred = [np.asarray(part) - np.mean(part) for part in parts]
+    num_values = sum(map(len, centred))
+    spread = sum(float(part @ part) for part in centred)
+    if not spread:
+        return 0.0
+    found = sum(float(part[1:] @ part[:-1]) for part in centred) / spread
+    hidden = len(parts) / num_values
+    corrected = (found + hidden) / (1 - 3 * hidden) if hidden < 1 / 6 else found
+    return min(corrected, _MOST) if corrected > _NOTICED_SDS / math.sqrt(num_values) else 0.0
+
+
+def shuffle(values: Floats, correlation: float, generator: np.random.Generator) -> Floats:
+    """Return a series of shuffled values with the same correlation.
+
+    The innovation of each value, its difference from its share of the one before, is shuffled, and
+    the series rebuilt from them.
+    """
+    if not correlation:
+        return generator.permutation(values)
+    centred = values - np.mean(values)
+    alone = math.sqrt(1 - correlation**2)
+    added = np.append(centred[0] * alone, centred[1:] - correlation * centred[:-1])
+    shuffled = generator.permutation(added)
+    shuffled[0] /= alone
+    return np.array(list(accumulate(shuffled, lambda last, new: correlation * last + new)))

@@ -66,10 +66,7 @@ _DIFFERS_TAIL = 0.005
 
 @dataclass(frozen=True, kw_only=True)
 class Prior:
-    """A cell's noise in earlier A/A pairs: the standard deviation of one, and how many it is worth.
-
-    Both are finite and above 0, else a ValueError.
-    """
+    """A cell's noise in earlier A/A pairs: the spread of one, and how many pairs it is worth."""
 
     sd: float
     degrees_of_freedom: float = 8.0
@@ -83,11 +80,7 @@ class Prior:
 
 @dataclass(frozen=True, kw_only=True)
 class Pair:
-    """What one pair says of a cell; raises a ValueError for a number that is not finite.
-
-    Its logarithms of head / base are those of the typical round, and of all rounds together. The
-    standard error is that of the first by the rounds of the pair, where it is known.
-    """
+    """The logs of head / base of a pair: its typical round, with its error, and all its rounds."""
 
     log_ratio: float
     mean_log_ratio: float
@@ -110,23 +103,17 @@ class Sessions:
 
     def select(self, rows: NDArray[np.int64], begin: int, end: int) -> Sessions:
         """Return those pairs of some sessions."""
-        return Sessions(
-            self.log_ratios[rows, begin:end],
-            self.mean_log_ratios[rows, begin:end],
-            self.errors[rows, begin:end],
-        )
+        values = (self.log_ratios, self.mean_log_ratios, self.errors)
+        return Sessions(*(each[rows, begin:end] for each in values))
 
 
 @dataclass(frozen=True)
 class Evidence:
     """What the pairs of S sessions say at one look, as logarithms of head / base, each (S,).
 
-    Attributes:
-        location: Of the typical rounds, with a lower bound for FAIL and an upper one for PASS.
-        improved: Its upper bound at the level of `lower`, for IMPROVED.
-        mean: The location of all rounds together, with an upper bound, which PASS needs too.
-        detectable: How far above a line a slowdown is mostly proven to be above it.
-        mean_differs: Whether `mean` differs from `location` by more than the noise.
+    The location is that of the typical rounds, with bounds for FAIL, PASS and IMPROVED; the mean is
+    that of all rounds together, and PASS needs its upper bound too. A slowdown that is `detectable`
+    above a line is mostly proven to be above it.
     """
 
     location: Floats

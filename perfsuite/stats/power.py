@@ -6,18 +6,8 @@ from perfsuite.stats.evidence import Prior, Sessions
 from perfsuite.stats.sequential import Rule, follow
 
 # From the tightest on; a tolerance of a quarter to two fifths of the limit, as the defaults have.
-_CHOICES = (
-    (0.005, 0.02),
-    (0.01, 0.03),
-    (0.015, 0.04),
-    (0.02, 0.05),
-    (0.03, 0.075),
-    (0.04, 0.10),
-    (0.06, 0.15),
-    (0.08, 0.20),
-    (0.12, 0.30),
-    (0.20, 0.50),
-)
+_TOLERANCES = (0.005, 0.01, 0.015, 0.02, 0.03, 0.04, 0.06, 0.08, 0.12, 0.20)
+_LIMITS = (0.02, 0.03, 0.04, 0.05, 0.075, 0.10, 0.15, 0.20, 0.30, 0.50)
 # Three standard errors of a rate of 10 % are 1.4 points.
 _NUM_SESSIONS = 4000
 _OFTEN_ENOUGH = 0.9
@@ -36,7 +26,7 @@ def recommend(prior: Prior, *, num_cells: int, max_pairs: int) -> tuple[float, f
     import numpy as np
 
     noise = np.random.default_rng(0).normal(0.0, prior.sd, (_NUM_SESSIONS, max_pairs))
-    for tolerance, limit in _CHOICES:
+    for tolerance, limit in zip(_TOLERANCES, _LIMITS, strict=True):
         rule = Rule(
             tolerance=tolerance, limit=limit, num_cells=num_cells, max_pairs=max_pairs, prior=prior
         )

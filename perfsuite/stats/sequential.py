@@ -59,8 +59,6 @@ _FIRST_STAGE_BETA: Final = 0.75
 class Rule(Schedule):
     """The requirements on a cell, the error rates, and where they are spent in the first stage.
 
-    Raises a ValueError for one out of range.
-
     Attributes:
         tolerance: The slowdown that is accepted, 0.02 = 2 %; `limit` is what must not pass.
         num_cells: Cells under test in the session: they share `alpha`.
@@ -123,15 +121,11 @@ class Rule(Schedule):
 
 @dataclass(frozen=True)
 class Decision:
-    """The conclusion from the pairs; no word as long as more are needed.
+    """The conclusion from the first `num_pairs` pairs; no word as long as more are needed.
 
-    Attributes:
-        ratio: Location of head / base, 1.05 is 5 % slower; `mean_ratio` has stalls in it.
-        mean_differs: Whether the two differ by more than the noise.
-        interval: The two bounds that decide, on the scale of `ratio`.
-        num_pairs: How many pairs the decision rests on; later ones are not looked at.
-        detectable: The smallest slowdown, 0.034 = 3.4 %, that these pairs would have proven to
-            exceed the tolerance in four of five sessions.
+    The ratio is the location of head / base, 1.05 = 5 % slower, with the two bounds that decide;
+    `mean_ratio` has stalls in it. `detectable` is the smallest slowdown, 0.034 = 3.4 %, that these
+    pairs would have proven to exceed the tolerance in four of five sessions.
     """
 
     word: Word | None
@@ -210,7 +204,6 @@ def follow(
 
 
 def _follow_stage(pairs: Sessions, rule: Rule) -> tuple[NDArray[np.str_], NDArray[np.int64]]:
-    """Return each session's word, and how many pairs it rests on."""
     import numpy as np
 
     num_sessions, num_pairs = pairs.log_ratios.shape

@@ -49,12 +49,10 @@ class Schedule:
 
     @property
     def _part_ends(self) -> list[int]:
-        """The last pair of each part of all sessions."""
         ends = sorted({min(_FIRST_PART, self.max_pairs), self.max_pairs})
         return [n * self.max_pairs + end for n in range(self.num_sessions) for end in ends]
 
     def _looks_of(self, part: int) -> tuple[int, ...]:
-        """The looks of a part; parts are counted from 0."""
         end = self._part_ends[part]
         if part == 0:
             return (*(look for look in _LOOKS if self.first_look <= look < end), end)

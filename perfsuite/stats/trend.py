@@ -4,21 +4,13 @@ A drift looks like a staircase to a search for steps, and a step like a drift to
 slope. Both are fitted, and the simpler one that explains the series is kept.
 """
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
-from typing import TYPE_CHECKING, Final
-
-from perfsuite.stats.autocorrelation import find_correlation, inflation
-from perfsuite.stats.change_points import find_change_points
-
-if TYPE_CHECKING:
-    from perfsuite.stats.autocorrelation import Floats
+from typing import Final
 
 # With fewer values the luck of the shuffles decides whether even a clean step is found: two of the
 # 462 ways to part eleven into five and six are as clean, which is just the level of a change point.
@@ -53,11 +45,7 @@ class Drift:
 
 @dataclass(frozen=True)
 class LevelChange:
-    """A change of level at the place of the first value that is new.
-
-    The ratio is new level over old, 1.08 = 8 % slower: the median over both segments' values, with
-    bounds of 95 % confidence.
-    """
+    """The ratio of a new level, from `place` on, over the old, 1.08 = 8 % slower; 95 % bounds."""
 
     place: int
     ratio: float
@@ -93,11 +81,9 @@ class Trend:
 
     def is_recovered(self, level: int, *, smallest: float) -> bool:
         """Whether the slowdown at the step to a level was undone, but for less than `smallest`."""
-        for later in range(level + 1, len(self.steps) + 1):
-            ratio, low, _ = self.compare(level - 1, later)
-            if low <= 1 or ratio < 1 + smallest:
-                return True
-        return False
+        after = range(level + 1, len(self.steps) + 1)
+        compared = (self.compare(level - 1, later) for later in after)
+        return any(low <= 1 or ratio < 1 + smallest for ratio, low, _ in compared)
 
     def information(self) -> float:
         """Return the cost (Schwarz 1978), Laplace's errors; a step costs its place and its size."""
@@ -147,6 +133,8 @@ def _fit_drift(
 
 
 def _fit_steps(values: Sequence[float], drift: Drift | None) -> Trend:
+    from perfsuite.stats.change_points import find_change_points  # here, because it loads numpy
+
     bounds = (0, *find_change_points(values), len(values))
     return Trend(drift=drift, bounds=bounds, detrended=tuple(values))
 
@@ -222,20 +210,24 @@ def measure_drift(
     import numpy as np
     from scipy.special import ndtr, ndtri
 
-    slopes: list[Floats] = []
+    from perfsuite.stats.change_points import find_correlation
+
+    slopes = []
     variance = 0.0
     for start, end in pairwise(bounds):
         t, v = np.asarray(times[start:end], float), np.asarray(values[start:end], float)
         steps = t[None, :] - t[:, None]
         is_later = steps > 0
         slopes.append((v[None, :] - v[:, None])[is_later] / steps[is_later])
-        variance += _score_variance(t, v)
+        variance += _score_variance(times[start:end], values[start:end])
     ordered = np.sort(np.concatenate(slopes))
     if not variance:
         return None
     left = np.asarray(values, float) - np.median(ordered) * np.asarray(times, float)
-    variance *= inflation(find_correlation([left[start:end] for start, end in pairwise(bounds)]))
-    sd, num_slopes = math.sqrt(variance), len(ordered)
+    correlation = find_correlation([left[start:end] for start, end in pairwise(bounds)])
+    # A sum of correlated values varies by this factor more.
+    sd = math.sqrt(variance * ((1 + correlation) / (1 - correlation)))
+    num_slopes = len(ordered)
     score = float(np.sign(ordered).sum())
     # Corrected by half a step of S, which moves by 2 (Kendall 1975).
     p_value = 2 * float(ndtr(-max(0.0, abs(score) - 1) / sd))
@@ -249,22 +241,16 @@ def measure_drift(
     )
 
 
-def _score_variance(times: Floats, values: Floats) -> float:
-    """Return the variance of Kendall's S without drift, with ties in times and values.
-
-    Kendall (1975), "Rank Correlation Methods", chapter 4.
-    """
+def _score_variance(times: Sequence[float], values: Sequence[float]) -> float:
+    """The variance of S without drift, with ties (Kendall 1975, "Rank Correlation Methods", 4)."""
     import numpy as np
 
     n = len(times)
     if n < 2:
         return 0.0
     t, u = (np.unique(one, return_counts=True)[1].astype(float) for one in (times, values))
-
-    def spread(k: Floats | float) -> Floats | float:
-        return k * (k - 1) * (2 * k + 5)
-
-    variance = (spread(float(n)) - np.sum(spread(t)) - np.sum(spread(u))) / 18
+    untied, in_t, in_u = (np.sum(k * (k - 1) * (2 * k + 5)) for k in (np.array([n]), t, u))
+    variance = (untied - in_t - in_u) / 18
     pairs = np.sum(t * (t - 1)) * np.sum(u * (u - 1))
     triples = np.sum(t * (t - 1) * (t - 2)) * np.sum(u * (u - 1) * (u - 2))
     variance += pairs / (2 * n * (n - 1))

@@ -11,7 +11,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from scipy.stats import kendalltau, theilslopes
 
-from perfsuite.stats import trend
+from perfsuite.stats import change_points
 from perfsuite.stats.trend import DRIFT_LEVEL, Drift, measure_drift
 
 SERIES = st.lists(st.tuples(st.integers(0, 12), st.integers(-20, 20)), min_size=4, max_size=25)
@@ -25,7 +25,7 @@ def found(*arguments: object) -> Drift:
 
 def found_of_independent(times: list[float], values: list[float]) -> Drift:
     """Where the values are known to be independent, whatever they look like."""
-    with patch.object(trend, "find_correlation", lambda parts: 0.0):
+    with patch.object(change_points, "find_correlation", lambda parts: 0.0):
         return found(times, values, [0, len(times)])
 
 

@@ -4,8 +4,6 @@ A gate heeds those that the change itself brings; the merge of the change spends
 it heeds from then on.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import datetime
 import itertools
@@ -13,11 +11,11 @@ import math
 import re
 import tomllib
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Literal, TypeVar
+from typing import Any, Final, Literal, TypeVar
 
 import msgspec
 
@@ -26,9 +24,6 @@ from perfsuite.records.cell import COUNT_NAMES
 from perfsuite.system.files import write_atomically
 from perfsuite.system.untrusted import printable, read_if_there
 from perfsuite.units import format_ratio, parse_ratio, parse_seconds
-
-if TYPE_CHECKING:
-    from tomlkit import TOMLDocument
 
 # Five thousand exceptions of 200 characters each: more than people review.
 _MAX_FILE_BYTES = 2**20
@@ -155,14 +150,12 @@ def _require_ratio(ratio: float) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Accepted:
-    """The exceptions that hold today, those that have expired, and those that the base has too.
-
-    `vain` says of cells that a quarantine names why it does not hold, unless another does.
-    """
+    """The exceptions that hold today, those that have expired, and those that the base has too."""
 
     entries: tuple[Entry, ...] = ()
     expired: tuple[Entry, ...] = ()
     spent: tuple[Entry, ...] = ()
+    # Of cells that a quarantine names: why it does not hold, unless another does.
     vain: Mapping[str, str] = field(default_factory=dict)
 
     def removal(self, cell: str) -> Removal | None:
@@ -205,10 +198,7 @@ class Accepted:
 
 
 def read_accepted(path: Path, today: datetime.date) -> Accepted:
-    """Return all exceptions of a file, which need not exist; each holds on the day it expires, too.
-
-    Raises a SettingError with file, line and field where it is not such a list.
-    """
+    """Return all exceptions of a file, which need not exist; a SettingError says what is wrong."""
     return _accept(_parse(path, _read(path)), today)
 
 
@@ -261,10 +251,7 @@ def in_words(entry: Entry) -> str:
 
 
 def append_entry(path: Path, entry: Entry) -> None:
-    """Add an exception to a file; comments and formatting stay as people wrote them.
-
-    Raises a SettingError for another file or an entry that is no text, and a WriteError.
-    """
+    """Add an exception to a file, whose comments and formatting stay as people wrote them."""
     import tomlkit  # here, because sessions only read
     from tomlkit.items import Array
 
@@ -294,13 +281,14 @@ def append_entry(path: Path, entry: Entry) -> None:
 
 def prune(path: Path, today: datetime.date) -> tuple[tuple[Entry, ...], tuple[Entry, ...]]:
     """Remove expired exceptions and the comments right above; return them, and those that stay."""
+    import tomlkit
+
     data = _read(path)
     entries = _parse(path, data)
+    parted = _accept(entries, today)
+    if not parted.expired:
+        return (), entries
     is_kept = [entry.expires >= today for entry in entries]
-    expired = tuple(entry for entry in entries if entry.expires < today)
-    kept = tuple(itertools.compress(entries, is_kept))
-    if not expired:
-        return (), kept
     starts = [header.start() for header in _HEADER.finditer(data)]
     if len(starts) == len(entries):
         tables = (data[start:end] for start, end in pairwise([*starts, len(data)]))
@@ -310,12 +298,12 @@ def prune(path: Path, today: datetime.date) -> tuple[tuple[Entry, ...], tuple[En
         for index in reversed(range(len(entries))):
             if not is_kept[index]:
                 document["accepted"].pop(index)  # an inline list
-        edited = document.as_string().encode()
-    _write(path, edited, kept)
-    return expired, kept
+        edited = tomlkit.dumps(document).encode()
+    _write(path, edited, parted.entries)
+    return parted.expired, parted.entries
 
 
-def _parse_formatted(path: Path, data: bytes) -> TOMLDocument:
+def _parse_formatted(path: Path, data: bytes) -> MutableMapping[str, Any]:
     import tomlkit
     from tomlkit.exceptions import TOMLKitError
 

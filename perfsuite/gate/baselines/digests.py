@@ -33,7 +33,6 @@ class CellDigests:
         return _digest(json.dumps(kept, sort_keys=True, default=str).encode())
 
     def _digest_files(self, file: str) -> str:
-        """Return the digest of a test file and of all benchmark files without tests."""
         own = (self._head.root / file).relative_to(self._head.top)
         digest = hashlib.sha256()
         for path in sorted(self._shared | {own}):
@@ -42,10 +41,9 @@ class CellDigests:
 
     @cached_property
     def _shared(self) -> set[Path]:
+        files = benchmark_files(self._head, plan_overlay(self._head, self._paths))
         return {
-            path
-            for path in benchmark_files(self._head, plan_overlay(self._head, self._paths))
-            if path.name == "conftest.py" or not is_test_file(self._head, path)
+            one for one in files if one.name == "conftest.py" or not is_test_file(self._head, one)
         }
 
 

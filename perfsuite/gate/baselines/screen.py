@@ -13,7 +13,7 @@ cell's times on the probes.
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Final, Literal
 
@@ -49,15 +49,11 @@ _WEEK = timedelta(weeks=1)
 
 @dataclass(frozen=True, kw_only=True)
 class Screened:
-    """The result for one cell; what has a default is so of one that is undecided.
+    """The result for one cell; what has a default is so where nothing can be compared.
 
-    Attributes:
-        word: PASS where a slowdown of the limit or more is ruled out; IMPROVED where it is faster
-            by more than the tolerance, too.
-        reason: One line for the report.
-        ratio: Head over history, 1.05 = 5 % slower, the host's shift taken out.
-        interval: 95 % bounds of the next session's ratio.
-        newest: The newest session that it was compared with.
+    PASS rules out a slowdown of the limit or more, IMPROVED is faster by more than the tolerance,
+    too. The ratio is head over history, 1.05 = 5 % slower, the host's shift taken out; the interval
+    has 95 % bounds of the next session's.
     """
 
     reason: str
@@ -99,13 +95,10 @@ class Screener:
 
     `history` holds usable runs of the same environment, the newest commit last. `probe_s` is what
     probes of host and GPU took in this session, None where none was run.
-
-    Attributes:
-        unfit: Why this session cannot be compared with the stored ones; None where it can.
     """
 
     def __init__(self, history: Sequence[StoredRun], probe_s: Mapping[str, float] | None) -> None:
-        self.unfit = why_unfit(history, probe_s)
+        self._unfit = why_unfit(history, probe_s)
         self._history = history
         self._probe_s = probe_s
         self._fits: dict[str, _Fit] = {}
@@ -113,18 +106,14 @@ class Screener:
     def screen(
         self, name: str, cell: StoredCell, digest: str | None, policy: CellPolicy
     ) -> Screened:
-        """Return what a cell of this session is against its history.
-
-        Its digest is of benchmark files, recipe and workload; None where they are not known.
-        """
-        if self.unfit is not None:
-            return Screened(reason=self.unfit, num_sessions=0)
+        """Return what a cell of this session is against its history; its digest may be unknown."""
+        if self._unfit is not None:
+            return Screened(reason=self._unfit, num_sessions=0)
         sessions = _sessions_of(name, cell, digest, self._history)
         if (num := len(sessions)) < MIN_SESSIONS:
             reason = f"has {num} of the {MIN_SESSIONS} stored sessions that a screen needs"
             return Screened(reason=reason, num_sessions=num)
-        times = [math.log(run.cells[name].median_s) for run in sessions]
-        fit = self._fits[name] = _fit(math.log(cell.median_s), times, sessions, self._probe_s)
+        fit = self._fits[name] = _fit(name, cell, sessions, self._probe_s)
         return _decide(fit, list(self._fits.values()), policy)
 
 
@@ -174,39 +163,26 @@ def _sessions_of(
 
 
 def _fit(
-    now_time: float,
-    times: Sequence[float],
-    sessions: Sequence[StoredRun],
-    probe_s: Mapping[str, float] | None,
+    name: str, cell: StoredCell, sessions: Sequence[StoredRun], probe_s: Mapping[str, float] | None
 ) -> _Fit:
-    num_sessions, mean_time = len(times), statistics.fmean(times)
-    fit = _Fit(
-        difference=now_time - mean_time,
-        from_newest=now_time - times[-1],
+    num_sessions = len(sessions)
+    cells = (cell, *(run.cells[name] for run in sessions))
+    time, *times = (math.log(one.median_s) for one in cells)
+    shift, *shifts = _probe_shifts(sessions, probe_s) or [0.0] * (num_sessions + 1)
+    squares = sum(one**2 for one in shifts)
+    products = sum(s * t for s, t in zip(shifts, times, strict=True))
+    # No code runs faster on a slower host.
+    slope = products / squares if products > 0 else 0.0
+    df = num_sessions - (2 if slope else 1)
+    unshifted = [t - slope * s for t, s in zip(times, shifts, strict=True)]
+    return _Fit(
+        difference=time - statistics.fmean(times) - slope * shift,
+        from_newest=time - times[-1] - slope * (shift - shifts[-1]),
         newest=sessions[-1],
-        variance=statistics.variance(times),
-        df=num_sessions - 1,
-        leverage=1 + 1 / num_sessions,
+        variance=statistics.variance(unshifted) * ((num_sessions - 1) / df),
+        df=df,
+        leverage=1 + 1 / num_sessions + (shift**2 / squares if slope else 0.0),
         num_sessions=num_sessions,
-    )
-    shifts = _probe_shifts(sessions, probe_s)
-    if shifts is None:
-        return fit
-    now, *stored = shifts
-    spread = sum(shift**2 for shift in stored)
-    slope = sum(s * t for s, t in zip(stored, times, strict=True)) / spread
-    if slope <= 0:  # no code runs faster on a slower host
-        return fit
-    residuals = [
-        time - mean_time - slope * shift for time, shift in zip(times, stored, strict=True)
-    ]
-    return replace(
-        fit,
-        difference=fit.difference - slope * now,
-        from_newest=fit.from_newest - slope * (now - stored[-1]),
-        variance=sum(residual**2 for residual in residuals) / (num_sessions - 2),
-        df=num_sessions - 2,
-        leverage=fit.leverage + now**2 / spread,
     )
 
 
@@ -214,14 +190,11 @@ def _probe_shifts(
     sessions: Sequence[StoredRun], probe_s: Mapping[str, float] | None
 ) -> list[float] | None:
     """Return p - mean(p) of this session and each stored one; None where they give no slope."""
-    runs = [probe_s, *(run.probe_s for run in sessions)]
-    if not probe_s or len(sessions) < _MIN_PROBES:
+    runs = [probe_s or {}, *(run.probe_s or {} for run in sessions)]
+    names = runs[0].keys()
+    if not names or len(sessions) < _MIN_PROBES or any(names - run.keys() for run in runs):
         return None
-    probes = []
-    for run in runs:
-        if run is None or not probe_s.keys() <= run.keys():
-            return None
-        probes.append(statistics.fmean(math.log(run[name]) for name in probe_s))
+    probes = [statistics.fmean(math.log(run[name]) for name in names) for run in runs]
     mean = statistics.fmean(probes[1:])
     shifts = [probe - mean for probe in probes]
     return shifts if statistics.stdev(shifts[1:]) >= _MIN_MOVED_SD else None
@@ -239,11 +212,10 @@ def _decide(fit: _Fit, fits: Sequence[_Fit], policy: CellPolicy) -> Screened:
     variance = (prior_df * prior_variance + fit.df * fit.variance) / df
     margin = float(stdtrit(df, _CONFIDENCE)) * math.sqrt(variance * fit.leverage)
     low, high = fit.difference - margin, fit.difference + margin
-    word: Literal["PASS", "IMPROVED"] | None = None
-    if max(high, fit.from_newest) < math.log1p(policy.limit):
-        word = "IMPROVED" if high < math.log1p(-policy.tolerance) else "PASS"
+    is_fine = max(high, fit.from_newest) < math.log1p(policy.limit)
+    is_faster = high < math.log1p(-policy.tolerance)
     return Screened(
-        word=word,
+        word=None if not is_fine else "IMPROVED" if is_faster else "PASS",
         reason=(
             f"{_in_words(fit.difference)} than {fit.num_sessions} stored sessions and "
             f"{_in_words(fit.from_newest)} than the newest; at worst {_in_words(high)}, limit "

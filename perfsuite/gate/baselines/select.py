@@ -45,10 +45,7 @@ class Choice:
 
 
 class TrunkRules(TypedDict, total=False):
-    """Which runs belong to a history: their commit is in it, and no change brings them itself.
-
-    Outside of git there are no rules, and all runs count.
-    """
+    """Which runs belong to a history; outside of git there are no rules, and all runs count."""
 
     is_in_history: Callable[[str], bool]
     brought: frozenset[Path]
@@ -75,10 +72,7 @@ def choose_runs(
     max_sessions: float = math.inf,
     **rules: Unpack[TrunkRules],
 ) -> Choice:
-    """Return the runs that `sift_runs` finds, sorted, and why each other one is refused.
-
-    The newest `max_sessions` are enough. A run of one of four shards is a quarter of a session.
-    """
+    """Return the newest runs that `sift_runs` finds, sorted, and why each other one is refused."""
     usable: list[StoredRun] = []
     refused: list[Unusable] = []
     num_sessions = Fraction()
@@ -87,6 +81,7 @@ def choose_runs(
             refused.append(run)
             continue
         usable.append(run)
+        # A run of one of four shards is a quarter of a session.
         shard = run.stamp.shard if run.stamp else None
         num_sessions += Fraction(1, shard.num_shards if shard else 1)
         if num_sessions >= max_sessions:
@@ -109,14 +104,11 @@ def sift_runs(
     files = find_runs(storage, selector)
     if not files:
         yield _nothing_found(storage, selector)
-    moments: list[tuple[datetime, AnyPath]] = []
     with ThreadPoolExecutor(_NUM_FETCHED) as pool:
         read = list(pool.map(lambda path: _look_within(storage, path, selector), files))
-    for path, moment in zip(files, read, strict=True):
-        if isinstance(moment, Unusable):
-            yield moment
-        else:
-            moments.append((moment, path))
+    yield from (one for one in read if isinstance(one, Unusable))
+    found = zip(read, files, strict=True)
+    moments = [(moment, path) for moment, path in found if not isinstance(moment, Unusable)]
     is_in_history = rules.get("is_in_history")
     is_known = None if is_in_history is None else cache(is_in_history)
     brought = rules.get("brought", frozenset())

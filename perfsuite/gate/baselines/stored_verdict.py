@@ -21,22 +21,14 @@ from perfsuite.system.urls import AnyPath
 
 @dataclass(kw_only=True)
 class History:
-    """What is stored of the base and its ancestors, and the cells of this session so far.
+    """What is stored of the base and its ancestors, and the cells of this session so far."""
 
-    Attributes:
-        runs: Usable ones of this environment, that of the newest commit last.
-        probe: Measures the host when the first cell is screened.
-        behind: How many commits each commit of the runs lies behind the base.
-        is_of_base: Whether a commit has the base's code.
-        far_slower: How far cells of this session are beyond the limit, in words.
-    """
-
-    runs: Sequence[StoredRun]
+    runs: Sequence[StoredRun]  # of this environment, that of the newest commit last
     refused: tuple[str, ...]
-    probe: Callable[[], Mapping[str, float]]
-    behind: Mapping[str, int] = field(default_factory=dict)
+    probe: Callable[[], Mapping[str, float]]  # of the host, when the first cell is screened
+    behind: Mapping[str, int] = field(default_factory=dict)  # the base, by commit
     is_of_base: Callable[[str], bool] = lambda commit: False
-    far_slower: dict[str, str] = field(default_factory=dict)
+    far_slower: dict[str, str] = field(default_factory=dict)  # cells beyond the limit, in words
 
     @cached_property
     def _screener(self) -> Screener:

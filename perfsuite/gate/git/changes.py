@@ -79,15 +79,14 @@ def uncommitted_files(
     arguments = ("status", "--porcelain=v1", "-z", "--untracked-files=all", "--no-renames")
     top, root = (find_top(root) or root).resolve(), root.resolve()
     is_sessions = _of_sessions(root, outputs)
-    searched = [root, *(folder.resolve() for folder in folders)]
+    searched = {root, *(folder.resolve() for folder in folders)}
     found: dict[Path, bool] = {}
     for entry in filter(None, output(root, *arguments).split(b"\0")):
         path = top / os.fsdecode(entry[3:])
         if entry[:2] != b"??":
             found[path] = _may_be_loaded(top, root, path)
         elif not is_sessions(path):
-            is_searched = any(path.is_relative_to(folder) for folder in searched)
-            is_importable = path.suffix in _IMPORTABLE and is_searched
+            is_importable = path.suffix in _IMPORTABLE and not searched.isdisjoint(path.parents)
             found[path] = is_importable and not _is_left_behind(top, path)
     return found
 
@@ -131,11 +130,7 @@ def is_code_changed(root: Path, old: str, new: str) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class Changes:
-    """How head's tree differs from the base's; paths from the top.
-
-    Python modules are those that head added or modified. Others are all else: what only the base
-    has, data, configuration, compiled code, its sources.
-    """
+    """What differs between head and base; a module that only the base has is among the others."""
 
     documents: tuple[Path, ...]
     modules: tuple[Path, ...]
@@ -174,7 +169,6 @@ def tree_files(top: Path, root: Path, outputs: Sequence[Path]) -> list[Path]:
 
 
 def _of_sessions(root: Path, outputs: Sequence[Path]) -> Callable[[Path], bool]:
-    """Return whether a file lies where sessions write, as a function."""
     left = {path.resolve() for path in (*(root / name for name in _LEFT_IN_ROOT), *outputs)}
     return lambda path: not left.isdisjoint((path, *path.parents))
 
@@ -189,7 +183,6 @@ def _are_equal(one: Path, other: Path) -> bool:
 
 
 def _is_left_behind(top: Path, path: Path) -> bool:
-    """Whether a file that git does not know lies where installers and caches put theirs."""
     folders = [folder for folder in path.parents if folder.is_relative_to(top) and folder != top]
     return any(
         folder.name.startswith(".")
@@ -204,6 +197,5 @@ def _is_left_behind(top: Path, path: Path) -> bool:
 
 
 def _may_be_loaded(top: Path, root: Path, path: Path) -> bool:
-    """Whether a file of a checkout is neither documentation nor a record of pytest's root."""
     is_kept = path.is_relative_to(root) and is_record(path.relative_to(root))
     return not is_kept and not is_documentation(path.relative_to(top))

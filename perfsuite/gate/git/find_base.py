@@ -109,20 +109,17 @@ def describe_head(root: Path) -> str:
 
 
 def _find_upstream(root: Path, target: str | None) -> str | None:
-    names: Sequence[str] = _UPSTREAMS
-    if target is not None:
-        names = (f"refs/remotes/origin/{target}", f"refs/heads/{target}")
+    named = (f"refs/remotes/origin/{target}", f"refs/heads/{target}")
+    names = _UPSTREAMS if target is None else named
     return next((name for name in names if find_commit(root, name) is not None), None)
 
 
 def _find_nearer(root: Path, base: str, upstream: str) -> str | None:
-    """A warning where HEAD left another remote branch long after it left the upstream's.
-
-    Branches that hold HEAD, or have its branch's name, are the change itself.
-    """
+    """A warning where HEAD left another remote branch long after it left the upstream's."""
     num_commits = count_commits(root, base, "HEAD")
     if num_commits <= _FAR_BEHIND:
         return None
+    # Branches that hold HEAD, or have its branch's name, are the change itself.
     listed = ("for-each-ref", "--format=%(refname)", f"--contains={base}", "--no-contains=HEAD")
     own = answer(root, "symbolic-ref", "--quiet", "--short", "HEAD")
     behind = {

@@ -55,10 +55,7 @@ _LEFT_OUT_NAMES = frozenset({".git", "__pycache__", SITE_FOLDER})
 
 @dataclass(frozen=True, kw_only=True)
 class Head:
-    """Head's tree: its top without symbolic links, and pytest's root, which is in it.
-
-    The base's tree is the counterpart of the top. `python_files` is pytest's ini value.
-    """
+    """Head's tree: its top, without symbolic links, pytest's root in it, and `python_files`."""
 
     top: Path
     root: Path
@@ -72,14 +69,13 @@ class Head:
 
 @dataclass(frozen=True, kw_only=True)
 class Overlay:
-    """The files and whole folders of head that are laid over the base's tree, relative to the top.
-
-    In the folders that are searched a test file is removed if only the base has it.
-    """
+    """What of head is laid over the base's tree: files and whole folders, relative to the top."""
 
     folders: set[Path] = field(default_factory=set)
     files: set[Path] = field(default_factory=set)
-    searched: set[Path] = field(default_factory=set)
+    searched: set[Path] = field(
+        default_factory=set
+    )  # a test file that only the base has is removed
 
     @property
     def conftests(self) -> set[Path]:
@@ -89,10 +85,7 @@ class Overlay:
 
 
 def plan_overlay(head: Head, paths: Sequence[Path]) -> Overlay:
-    """Return the files of head that are laid over, by the rules above, for the paths of the user.
-
-    Raises a SettingError for a path that is not there, is outside, or holds nothing for git.
-    """
+    """Return what of head is laid over, by the rules above, for the paths of the user."""
     overlay = Overlay()
     for path in paths:
         lexical = path.parent.resolve() / path.name
@@ -141,10 +134,9 @@ def benchmark_files(head: Head, overlay: Overlay) -> set[Path]:
 def lay_configuration(tree: Path, head: Path, inifile: Path | None) -> Path:
     """Put head's pytest configuration into the base's root; return the file for `pytest -c`.
 
-    `inifile` is what pytest read in head's root; one from elsewhere is returned as it is. Head's
-    cannot be read in its place, because its paths, such as `pythonpath`, count from its folder. A
-    file that is pytest's alone, or an empty one, replaces the base's; of those that also describe
-    the base's package a copy is laid beside it.
+    Its paths, such as `pythonpath`, count from its folder, so it must lie in the base: in place of
+    the base's where it is pytest's alone, else beside the file that describes the base's package.
+    One from outside of head's root is returned as it is.
     """
     place = Path(f"{_CONFIGURATION_COPY}.ini")
     if inifile is not None:
@@ -174,9 +166,7 @@ def source_files(folder: Path, *, leave_out: Path | None = None) -> Iterator[Pat
         here = Path(at)
         links = [name for name in folders if (here / name).is_symlink()]
         folders[:] = [
-            name
-            for name in folders
-            if name not in links and here / name != leave_out and not is_left_out(here / name)
+            name for name in folders if here / name != leave_out and not is_left_out(here / name)
         ]
         for name in (*files, *links):
             # Neither a socket nor a named pipe: copying would wait for its other end.
@@ -195,6 +185,12 @@ def tree_files(folder: Path) -> list[Path]:
 
     # Where nothing is ignored, git lists virtual environments and caches as well.
     return [path for path in repository.working_files(folder) if not is_inside(path.parent)]
+
+
+def read_start(file: Path, num_bytes: int) -> bytes:
+    """Return the first bytes of a file, which may be large."""
+    with file.open("rb") as opened:
+        return opened.read(num_bytes)
 
 
 def read_source(file: Path) -> bytes:
@@ -269,21 +265,19 @@ def _benchmark_folder(head: Head, folder: Path) -> Path | None:
 
 def _holds_code(head: Head, folder: Path) -> bool:
     here, is_usual = head.top / folder, folder.name.lower() in _USUAL
+    # By itself only a folder with an unusual name is a package.
+    packages = [here.parent] if is_usual else [here.parent, here]
+    is_package = any((one / "__init__.py").is_file() for one in packages)
+    modules = (folder / path.name for path in here.glob("*.py") if path.name != "__init__.py")
     if (
         head.root.is_relative_to(here)
         or any((here / name).is_file() for name in ("pyproject.toml", "setup.py"))
         or here.parent.name == "src"
         or here.name == _project_package(head.root)
+        or (is_package and not all(is_test_file(head, path) for path in modules))
     ):
         return True
-    # By itself only a folder with an unusual name is a package.
-    packages = [here.parent] if is_usual else [here.parent, here]
-    modules = (folder / path.name for path in here.glob("*.py") if path.name != "__init__.py")
-    if any((one / "__init__.py").is_file() for one in packages) and any(
-        not is_test_file(head, path) for path in modules
-    ):
-        return True
-    for importer in importers(head.top, _all_files(head.top), folder):
+    for importer in _importers(head.top, folder):
         folders = {parent.name.lower() for parent in importer.parents}
         is_for_tests = is_test_file(head, importer) or not _USUAL.isdisjoint(folders)
         if not (is_usual and is_for_tests):
@@ -292,15 +286,13 @@ def _holds_code(head: Head, folder: Path) -> bool:
 
 
 @functools.cache
-def _all_files(top: Path) -> frozenset[Path]:
-    return frozenset(tree_files(top))
+def _modules(top: Path) -> list[Path]:
+    return sorted(path for path in tree_files(top) if path.suffix == ".py")
 
 
 def _project_package(root: Path) -> str | None:
-    """The import name that the root's project has by custom."""
     try:
-        text = (root / "pyproject.toml").read_text(encoding="utf-8")
-        project = tomllib.loads(text).get("project", {})
+        project = tomllib.loads((root / "pyproject.toml").read_text("utf-8")).get("project", {})
     except (OSError, ValueError):  # pytest and pip say what is wrong with it
         return None
     return re.sub(r"[-.]+", "_", str(project.get("name", ""))).lower()
@@ -322,9 +314,8 @@ def _files_of(head: Head, folder: Path) -> list[Path]:
 
 def is_left_out(folder: Path) -> bool:
     """Whether a folder is a virtual environment, a cache, or git's own."""
-    return folder.name in _LEFT_OUT_NAMES or any(
-        (folder / mark).exists() for mark in LEFT_OUT_MARKS
-    )
+    marks = (folder / mark for mark in LEFT_OUT_MARKS)
+    return folder.name in _LEFT_OUT_NAMES or any(mark.exists() for mark in marks)
 
 
 def _remove(tree: Path, path: Path) -> None:
@@ -338,13 +329,10 @@ def _remove(tree: Path, path: Path) -> None:
         here.unlink(missing_ok=True)
 
 
-def importers(top: Path, files: frozenset[Path], folder: Path) -> Iterator[Path]:
-    """Yield the files, relative to `top`, that import the folder or a module in it from elsewhere.
-
-    An import counts under each end of the folder's path: only the suite knows what is on its path.
-    """
-    for file in sorted(files):
-        if file.suffix != ".py" or file.is_relative_to(folder):
+def _importers(top: Path, folder: Path) -> Iterator[Path]:
+    """Yield the modules outside of the folder that import it or a module in it."""
+    for file in _modules(top):
+        if file.is_relative_to(folder):
             continue
         text = _text(top / file)
         if folder.name.encode() in text and any(
@@ -375,7 +363,9 @@ def _imports(file: Path, text: bytes) -> Iterator[tuple[str, ...]]:
 
 
 def _leads_to(folder: tuple[str, ...], parts: tuple[str, ...]) -> bool:
-    """Whether imported parts begin with the folder's path, or with an end of it.
+    """Whether imported parts begin with the folder's path, or with any end of it.
+
+    Only the suite knows what is on its path.
 
     >>> _leads_to(("acme", "perf"), ("perf", "engine"))
     True

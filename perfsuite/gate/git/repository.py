@@ -1,14 +1,12 @@
 """Questions to git: what a checkout holds, and what its commits are. Only `add_worktree` writes."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Final
+from typing import Final, Self
 
 from perfsuite.errors import WriteError
 from perfsuite.gate.git.command import answer, complaint_of, find_commit, output, run_git
@@ -41,7 +39,7 @@ class Base:
     revision: str
     described: str
     warning: str | None = None
-    instead: Base | None = None
+    instead: Self | None = None
 
 
 def is_in_history(root: Path, commit: str, revision: str) -> bool:
@@ -74,16 +72,13 @@ def add_worktree(root: Path, base: Base, folder: Path) -> None:
     Filters of the user run, but git-lfs does not: its files stay pointers. Submodules stay empty. A
     sparse checkout is as sparse as the user's. A partial clone fetches what it lacks.
     """
-    made = run_git(
-        *(root, *_WORKTREE_OPTIONS, "worktree", "add", "--quiet", "--detach", "--no-checkout"),
-        *("--", os.fspath(folder), base.revision),
-    )
+    add = ("worktree", "add", "--quiet", "--detach", "--no-checkout", "--")
+    made = run_git(root, *_WORKTREE_OPTIONS, *add, os.fspath(folder), base.revision)
     # Two steps, because a worktree that is added with its files runs the hook post-checkout, and
     # hooks that newer versions read from the configuration know no core.hooksPath.
     if made.returncode == 0:
-        made = run_git(
-            folder, *_WORKTREE_OPTIONS, "reset", "--quiet", "--hard", "--no-recurse-submodules"
-        )
+        reset = ("reset", "--quiet", "--hard", "--no-recurse-submodules")
+        made = run_git(folder, *_WORKTREE_OPTIONS, *reset)
     if made.returncode != 0:
         free = format_bytes(shutil.disk_usage(folder).free)  # git does not say that a disk is full
         raise WriteError(
@@ -106,10 +101,9 @@ def read_log(root: Path, revision: str) -> dict[str, datetime]:
 
 
 def _moment_of(seconds: str) -> datetime | None:
-    """Return the time that git read in a commit; None for none, or one that no calendar has."""
     try:
         return datetime.fromtimestamp(int(seconds), UTC)
-    except (ValueError, OverflowError, OSError):
+    except (ValueError, OverflowError, OSError):  # none, or one that no calendar has
         return None
 
 
@@ -163,12 +157,11 @@ def submodules(tree: Path) -> dict[Path, str]:
     }
 
 
-def files_of_commit(checkout: Path, commit: str) -> list[Path] | None:
-    """Return the tracked files of a checkout that is at a commit and not changed; else None."""
-    if find_commit(checkout, "HEAD") != commit:
-        return None
-    if run_git(checkout, "diff", "--quiet", "--no-ext-diff", "HEAD").returncode != 0:
-        return None
+def files_of_commit(checkout: Path, commit: str) -> list[Path]:
+    """Return the tracked files of a checkout that is at a commit and not changed; else none."""
+    is_changed = ("diff", "--quiet", "--no-ext-diff", "HEAD")
+    if find_commit(checkout, "HEAD") != commit or run_git(checkout, *is_changed).returncode != 0:
+        return []
     return listed_files(checkout, "--cached", "--recurse-submodules")
 
 

@@ -33,10 +33,7 @@ _TREE_NAME = re.compile(rf"perfsuite-(\d+)-(?:base-{_HOST}|pair)-\w+")
 
 @contextmanager
 def base_tree(root: Path, base: Base) -> Iterator[Path]:
-    """Give the base's counterpart of `root`, in a git worktree that is gone after the context.
-
-    Raises a SettingError where `root` is in no git checkout, a WriteError where none can be made.
-    """
+    """Give the base's counterpart of `root`, in a git worktree that is gone after the context."""
     top = repository.find_top(root)
     if top is None:
         raise SettingError(f"{root} is not in a git checkout; {repository.USE_FOLDER}")
@@ -64,24 +61,20 @@ def lay_benchmarks(tree: Path, head: overlay.Head, paths: Sequence[Path]) -> lis
     """Lay head's benchmark files over `tree`; return its Python files that are others then."""
     laid, folder = overlay.plan_overlay(head, paths), head.top_of(tree)
     files = [folder / path for path in overlay.benchmark_files(head, laid) if path.suffix == ".py"]
-    before = _sources(files)
+    before = {file: overlay.read_source(file) for file in files if file.is_file()}
     with overlay.as_write_error(folder):
         overlay.lay_over(folder, head, laid)
         overlay.make_folder(folder, head.root.relative_to(head.top))
-    changed = dict(_sources(files).items() - before.items())
-    return sorted(file.relative_to(tree) for file in changed if file.is_relative_to(tree))
-
-
-def _sources(files: Sequence[Path]) -> dict[Path, bytes]:
-    return {file: overlay.read_source(file) for file in files if file.is_file()}
+    inside = [file for file in files if file.is_file() and file.is_relative_to(tree)]
+    changed = (file for file in inside if overlay.read_source(file) != before.get(file))
+    return sorted(file.relative_to(tree) for file in changed)
 
 
 def copy_same_files(head: Path, tree: Path) -> None:
     """Copy submodules and git-lfs files that `head` has, unchanged, as the base's commit."""
     ours = repository.submodules(head)
     for path, commit in repository.submodules(tree).items():
-        files = repository.files_of_commit(head / path, commit) if path in ours else None
-        for file in files or ():
+        for file in repository.files_of_commit(head / path, commit) if path in ours else ():
             overlay.copy_file(head, tree, path / file)
     for path in _pointers(tree):
         if (head / path).is_file():
@@ -101,13 +94,12 @@ def missing_files(tree: Path) -> list[Path]:
 
 def _pointers(tree: Path) -> list[Path]:
     """The git-lfs files of a tree that are not there, only the pointers to them."""
-    files = [tree / path for path in repository.listed_files(tree, "--", ":(attr:filter=lfs)")]
-    return [file.relative_to(tree) for file in files if file.is_file() and _is_pointer(file)]
-
-
-def _is_pointer(file: Path) -> bool:
-    with file.open("rb") as opened:
-        return opened.read(len(_LFS_POINTER)) == _LFS_POINTER
+    return [
+        path
+        for path in repository.listed_files(tree, "--", ":(attr:filter=lfs)")
+        if (tree / path).is_file()
+        and overlay.read_start(tree / path, len(_LFS_POINTER)) == _LFS_POINTER
+    ]
 
 
 def check_shared(root: Path, shared: Sequence[str]) -> None:
@@ -141,10 +133,8 @@ def share_files(root: Path, tree: Path, shared: Sequence[str]) -> tuple[str, ...
 
 
 def ignore_trees_in(root: Path) -> tuple[str, ...]:
-    """Return options of pytest that keep it from collecting a tree's tests as those of `root`.
-
-    Needed where temporary folders are in it: a CI job may set TMPDIR to a folder of its checkout.
-    """
+    """Return options of pytest that keep it from collecting a tree's tests as those of `root`."""
+    # A CI job may set TMPDIR to a folder of its checkout.
     temporary = Path(tempfile.gettempdir())
     return tuple(
         f"--ignore-glob={glob.escape(str(folder))}/perfsuite-[0-9]*"
@@ -214,7 +204,6 @@ def _remove_tree(folder: Path, records: Path | None) -> None:
 
 
 def _is_stale(path: Path) -> bool:
-    """Whether it is a tree or record of this user whose process is dead."""
     name = _TREE_NAME.fullmatch(path.name)
     if name is None or psutil.pid_exists(int(name[1])):
         return False

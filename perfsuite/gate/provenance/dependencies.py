@@ -40,8 +40,7 @@ def changed_dependencies(base: Path, head: Path) -> dict[str, frozenset[str]]:
 def find_changed_dependency(base: Path, head: Path, files: frozenset[str]) -> str | None:
     """Return why the base ran with dependencies of head, where `files` are what it loaded."""
     for file, names in changed_dependencies(base, head).items():
-        matches = ((loaded, SITE.search(loaded)) for loaded in files)
-        places = (loaded[match.end() :] for loaded, match in matches if match is not None)
+        places = (SITE.split(loaded, 1)[1] for loaded in files if SITE.search(loaded))
         tops = {place.partition("/")[0].partition(".")[0] for place in places}
         used = {normalized(name) for top in tops for name in _owners().get(top, ())}
         reached = sorted(names & {*used, _ENTRY_POINTS})
@@ -55,28 +54,22 @@ def find_changed_dependency(base: Path, head: Path, files: frozenset[str]) -> st
     return None
 
 
-@functools.cache
-def _owners() -> Mapping[str, list[str]]:
-    return packages_distributions()
+_owners = functools.cache(packages_distributions)
 
 
 @functools.cache
 def _declared(tree: Path) -> dict[str, dict[str, str]]:
     """What each file of a tree says of each distribution."""
-    found = {}
-    for path in tree_files(tree):
-        if _DOCUMENTATION.isdisjoint(path.parts) and (tree / path).is_file():
-            declared = _read(tree / path)
-            if declared is not None:
-                found[str(path)] = declared
-    return found
+    return {
+        str(path): _read(tree / path, read)
+        for path in tree_files(tree)
+        if _DOCUMENTATION.isdisjoint(path.parts) and (tree / path).is_file()
+        for name, read in _READERS.items()
+        if re.fullmatch(name, f"{(tree / path).parent.name}/{path.name}")
+    }
 
 
-def _read(path: Path) -> dict[str, str] | None:
-    place = f"{path.parent.name}/{path.name}"
-    read = next((read for name, read in _READERS.items() if re.fullmatch(name, place)), None)
-    if read is None:
-        return None
+def _read(path: Path, read: Callable[[str], dict[str, str]]) -> dict[str, str]:
     text = path.read_text(encoding="utf-8", errors="replace")
     try:
         return read(text)

@@ -18,10 +18,7 @@ from perfsuite.units import listed
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """The trees of a session, with head's checkout at `top`, and how to launch cells of head alone.
-
-    `collected` is head's launch that collected everything and ran nothing.
-    """
+    """The trees of a session, head's launch that ran no cell, and how to launch cells of head."""
 
     top: Path
     changes: Changes
@@ -58,13 +55,13 @@ class Comparison:
                 if name in runs
                 and runs[name].outcome == "passed"
                 and runs[name].rounds_s
-                and self._find_touching(runs[name].loaded) is None
+                and not self._may_be_touched(runs[name].loaded)
             ]
         return found
 
     def _group(self, cells: Collection[str]) -> list[list[str]]:
         """Return the cells to launch together: by file where collecting them all tells nothing."""
-        if self._find_touching(self.collected.loaded) is None:
+        if not self._may_be_touched(self.collected.loaded):
             return [[*cells]] if cells else []
         by_file: dict[str, list[str]] = {}
         for name in cells:
@@ -73,21 +70,18 @@ class Comparison:
         collected = {name.partition("::")[0] for name in self.collected.suite.cells}
         return [*by_file.values()] if len(collected) > 1 else []
 
-    def _find_touching(self, loaded: Loaded) -> Path | None:
-        """Return a change that reached what was loaded, or may have; None where none did."""
-        if loaded.silent or loaded.shells:
-            return next(iter(self.changes.modules), None)
-        changed = by_names(self.top, self.changes.modules)
-        for file in {Path(file).resolve() for file in loaded.recent}:
+    def _may_be_touched(self, loaded: Loaded) -> bool:
+        """Whether a changed module is in what was loaded, where a copy or a build may hide it."""
+        modules, names = self.changes.modules, by_names(self.top, self.changes.modules)
+
+        def is_changed(file: Path) -> bool:
             is_source = file.suffix == ".py" and not SITE.search(str(file))
             if is_source and file.is_relative_to(self.top):
-                path = file.relative_to(self.top)
-                source = path if path in self.changes.modules else None
-            else:  # a copy or a build hides the module
-                source = find_source(file, changed)
-            if source is not None:
-                return source
-        return None
+                return file.relative_to(self.top) in modules
+            return find_source(file, names) is not None
+
+        files = {Path(file).resolve() for file in loaded.recent}
+        return bool(loaded.silent or loaded.shells) or any(map(is_changed, files))
 
 
 def _identical(name: str, why: str) -> CellVerdict:

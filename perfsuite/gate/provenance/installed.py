@@ -110,12 +110,10 @@ def _recorded(folder: str) -> frozenset[str]:
 
 
 def installed_by_projects(tree: Path, files: Iterable[str]) -> dict[str, str]:
-    """Return the files that the tree's projects installed where `files` are; to each the project.
-
-    The finders of an editable installation are its own: where they lead to says more.
-    """
+    """Return what the tree's projects installed where `files` are: each file with its project."""
     found: dict[str, str] = {}
     for distribution in _project_distributions(tree, _site_folders(files)):
+        # The finders of an editable installation are its own: where they lead to says more.
         origin = distribution.read_text("direct_url.json") or ""
         is_editable = re.search(r'"editable"\s*:\s*true', origin) is not None
         for file in distribution.files or ():

@@ -11,9 +11,8 @@ from pathlib import Path
 import psutil
 
 from perfsuite.gate.arms.arm import Launch
-from perfsuite.gate.git import repository
-from perfsuite.gate.git.overlay import SITE_FOLDER, are_alike, is_left_out
-from perfsuite.gate.git.repository import tracked_files
+from perfsuite.gate.git.overlay import SITE_FOLDER, are_alike, is_left_out, read_start
+from perfsuite.gate.git.repository import find_top, is_ignored, tracked_files
 from perfsuite.gate.git.worktree import missing_files
 from perfsuite.gate.provenance import installed
 from perfsuite.gate.provenance.dependencies import find_changed_dependency
@@ -34,19 +33,13 @@ _OF_LAUNCHES = re.compile(r"perfsuite-\d+-")
 
 @dataclass(frozen=True, kw_only=True)
 class Loading:
-    """What one arm loaded and started, programs included, with links outside its checkout followed.
-
-    Attributes:
-        roots: Folders that come first on its path.
-        site: Where the base's build installs.
-        prefix: Of its interpreter.
-    """
+    """What one arm loaded and started; links that lie outside of its checkout are followed."""
 
     name: str
     top: Path
-    roots: tuple[Path, ...]
-    site: Path
-    prefix: Path
+    roots: tuple[Path, ...]  # first on its path
+    site: Path  # where the base's build installs
+    prefix: Path  # of its interpreter
     programs: frozenset[str]
     files: frozenset[str]
 
@@ -62,10 +55,8 @@ class Loading:
             file.is_relative_to(self.prefix) and not self.top.is_relative_to(self.prefix)
         ):
             return False
-        folders = [folder for folder in file.relative_to(self.top).parents if folder.parts]
-        return not any(
-            _OF_LAUNCHES.match(folder.name) or _is_left_out(self.top / folder) for folder in folders
-        )
+        folders = (self.top / folder for folder in file.relative_to(self.top).parents[:-1])
+        return not any(_OF_LAUNCHES.match(one.name) or _is_left_out(one) for one in folders)
 
 
 def find_asymmetry(base: Launch, head: Launch) -> str | None:
@@ -126,10 +117,7 @@ def _find_silent(base: Launch, head: Loading) -> str | None:
 
 
 def _find_foreign(arm: Loading, other: Loading) -> str | None:
-    """Why an arm loaded a file of the other's checkout, unless its own is the same.
-
-    Data that git does not track belongs to neither.
-    """
+    """Why an arm loaded a file of the other's checkout, unless its own is the same."""
     for file in sorted(arm.files):
         if file.startswith(f"{arm.top}/") or not file.startswith(f"{other.top}/"):
             continue
@@ -139,7 +127,7 @@ def _find_foreign(arm: Loading, other: Loading) -> str | None:
         if not other.is_code(path) or _real_path(arm.top / place) == file:
             continue
         is_data = not file.endswith(_CODE) and ".so." not in file and file not in arm.programs
-        if is_data and place not in tracked_files(other.top, [place]):
+        if is_data and place not in tracked_files(other.top, [place]):  # it belongs to neither
             continue
         if not are_alike(path, arm.top / place):
             advice = "have the code find it beside itself"
@@ -179,12 +167,10 @@ def _find_missing(base: Loading, head: Loading) -> str | None:
                 "it with --base-dir (pytest: --perf-base-dir)"
             )
     missing = [path for path in head.own_files if not _has(base, head, path)]
-    if not missing:
-        return None
-    tracked = tracked_files(head.top, missing)
+    tracked = tracked_files(head.top, missing) if missing else ()
     for path in missing:
         is_built = _is_compiled(head.top / path)
-        if path not in tracked and (is_built or repository.is_ignored(head.top, path)):
+        if path not in tracked and (is_built or is_ignored(head.top, path)):
             return (
                 f"the head arm loaded {path}, which git does not track and the base's tree does "
                 f"not have; {_BUILD}" + ("" if is_built else f", or {_SHARE}")
@@ -215,15 +201,13 @@ def _find_shared(base: Loading, head: Loading) -> str | None:
             continue
         if file.suffix != ".py" and not _is_compiled(file):  # a script says where it leads
             continue
-        if source is None:
-            return (
-                f"both arms loaded {file}, which {owners[name]} has installed; {_BUILD}, or "
-                f"{_PYTHON}"
-            )
-        return (
-            f"both arms loaded {file}, although the tree has {source}; name its folder in pytest's "
-            f"pythonpath, uninstall that copy, or {_PYTHON}"
+        why = (
+            f"although the tree has {source}; name its folder in pytest's pythonpath, uninstall "
+            "that copy"
         )
+        if source is None:
+            why = f"which {owners[name]} has installed; {_BUILD}"
+        return f"both arms loaded {file}, {why}, or {_PYTHON}"
     return None
 
 
@@ -267,25 +251,16 @@ def _is_of_another(file: Path, tree: Path, source: Path) -> bool:
 
 def _is_compiled(file: Path) -> bool:
     """Whether a file is neither a Python module nor a script."""
-    if file.suffix == ".py" or not file.is_file():
-        return False
-    with file.open("rb") as opened:
-        return opened.read(2) != b"#!"
+    return file.suffix != ".py" and file.is_file() and read_start(file, 2) != b"#!"
 
 
 def name_untracked(reason: str, head: Path, base: Path, roots: Sequence[Path]) -> str | None:
-    """Return what head has, git does not track, and the base failed for, by its `reason`.
-
-    `head` and `base` are pytest's roots, `roots` head's import roots.
-    """
+    """Return what head's root has, git does not track, and the base failed for, by its `reason`."""
     for path in _candidates(reason, head, base, roots):
-        top = repository.find_top(head)
+        top = find_top(head)
         is_lacking = path.exists() and not (base / path.relative_to(head)).exists()
         if is_lacking and top is not None and not tracked_files(head, [path]):
-            is_text = path.is_dir()
-            if not is_text:
-                with path.open("rb") as opened:
-                    is_text = b"\0" not in opened.read(4096)
+            is_text = path.is_dir() or b"\0" not in read_start(path, 4096)
             advice = f"{_SHARE}, or {_BUILD}" if is_text else _BUILD
             return f"head has {path.relative_to(head)}, which git does not track: {advice}"
     return None
