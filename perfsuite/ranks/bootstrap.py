@@ -22,8 +22,8 @@ from pathlib import Path
 
 import psutil
 
-from perfsuite.errors import WriteError
 from perfsuite.ranks.messages import RankStart
+from perfsuite.system.files import explained
 
 # In the environment of the forkserver alone: the process id of its controller.
 CONTROLLER = "PERFSUITE_CONTROLLER"
@@ -132,14 +132,10 @@ def log_path(folder: str | Path, rank: int) -> Path:
 
 def make_group_folder(prefix: str = _GROUP_PREFIX) -> Path:
     """Make a temporary folder with the controller's process id in its name; raises a WriteError."""
-    try:
+    advice = "; set TMPDIR to a folder with room"
+    with explained("make a temporary folder for the ranks", advice):
         folder = Path(tempfile.mkdtemp(prefix=f"{prefix}-{os.getpid()}-"))
         (folder / _PIDS_FOLDER).mkdir()
-    except OSError as error:
-        why = error.strerror or error
-        raise WriteError(
-            f"cannot make a temporary folder for the ranks: {why}; set TMPDIR to a folder with room"
-        ) from error
     return folder
 
 
