@@ -19,14 +19,10 @@ class Rendezvous:
 
 @dataclass(frozen=True, kw_only=True)
 class Assignment:
-    """What one rank of a group gets.
+    """What one rank gets; without a `rendezvous` its group, of one controller, meets in its folder.
 
-    Attributes:
-        place: Its number among those ranks of the group that may use the same processors.
-        num_neighbours: How many those are, itself included.
-        gpu: Its GPU's number among those that the process sees, if any; after the last the first.
-        backend: "gloo" or "nccl".
-        rendezvous: None for a group of one controller, which meets in its folder.
+    `place` is its number among the `num_neighbours` ranks of the group, itself included, that may
+    use the same processors; `gpu` among the GPUs that its process sees, after the last the first.
     """
 
     rank: int

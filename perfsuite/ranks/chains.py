@@ -36,8 +36,7 @@ def run_chain(chain: Chain[T], run: Callable[[GroupRequest], list[Reply]] = run_
                 else:
                     request = chain.send(replies)
         except StopIteration as end:
-            returned: T = end.value
-            return returned
+            return cast(T, end.value)
 
 
 def run_chains(chains: Iterable[Chain[T]], *, at_once: int) -> Iterator[T | PerfsuiteError]:
@@ -90,8 +89,7 @@ def _groups_of(chain: Chain[T]) -> Generator[RankGroup, None, T]:
                 else:
                     request = chain.send(replies)
         except StopIteration as end:
-            returned: T = end.value
-            return returned
+            return cast(T, end.value)
 
 
 def prove(recorded: Sequence[GroupRequest], check: CheckRun | CheckSteps) -> Chain[RunChecked]:

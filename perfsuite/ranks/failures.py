@@ -58,12 +58,10 @@ NUM_WATCHDOG_BYTES = 2**16
 
 @dataclass(frozen=True, kw_only=True)
 class Died:
-    """A rank's process ended without a reply.
+    """A rank's process ended without a reply, noticed `at_s` on the machine's monotonic clock.
 
-    Attributes:
-        exit_code: As in multiprocessing: negative is the signal that killed it; None is unknown.
-        peer: What its last output only says of another rank, as when NCCL's watchdog ends it.
-        at_s: When the controller noticed, on the machine's monotonic clock.
+    An `exit_code` below 0 is the signal that killed it, None is unknown. `peer` is what its last
+    output only says of another rank, as when NCCL's watchdog ends it.
     """
 
     exit_code: int | None
@@ -83,19 +81,14 @@ def patience_s(timeout_s: float, *, compiles: bool, phases: Iterable[str]) -> fl
 
 
 def first_failure(failures: Mapping[int, Failed | Died]) -> tuple[int, Failed | Died]:
-    """Return the rank that caused the failure of the group, and how it failed.
-
-    One that waited in vain comes before those that lost their peer by its end.
-    """
+    """Return the rank that caused the failure of the group, and how it failed."""
     return min(failures.items(), key=lambda item: (_ORDER.index(item[1].peer), item[1].at_s))
 
 
 def came_too_late(failures: Mapping[int, Failed | Died | RankFailureError]) -> tuple[int, ...]:
-    """Return the rank that the others waited for in vain, where all have failed: one or none.
-
-    It lost its peer when it came: another had waited, and ended. Of two that lost theirs one may
-    have waited as well.
-    """
+    """Return the rank that the others waited for in vain, where all have failed: one or none."""
+    # It lost its peer when it came: another had waited, and ended. Of two that lost theirs one may
+    # have waited as well.
     lost = [rank for rank, one in failures.items() if one.peer == "gone"]
     has_waited = any(one.peer == "late" for one in failures.values())
     return tuple(lost) if has_waited and len(lost) == 1 else ()

@@ -152,7 +152,6 @@ class RankGroup:
         return [rank for rank in self._ranks if rank not in self._replies]
 
     def _receive(self, timeout_s: float) -> list[Reply | Died]:
-        """Take what arrives within the time; return only what is new."""
         sources = self.sources()
         ready = wait(list(sources), timeout_s)
         ranks = dict.fromkeys(sources[cast("Connection | int", source)] for source in ready)
@@ -229,7 +228,6 @@ class RankGroup:
         return self._board.read(rank)
 
     def _where_it_was(self, rank: int) -> tuple[str, ...]:
-        """Return the traceback of a rank that has failed, else where it hangs."""
         reply = self._replies.get(rank)
         return reply.lines if isinstance(reply, Failed) else self.where_it_hangs(rank)
 

@@ -29,10 +29,8 @@ OWN_PRECISIONS = ("fp64", "fp32", "bf16", "amp-bf16", "amp-fp16")
 class TurnChannel:
     """How the ranks of one arm ask for their turn at a gate's socket, and what calibration injects.
 
-    Attributes:
-        planted_ratio: Slowdown of each round, 0.05 = 5 %.
-        planted_recipe: Changed fields of each recipe: ("precision=fp32",).
-        planted_fault: One of INJECTABLE_FAULTS, in each iteration.
+    A slowdown of each round, 0.05 = 5 %, changed fields of each recipe, ("precision=fp32",), or one
+    of `INJECTABLE_FAULTS` in each iteration.
     """
 
     path: str
@@ -46,15 +44,11 @@ class TurnChannel:
 class GroupPolicy:
     """How the ranks of a group are started, and how long their controller waits for them.
 
-    Attributes:
-        num_gpus: GPUs that the ranks see; with fewer than ranks they share them through gloo.
-        timeout_s: A group without progress for so long is stuck.
-        collective_timeout_s: A collective that waits for so long has lost its peer.
-        import_roots: Folders that come first on the ranks' module path.
-        shows_output: Print what the ranks printed when all went well.
-        entry: What a rank runs, "package.module:function": by name, as its module imports torch.
-        proof: Folder of what the ranks of a proof record, on the first rank's machine.
-        turns: Where rounds ask for their turn; None where no other arm runs beside them.
+    With fewer than ranks the `num_gpus` are shared through gloo. A group without progress for
+    `timeout_s` is stuck; a collective that waits for `collective_timeout_s` has lost its peer.
+    `import_roots` come first on the ranks' module path. `entry` is what a rank runs: by name, as
+    its module imports torch. `proof` is the folder of what the ranks of a proof record, on the
+    first rank's machine. Without `turns` no other arm runs beside them.
     """
 
     device: str = "cpu"
@@ -142,12 +136,10 @@ class MeasurePlan:
 class UserCode:
     """A function or a command of a user's that trains, measured as it is.
 
-    Attributes:
-        function: Packed: `build_step`, or `train`, which is a whole loop; empty for a command.
-        world_size: Of the ranks that call it; a command itself says how many it starts.
-        samples_per_step: Of all ranks together; None where the user does not say.
-        num_steps: Steps of a loop or a command that are timed, after `num_warmup`.
-        optimizer: Name of the class whose steps count; None is the first optimizer that steps.
+    `function` is packed: `build_step`, or `train`, which is a whole loop; empty for a command,
+    which itself says how many ranks it starts. Samples and tokens are those of all ranks together;
+    `num_steps`, those of a loop or a command that are timed. `optimizer` names the class whose
+    steps count; None is the first optimizer that steps.
     """
 
     name: str
@@ -182,10 +174,7 @@ class UserCode:
 
 @dataclass(frozen=True, kw_only=True)
 class RunCell:
-    """Job: build a cell, warm it up, measure it, count it.
-
-    It has a workload and a recipe, or the user's own code, or the `message_bytes` of "all_reduce".
-    """
+    """Job: measure a workload and a recipe, or a user's own code, or an "all_reduce" of bytes."""
 
     activity: ActivityName
     plan: MeasurePlan
@@ -294,14 +283,11 @@ COUNTED = (*Counts.__struct_fields__, "memory", "operators")
 class CellMeasured:
     """Reply to `RunCell`: what one rank has measured so far.
 
-    Attributes:
-        losses: Losses of the first optimizer steps; None on a rank that holds no loss.
-        global_batch_size: Samples of one iteration over all ranks; None if it has no samples.
-        stage_rounds: Rounds that have the times of stages, where `rounds` have none.
-        peak: Of one iteration, as `operators`; None where nothing was counted.
-        weights: Of this rank after each of the first steps; empty where no gate asks.
-        missing: Why a number is None, by its name in the record.
-        watched_s: Of untimed iterations on a CPU: each stage's seconds out of and in collectives.
+    `losses` are of the first optimizer steps, None on a rank that holds no loss; `weights` of this
+    rank after each of them, empty where no gate asks. `peak` and `operators` are of one iteration.
+    `missing` says why a number is None, by its name in the record. `stage_rounds` have the times of
+    stages where `rounds` have none; `watched_s`, of untimed iterations on a CPU, each stage's
+    seconds out of and in collectives.
     """
 
     rounds: list[RoundTimes] = field(default_factory=list)
@@ -335,13 +321,10 @@ class RunChecked:
 class RankEpoch:
     """One rank's share of an epoch; those of all ranks make one `records.profile.Epoch`.
 
-    Attributes:
-        duration_s: From the end of the epoch before to the end of this one's evaluation.
-        stages_s: Seconds in each stage that was entered; "evaluation" holds its loading.
-        losses: Loss of each step on this rank's data; empty on a rank that holds no loss.
-        first_bad_gradient: The first step, from 1, with a gradient that is not finite, else None.
-        num_right: Right answers by class, of `num_there` samples; None where nothing was counted.
-        metric_sums: The workload's own metric by name, summed over `num_scored` samples.
+    `duration_s` runs from the end of the epoch before to the end of this one's evaluation, whose
+    stage holds its loading. `losses` are of each step on this rank's data, `first_bad_gradient` is
+    a step from 1. Right answers, of `num_there` samples, are by class, and None where nothing was
+    counted; the workload's own metrics are summed over `num_scored` samples.
     """
 
     duration_s: float
@@ -367,13 +350,10 @@ class ProfileTaken:
 
 @dataclass(frozen=True, kw_only=True)
 class Failed:
-    """Reply to any job: it ended in an exception of class `error`.
+    """Reply to any job: it ended in an exception of class `error`, one of ours if it `is_ours`.
 
-    Attributes:
-        is_ours: Whether it is one of `perfsuite.errors`.
-        peer: What it only says of another rank, as of a RankFailureError.
-        at_s: When it was raised, on the machine's monotonic clock.
-        lines: The traceback without frames of ours.
+    It was raised `at_s` on the machine's monotonic clock. `peer` is what it only says of another
+    rank; the traceback's `lines` are without frames of ours.
     """
 
     error: str

@@ -24,10 +24,8 @@ class Hardware:
 
     @property
     def num_untimed_at_once(self) -> int:
-        """Groups of ranks to run together where nothing is timed; one on GPUs, for their memory.
-
-        Starting a group keeps half a core busy.
-        """
+        """Groups of ranks to run together where nothing is timed; one on GPUs, for their memory."""
+        # Starting a group keeps half a core busy.
         return 1 if self.device != "cpu" or self.num_cores is None else self.num_cores // 2 + 2
 
 

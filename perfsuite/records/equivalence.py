@@ -114,10 +114,7 @@ class EquivalenceReport(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def numerics(self) -> Numerics:
         """The worst row in the form that a cell's record keeps."""
-        row = self.worst
-        return Numerics(
-            status=row.status, check=row.check, error=row.error, limit=row.limit, power=row.power
-        )
+        return msgspec.convert(self.worst, Numerics, from_attributes=True)
 
     def __str__(self) -> str:
         lines = [f"{row.check} {row.status}: {row.reason}" for row in self.rows]

@@ -141,14 +141,11 @@ class MeshAxis:
 
 @dataclass(frozen=True, kw_only=True)
 class ParallelPlan:
-    """A parsed `Recipe.parallel`.
+    """A parsed `Recipe.parallel`; `mode` is a key of `PARALLEL_MODES`.
 
-    Attributes:
-        mode: The word before the colon, a key of `PARALLEL_MODES`.
-        size: The N of the mode: ranks, or devices for "dp". 1 for "single".
-        num_shards: For "hsdp" the S of RxS: ranks that share one copy of the parameters.
-        schedule: The pipeline schedule; None where the mode has none.
-        axes: For "mesh" its axes, the last one's ranks next to each other; otherwise none.
+    `size` is its N: ranks, devices for "dp", 1 for "single". `num_shards` of "hsdp" is the S of
+    RxS: ranks that share one copy of the parameters. The ranks of a mesh's last axis are next to
+    each other.
     """
 
     mode: str

@@ -221,10 +221,8 @@ def read_head(path: AnyPath) -> RunHead:
 
 @_or_unusable
 def read_moment(path: AnyPath) -> datetime:
-    """Return when a run was saved, or why its file holds none.
-
-    Enough to find the newest of a thousand runs: of most files only the first lines are read.
-    """
+    """Return when a run was saved, or why its file holds none."""
+    # Of most files only the first lines are read, to find the newest of a thousand.
     return in_utc((_read_before(path, _STAMP) or read_json_as(path, _Head)).datetime)
 
 

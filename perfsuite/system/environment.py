@@ -43,10 +43,8 @@ _OWN_VARIABLES: Final = {
 
 
 def describe_host(environ: Mapping[str, str], num_cores: int) -> Environment:
-    """Return the environment of a whole session, whatever its tests measure.
-
-    CUDA's libraries and torch's settings, which only a rank knows, are in each cell's fingerprint.
-    """
+    """Return the environment of a whole session, whatever its tests measure."""
+    # CUDA's libraries and torch's settings, which only a rank knows, are in a cell's fingerprint.
     return Environment(
         accelerators=tuple(map(describe_gpu, visible_gpus(environ))),
         driver=driver_version(),

@@ -56,17 +56,11 @@ _MOUNT = Path("/sys/fs/cgroup")
 class Reading:
     """The sensors at one moment; counters, to be subtracted from each other.
 
-    Attributes:
-        cpu_s: Processor seconds of every foreign process, by process id and start.
-        total_s: Processor seconds that the machine had to give.
-        stolen_s: The part of them that the hypervisor gave to other machines.
-        busy_s: Processor seconds that were used on the cores that this process may use.
-        group_s: Those that this process's control group used; None where that is not known.
-        periods: Of each control group with a quota of processor time: how many of the quota's
-            periods there were, and in how many the group was held because it was used up.
-        throttled_s: Of each visible GPU, by its UUID: seconds slowed down for its heat.
-        capped_s: Likewise those that it was held at its power limit.
-        gpu_users: Processes that keep a visible GPU busy.
+    In processor seconds: `cpu_s` of each foreign process, by its id and start; `total_s` that the
+    machine had to give, `stolen_s` of them that the hypervisor gave to other machines; `busy_s`
+    used on the cores that this process may use, `group_s` by its control group, None where unknown.
+    `periods` are those of each control group's quota, and how many used it up. By a visible GPU's
+    UUID: seconds slowed down for its heat, or held at its power limit. `gpu_users` are processes.
     """
 
     at_s: float
@@ -105,10 +99,7 @@ def read_sensors() -> Reading:
 
 
 def why_unfit(before: Reading, after: Reading, num_cores: int) -> str | None:
-    """Return what disturbed the time between two readings, None for a fit machine.
-
-    A process that is in one of them only does not count: timed work starts and ends many.
-    """
+    """Return what disturbed the time between two readings, None for a fit machine."""
     if before.gpu_users:
         return f"other processes compute on the GPU: {', '.join(map(str, before.gpu_users))}"
     wall_s = after.at_s - before.at_s
@@ -126,6 +117,7 @@ def why_unfit(before: Reading, after: Reading, num_cores: int) -> str | None:
                 f"raise it (docker --cpus, cpu.max in {group}), or let the container use whole "
                 "cores"
             )
+    # Only of processes in both: timed work starts and ends many.
     used_s = {
         process: seconds - before.cpu_s[process]
         for process, seconds in after.cpu_s.items()
@@ -147,10 +139,8 @@ def why_unfit(before: Reading, after: Reading, num_cores: int) -> str | None:
 
 
 def describe_power_limit(before: Reading, after: Reading) -> str | None:
-    """Return which GPU its power limit held most between two readings; None where it held none.
-
-    That is no reason not to time: both arms pay for it.
-    """
+    """Return which GPU its power limit held most between two readings; None where it held none."""
+    # That is no reason not to time: both arms pay for it.
     held = _most_held(before.capped_s, after.capped_s, after.at_s - before.at_s)
     return held and f"GPU {held[0]} was held at its power limit for {held[1]} of the time"
 

@@ -42,11 +42,9 @@ def ends_on_signals(end: Callable[[int], NoReturn] = _exit) -> Iterator[None]:
 
 @contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Hold SIGINT and `SIGNALS` back, and deliver the first of them afterwards.
-
-    Their handlers are replaced. Blocking the signals would not suffice: another thread, such as
-    one of a numeric library, takes them then, and Python still runs the handler in the main one.
-    """
+    """Hold SIGINT and `SIGNALS` back, and deliver the first of them afterwards."""
+    # By other handlers. Blocking the signals would not suffice: another thread, such as one of a
+    # numeric library, takes them then, and Python still runs the handler in the main one.
     came: list[int] = []
     try:
         with _handled_by(lambda number, _: came.append(number), (signal.SIGINT, *SIGNALS)):

@@ -15,12 +15,10 @@ _MAX_INT = 2**31 - 1
 
 @dataclass(frozen=True, kw_only=True)
 class Membership:
-    """One of several pytest processes that are one session.
+    """One of several pytest processes that are one session, and meet in a TCP store on `host`.
 
-    Attributes:
-        host: The host of the TCP store where they meet.
-        hosts_store: Whether this process has to keep the store, because no agent of torchrun does.
-        num_restarts: How often torchrun has started all of them again.
+    This process `hosts_store` where no agent of torchrun does. After `num_restarts` torchrun has
+    started all of them again.
     """
 
     rank: int
