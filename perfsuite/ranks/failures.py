@@ -30,23 +30,14 @@ _WAITING_PLACES = ("/torch/distributed/", "/torch/autograd/graph.py", "/perfsuit
 # What gloo and NCCL say about a peer that is late, then about one that is gone; either error is a
 # consequence. From torch 2.15 on the backend for NCCL is another, with words of its own.
 _LATE_PEER_SIGNS = (
-    "for recv operation to complete",
-    "for send operation to complete",
-    "Application timeout caused pair closure",
-    "Socket Timeout",
-    "wait timeout after",
+    *("for recv operation to complete", "for send operation to complete", "Socket Timeout"),
+    *("Application timeout caused pair closure", "wait timeout after", "NCCL operation timed out"),
     "Watchdog caught collective operation timeout",
-    "NCCL operation timed out",
 )
 _GONE_PEER_SIGNS = (
-    "Connection closed by peer",
-    "Connection reset by peer",
-    "Broken pipe",
-    "Process group watchdog thread terminated",
-    "NCCL communicator was aborted",
-    "remote process exited or there was a network error",
-    "NCCL Async Error",
-    "Aborting process on rank",
+    *("Connection closed by peer", "Connection reset by peer", "Broken pipe", "NCCL Async Error"),
+    *("Process group watchdog thread terminated", "NCCL communicator was aborted"),
+    *("remote process exited or there was a network error", "Aborting process on rank"),
 )
 # A rank that failed by itself caused what happened, then one that others waited for, then the rest.
 _ORDER = (None, "late", "gone")

@@ -53,9 +53,8 @@ class RankGroup:
     def __init__(self, request: GroupRequest, only: Assignment | None = None) -> None:
         """Start the ranks, or `only` one of them, if the group spans controllers."""
         device, num_gpus = request.policy.device, request.policy.num_gpus
-        assignments = all_assignments(request.world_size, device=device, num_gpus=num_gpus)
-        if only is not None:
-            assignments = (only,)
+        whole = all_assignments(request.world_size, device=device, num_gpus=num_gpus)
+        assignments = whole if only is None else (only,)
         self._ranks: tuple[int, ...] = tuple(one.rank for one in assignments)
         with uninterrupted():
             start_server()

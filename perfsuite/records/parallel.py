@@ -37,9 +37,7 @@ class ParallelMode:
         resizes_storages: Parameters' storages grow and shrink within a step.
         cuts_model: The model is cut into stages, and a rank waits for the stage before its own.
         chunks_per_rank: Parts of a batch for each rank; None where a batch stays whole.
-        default_schedule: The pipeline schedule unless the text names one; None if it has none.
-        takes_ddp_options: The recipe's options of DistributedDataParallel apply.
-        needs_horovod: The ranks import the package horovod.
+        default_schedule: The pipeline schedule unless the text names one.
         why_no_reduction: Why gradients cannot be compared with a sum over ranks (T0), or None.
     """
 

@@ -17,8 +17,6 @@ from perfsuite.system.gpus import nvml
 # NVML's utilisation is of the last sixth of a second up to a second, by product (NVML API
 # reference, nvmlUtilization_t); looking more often would show the same value again.
 PERIOD_S = 0.2
-
-
 # Gives how busy a device is now, 0 to 1, and how many bytes of it are in use.
 Meter = Callable[[], tuple[float | None, int]]
 
@@ -26,15 +24,8 @@ Meter = Callable[[], tuple[float | None, int]]
 class UsageLog:
     """Samples of a meter, one each period and one at the end."""
 
-    def __init__(
-        self,
-        meter: Meter,
-        *,
-        period_s: float = PERIOD_S,
-        clock: Callable[[], float] = time.perf_counter,
-    ) -> None:
+    def __init__(self, meter: Meter, clock: Callable[[], float] = time.perf_counter) -> None:
         self._meter = meter
-        self._period_s = period_s
         self._clock = clock
         self._started_s = clock()
         self._samples: list[UsageSample] = []
@@ -50,7 +41,7 @@ class UsageLog:
         return tuple(self._samples)
 
     def _watch(self) -> None:
-        while not self._is_over.wait(self._period_s):
+        while not self._is_over.wait(PERIOD_S):
             self._look()
 
     def _look(self) -> None:
