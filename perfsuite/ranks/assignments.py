@@ -6,15 +6,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class Rendezvous:
-    """The TCP store of torchrun or rank 0 where ranks meet that several controllers start.
-
-    `prefix` begins every key of this group alone. Ranks on one machine share a loopback interface.
-    """
+    """The TCP store of torchrun or rank 0 where ranks meet that several controllers start."""
 
     host: str
     port: int
-    prefix: str
-    is_on_one_machine: bool
+    prefix: str  # of every key of this group alone
+    is_on_one_machine: bool  # with one loopback interface
 
 
 @dataclass(frozen=True, kw_only=True)

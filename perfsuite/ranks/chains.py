@@ -40,11 +40,8 @@ def run_chain(chain: Chain[T], run: Callable[[GroupRequest], list[Reply]] = run_
 
 
 def run_chains(chains: Iterable[Chain[T]], *, at_once: int) -> Iterator[T | PerfsuiteError]:
-    """Yield what each chain returned, or the error of ours that it raised, in their order.
-
-    Up to `at_once` are advanced together; further ones are drawn as others end.
-    """
-    waiting = enumerate(chains)
+    """Yield what each chain returned, or the error of ours that it raised, in their order."""
+    waiting = enumerate(chains)  # drawn as others end
     running: dict[int, Generator[RankGroup, None, T]] = {}
     done: dict[int, T | PerfsuiteError] = {}
     num_yielded = 0

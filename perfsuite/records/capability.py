@@ -108,9 +108,8 @@ def what_ranks_need(world_size: int, hardware: Hardware) -> str | None:
     if hardware.device == "cuda":
         if world_size <= num_gpus:
             return None
-        return (
-            f"{counted(world_size, 'GPU')}, and {num_gpus} {'is' if num_gpus == 1 else 'are'} here"
-        )
+        are = "is" if num_gpus == 1 else "are"
+        return f"{counted(world_size, 'GPU')}, and {num_gpus} {are} here"
     if num_cores and world_size > (most := _MAX_RANKS_PER_CORE * num_cores):
         return (
             f"{world_size} ranks, and {num_cores} cores take at most {most}, "

@@ -149,8 +149,7 @@ class RunFile(RunHead):
 class StoredCell(msgspec.Struct, frozen=True, kw_only=True):
     """One benchmark of a stored run, with the part of its record that comparisons use.
 
-    A suite without perfsuite's fixtures stores times alone. `median_s` is of the rounds, in seconds
-    per iteration, finite and above 0; `fingerprint` is of the environment that the ranks found.
+    A suite without perfsuite's fixtures stores times alone. `median_s` is as in `Benchmark`.
     """
 
     median_s: float
@@ -208,11 +207,9 @@ def read_run(path: AnyPath) -> StoredRun:
 
 @_or_unusable
 def read_head(path: AnyPath) -> RunHead:
-    """Return what a file says about its run, or why it holds none.
-
-    Enough to refuse a run: where the stamp precedes the benchmarks, these are not read. A run that
-    is used must be read whole, because only then is it known to be well-formed.
-    """
+    """Return what a file says about its run, or why it holds none: enough to refuse a run."""
+    # A stamp mostly precedes the benchmarks, which are not read then. A run that is used must be
+    # read whole, because only then is it known to be well-formed.
     head = _read_before(path, _BENCHMARKS)
     if head is None or head.stamp is None:
         head = read_json_as(path, _Head)

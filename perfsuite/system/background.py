@@ -8,6 +8,7 @@ As a program it runs a command that ends so too: `PID NAME=VALUE COMMAND`, see `
 
 import contextlib
 import ctypes
+import functools
 import os
 import select
 import signal
@@ -137,15 +138,13 @@ def launched_processes(own: int, processes: dict[int, Process]) -> dict[int, Pro
     [8, 9]
     """
     session = processes[own].session
-    is_ours = {own: True}
 
+    @functools.cache
     def belongs(pid: int) -> bool:
-        if pid not in is_ours:
-            process = processes.get(pid)
-            is_ours[pid] = process is not None and (
-                (process.session == session and session == own) or belongs(process.parent)
-            )
-        return is_ours[pid]
+        process = processes.get(pid)
+        if pid == own or process is None:
+            return pid == own
+        return process.session == session == own or belongs(process.parent)
 
     return {
         pid: process

@@ -81,10 +81,7 @@ def check_writable(*paths: Path | None) -> None:
 
 
 def append_line(path: Path, line: bytes) -> None:
-    """Append one line to `path` and return when it is on the disk.
-
-    A line that could not be written whole is taken back, so the file always ends with a newline.
-    """
+    """Append one line to `path`, whole or not at all, and return when it is on the disk."""
     with explained(f"append to {path}"):
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("a+b", buffering=0) as file:

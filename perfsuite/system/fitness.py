@@ -255,18 +255,13 @@ def quota_periods(groups: Path = _OWN_GROUPS, mount: Path = _MOUNT) -> dict[Path
 
 
 def group_folders(controller: str, groups: Path, mount: Path) -> Iterator[Path]:
-    """Yield the folders of the process's group and of all groups above it.
-
-    Some may not exist: a container shows its own group as the root of the mount.
-    """
+    """Yield the folders of the process's group and of all groups above it."""
+    # Some may not exist: a container shows its own group as the root of the mount.
     for line in (read_text(groups) or "").splitlines():
         _, controllers, group = line.split(":", 2)
-        if controllers == "":
-            base = mount
-        elif controller in controllers.split(","):
-            base = mount / controller
-        else:
+        if controllers and controller not in controllers.split(","):
             continue
+        base = mount / controller if controllers else mount
         path = base / group.lstrip("/")
         yield path
         yield from (parent for parent in path.parents if parent.is_relative_to(base))

@@ -54,10 +54,7 @@ class UsageLog:
 
 @contextmanager
 def open_meter(gpu_uuid: str | None) -> Iterator[Meter | None]:
-    """Hold the meter of a GPU; None without NVML.
-
-    Without a UUID it is that of all cores, and of this process's resident set.
-    """
+    """Hold the meter of a GPU, None without NVML; of all cores and this process without a UUID."""
     if gpu_uuid is None:
         process = psutil.Process()
         # The first answer is meaningless: it starts the interval of the second.
