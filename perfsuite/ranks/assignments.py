@@ -16,18 +16,14 @@ class Rendezvous:
 
 @dataclass(frozen=True, kw_only=True)
 class Assignment:
-    """What one rank gets; without a `rendezvous` its group, of one controller, meets in its folder.
-
-    `place` is its number among the `num_neighbours` ranks of the group, itself included, that may
-    use the same processors; `gpu` among the GPUs that its process sees, after the last the first.
-    """
+    """What one rank of a group gets."""
 
     rank: int
-    place: int
-    num_neighbours: int
-    gpu: int
-    backend: str
-    rendezvous: Rendezvous | None = None
+    place: int  # among those ranks of the group that may use the same processors
+    num_neighbours: int  # how many those are, itself included
+    gpu: int  # among those that its process sees, if any; after the last the first
+    backend: str  # "gloo" or "nccl"
+    rendezvous: Rendezvous | None = None  # none where one controller starts all: in its folder
 
 
 def all_assignments(world_size: int, *, device: str, num_gpus: int) -> tuple[Assignment, ...]:

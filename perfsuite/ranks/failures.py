@@ -49,15 +49,11 @@ NUM_WATCHDOG_BYTES = 2**16
 
 @dataclass(frozen=True, kw_only=True)
 class Died:
-    """A rank's process ended without a reply, noticed `at_s` on the machine's monotonic clock.
+    """A rank's process ended without a reply."""
 
-    An `exit_code` below 0 is the signal that killed it, None is unknown. `peer` is what its last
-    output only says of another rank, as when NCCL's watchdog ends it.
-    """
-
-    exit_code: int | None
-    peer: PeerState | None
-    at_s: float
+    exit_code: int | None  # below 0 the signal that killed it; None where unknown
+    peer: PeerState | None  # what its last output only says of another, as NCCL's watchdog does
+    at_s: float  # when the controller noticed, on the machine's monotonic clock
 
 
 def patience_s(timeout_s: float, *, compiles: bool, phases: Iterable[str]) -> float:

@@ -9,16 +9,12 @@ from perfsuite.units import counted
 
 @dataclass(frozen=True, kw_only=True)
 class Hardware:
-    """The machine as far as it decides whether a cell can run, on "cpu" or "cuda".
+    """The machine as far as it decides whether a cell can run."""
 
-    `compute_capability` is that of the first GPU, (9, 0) for an H100; `num_cores` are those that
-    the ranks may use. Both are None where unknown.
-    """
-
-    device: str
+    device: str  # "cpu" or "cuda"
     num_gpus: int = 0
-    num_cores: int | None = None
-    compute_capability: tuple[int, int] | None = None
+    num_cores: int | None = None  # that the ranks may use; None where unknown
+    compute_capability: tuple[int, int] | None = None  # of the first GPU, (9, 0) for an H100
     has_horovod: bool = False
     has_torchao: bool = False
 

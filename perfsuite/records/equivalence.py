@@ -1,7 +1,4 @@
-"""What the equivalence checks report: one row for each check of a recipe.
-
-Plain values only, because rows travel from a rank to the controller.
-"""
+"""What the equivalence checks report, in plain values: one row for each check of a recipe."""
 
 from __future__ import annotations
 

@@ -116,16 +116,13 @@ class _File(_Head, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, kw_only=True)
 class RunHead:
-    """What a stored run says about itself: when, in UTC, and at which commit, if it names one.
-
-    `stamp` is None where perfsuite did not save it.
-    """
+    """What a stored run says about itself: when, in UTC, and at which commit, if it names one."""
 
     path: AnyPath
     saved_at: datetime
     commit: str | None
     is_dirty: bool
-    stamp: RunStamp | None
+    stamp: RunStamp | None  # None where perfsuite did not save it
 
     @property
     def fingerprint(self) -> str | None:
@@ -147,12 +144,9 @@ class RunFile(RunHead):
 
 
 class StoredCell(msgspec.Struct, frozen=True, kw_only=True):
-    """One benchmark of a stored run, with the part of its record that comparisons use.
+    """One benchmark of a stored run, with the part of its record that comparisons use."""
 
-    A suite without perfsuite's fixtures stores times alone. `median_s` is as in `Benchmark`.
-    """
-
-    median_s: float
+    median_s: float  # as in `Benchmark`, and all that a suite without perfsuite's fixtures stores
     schema: Literal[1] = 1
     fingerprint: Label | None = None
     samples_per_s: Amount | None = None

@@ -54,25 +54,19 @@ _MOUNT = Path("/sys/fs/cgroup")
 
 @dataclass(frozen=True, kw_only=True)
 class Reading:
-    """The sensors at one moment; counters, to be subtracted from each other.
-
-    In processor seconds: `cpu_s` of each foreign process, by its id and start; `total_s` that the
-    machine had to give, `stolen_s` of them that the hypervisor gave to other machines; `busy_s`
-    used on the cores that this process may use, `group_s` by its control group, None where unknown.
-    `periods` are those of each control group's quota, and how many used it up. By a visible GPU's
-    UUID: seconds slowed down for its heat, or held at its power limit. `gpu_users` are processes.
-    """
+    """The sensors at one moment: counters, in seconds, to be subtracted from each other."""
 
     at_s: float
-    cpu_s: Mapping[tuple[int, float], float]
-    total_s: float
-    stolen_s: float
-    throttled_s: Mapping[str, float]
-    gpu_users: tuple[int, ...]
-    busy_s: float = 0.0
-    group_s: float | None = None
+    cpu_s: Mapping[tuple[int, float], float]  # of each foreign process, by its id and start
+    total_s: float  # that the machine had to give
+    stolen_s: float  # of them, what the hypervisor gave to other machines
+    throttled_s: Mapping[str, float]  # by a visible GPU's UUID: slowed down for its heat
+    gpu_users: tuple[int, ...]  # processes that keep a visible GPU busy
+    busy_s: float = 0.0  # used on the cores that this process may use
+    group_s: float | None = None  # used by this process's control group; None where unknown
+    # Of each control group with a quota: how many periods that had, and how many used it up.
     periods: Mapping[Path, tuple[int, int]] = field(default_factory=dict)
-    capped_s: Mapping[str, float] = field(default_factory=dict)
+    capped_s: Mapping[str, float] = field(default_factory=dict)  # a GPU held at its power limit
 
 
 def read_sensors() -> Reading:

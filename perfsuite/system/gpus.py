@@ -17,27 +17,20 @@ _AFFINITY_WORDS = 128
 
 @dataclass(frozen=True, kw_only=True)
 class GpuFacts:
-    """One GPU, or one MIG instance of a GPU; None where it lacks or hides a thing.
-
-    The power limit is the one enforced now; `is_mig` says whether it is cut into MIG instances.
-    `clock_mhz` is the application clock of its multiprocessors where it is not the default, `cores`
-    are the processors of its socket. ECC takes bandwidth. `pcie` is (generation, lanes): what it
-    and its slot can, and how wide its link is now. NVLinks are those to other GPUs that are up, and
-    `vbios`, its firmware, sets its clocks and limits.
-    """
+    """One GPU, or one MIG instance of a GPU; None where it lacks or hides a thing."""
 
     name: str
-    uuid: str
+    uuid: str  # "GPU-..." or "MIG-..."
     memory_bytes: int
-    compute_capability: tuple[int, int]
-    power_limit_w: float | None
-    is_mig: bool | None
-    clock_mhz: int | None = None
-    cores: tuple[int, ...] = ()
-    has_ecc: bool | None = None
-    pcie: tuple[int, int] | None = None
-    num_nvlinks: int = 0
-    vbios: str | None = None
+    compute_capability: tuple[int, int]  # (9, 0) for an H100
+    power_limit_w: float | None  # enforced now
+    is_mig: bool | None  # cut into MIG instances
+    clock_mhz: int | None = None  # for applications, of its multiprocessors, if not the default
+    cores: tuple[int, ...] = ()  # of its socket; empty where NVML does not know them
+    has_ecc: bool | None = None  # its memory corrects errors, which takes bandwidth
+    pcie: tuple[int, int] | None = None  # (generation that it and its slot can, lanes in use)
+    num_nvlinks: int = 0  # to other GPUs, that are up
+    vbios: str | None = None  # version of its firmware, which sets its clocks and limits
 
 
 def visible_gpus(environ: Mapping[str, str] = os.environ) -> list[GpuFacts]:

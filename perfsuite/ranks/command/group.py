@@ -43,14 +43,12 @@ _REAPED_S = 1.0
 
 @dataclass(frozen=True, kw_only=True)
 class CommandLaunch:
-    """A command of a cell; "{out}" in a word, or in a variable, is a folder of this launch alone.
-
-    It gets the variables that the session `inherited`, and those of its own `environment`.
-    """
+    """A command of a cell; "{out}" in a word or a variable is a folder of this launch alone."""
 
     name: str
     words: tuple[str, ...]
     folder: Path
+    # The session's own variables, and those that the user gives to the command alone.
     inherited: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
     environment: Mapping[str, str] = field(default_factory=dict)
 
