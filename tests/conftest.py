@@ -140,7 +140,7 @@ def _no_process_in_a_fast_session(request: pytest.FixtureRequest) -> Iterator[No
     """A test of --fast that starts a rank or a pytest session fails: it wants the mark `slow`."""
     with pytest.MonkeyPatch.context() as patch:
         if request.config.option.fast:
-            patch.setattr(forkserver, "_forkserver", _refuse)
+            patch.setattr(forkserver, "require_torch", _refuse)
             patch.setattr(subprocess, "Popen", _PlainPopen)
         yield
 

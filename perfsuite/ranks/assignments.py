@@ -6,35 +6,24 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class Rendezvous:
-    """The TCP store of torchrun or rank 0 where ranks meet that several controllers start.
-
-    `prefix` begins every key of this group alone. Ranks on one machine share a loopback interface.
-    """
+    """The TCP store of torchrun or rank 0 where ranks meet that several controllers start."""
 
     host: str
     port: int
-    prefix: str
-    is_on_one_machine: bool
+    prefix: str  # of every key of this group alone
+    is_on_one_machine: bool  # with one loopback interface
 
 
 @dataclass(frozen=True, kw_only=True)
 class Assignment:
-    """What one rank of a group gets.
-
-    Attributes:
-        place: Its number among those ranks of the group that may use the same processors.
-        num_neighbours: How many those are, itself included.
-        gpu: Its GPU's number among those that the process sees, if any; after the last the first.
-        backend: "gloo" or "nccl".
-        rendezvous: None for a group of one controller, which meets in its folder.
-    """
+    """What one rank of a group gets."""
 
     rank: int
-    place: int
-    num_neighbours: int
-    gpu: int
-    backend: str
-    rendezvous: Rendezvous | None = None
+    place: int  # among those ranks of the group that may use the same processors
+    num_neighbours: int  # how many those are, itself included
+    gpu: int  # among those that its process sees, if any; after the last the first
+    backend: str  # "gloo" or "nccl"
+    rendezvous: Rendezvous | None = None  # none where one controller starts all: in its folder
 
 
 def all_assignments(world_size: int, *, device: str, num_gpus: int) -> tuple[Assignment, ...]:

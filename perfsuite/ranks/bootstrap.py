@@ -22,8 +22,8 @@ from pathlib import Path
 
 import psutil
 
-from perfsuite.errors import WriteError
 from perfsuite.ranks.messages import RankStart
+from perfsuite.system.files import explained
 
 # In the environment of the forkserver alone: the process id of its controller.
 CONTROLLER = "PERFSUITE_CONTROLLER"
@@ -88,15 +88,13 @@ def enter_rank(start: RankStart, pipe: Connection) -> None:
 
 
 def die_with_controller() -> None:
-    """Have the kernel kill this process when the controller has ended, however it ended.
-
-    The sentinel is a pipe whose other end only the controller holds (fcntl(2)). The kernel itself
-    sends the signal when that end closes, so it arrives while a C call holds the interpreter lock.
-    PR_SET_PDEATHSIG would not do: it watches the parent, which is the forkserver.
-    """
+    """Have the kernel kill this process when the controller has ended, however it ended."""
     controller = multiprocessing.parent_process()
     if controller is None:
         raise RuntimeError("die_with_controller() is for processes that multiprocessing started")
+    # The sentinel is a pipe whose other end only the controller holds (fcntl(2)). The kernel itself
+    # sends the signal when that end closes, so it arrives while a C call holds the interpreter
+    # lock. PR_SET_PDEATHSIG would not do: it watches the parent, which is the forkserver.
     sentinel = controller.sentinel
     fcntl.fcntl(sentinel, fcntl.F_SETOWN, os.getpid())
     fcntl.fcntl(sentinel, _F_SETSIG, signal.SIGKILL)
@@ -106,11 +104,7 @@ def die_with_controller() -> None:
 
 
 def loader_worker_entry(folder: str, cores: Iterable[int]) -> Callable[[], None]:
-    """Return the function that a loader worker of this rank runs first.
-
-    The worker dies with the rank that forked it, and may run on any of `cores`: on the rank's one
-    core, which it inherits, it would slow the very step that it feeds.
-    """
+    """Return what a loader worker runs first: it dies with this rank, and may use all `cores`."""
     rank_pid = os.getpid()
     allowed = set(cores)
     prctl = ctypes.CDLL(None, use_errno=True).prctl
@@ -119,7 +113,7 @@ def loader_worker_entry(folder: str, cores: Iterable[int]) -> Callable[[], None]
         prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
         if os.getppid() != rank_pid:  # the rank died before the signal was armed
             os.kill(os.getpid(), signal.SIGKILL)
-        os.sched_setaffinity(0, allowed)
+        os.sched_setaffinity(0, allowed)  # on the rank's one core it would slow what it feeds
         _record_process_id(folder)
 
     return enter_loader_worker
@@ -132,14 +126,10 @@ def log_path(folder: str | Path, rank: int) -> Path:
 
 def make_group_folder(prefix: str = _GROUP_PREFIX) -> Path:
     """Make a temporary folder with the controller's process id in its name; raises a WriteError."""
-    try:
+    advice = "; set TMPDIR to a folder with room"
+    with explained("make a temporary folder for the ranks", advice):
         folder = Path(tempfile.mkdtemp(prefix=f"{prefix}-{os.getpid()}-"))
         (folder / _PIDS_FOLDER).mkdir()
-    except OSError as error:
-        why = error.strerror or error
-        raise WriteError(
-            f"cannot make a temporary folder for the ranks: {why}; set TMPDIR to a folder with room"
-        ) from error
     return folder
 
 

@@ -36,16 +36,12 @@ def run_chain(chain: Chain[T], run: Callable[[GroupRequest], list[Reply]] = run_
                 else:
                     request = chain.send(replies)
         except StopIteration as end:
-            returned: T = end.value
-            return returned
+            return cast(T, end.value)
 
 
 def run_chains(chains: Iterable[Chain[T]], *, at_once: int) -> Iterator[T | PerfsuiteError]:
-    """Yield what each chain returned, or the error of ours that it raised, in their order.
-
-    Up to `at_once` are advanced together; further ones are drawn as others end.
-    """
-    waiting = enumerate(chains)
+    """Yield what each chain returned, or the error of ours that it raised, in their order."""
+    waiting = enumerate(chains)  # drawn as others end
     running: dict[int, Generator[RankGroup, None, T]] = {}
     done: dict[int, T | PerfsuiteError] = {}
     num_yielded = 0
@@ -90,8 +86,7 @@ def _groups_of(chain: Chain[T]) -> Generator[RankGroup, None, T]:
                 else:
                     request = chain.send(replies)
         except StopIteration as end:
-            returned: T = end.value
-            return returned
+            return cast(T, end.value)
 
 
 def prove(recorded: Sequence[GroupRequest], check: CheckRun | CheckSteps) -> Chain[RunChecked]:

@@ -30,23 +30,14 @@ _WAITING_PLACES = ("/torch/distributed/", "/torch/autograd/graph.py", "/perfsuit
 # What gloo and NCCL say about a peer that is late, then about one that is gone; either error is a
 # consequence. From torch 2.15 on the backend for NCCL is another, with words of its own.
 _LATE_PEER_SIGNS = (
-    "for recv operation to complete",
-    "for send operation to complete",
-    "Application timeout caused pair closure",
-    "Socket Timeout",
-    "wait timeout after",
+    *("for recv operation to complete", "for send operation to complete", "Socket Timeout"),
+    *("Application timeout caused pair closure", "wait timeout after", "NCCL operation timed out"),
     "Watchdog caught collective operation timeout",
-    "NCCL operation timed out",
 )
 _GONE_PEER_SIGNS = (
-    "Connection closed by peer",
-    "Connection reset by peer",
-    "Broken pipe",
-    "Process group watchdog thread terminated",
-    "NCCL communicator was aborted",
-    "remote process exited or there was a network error",
-    "NCCL Async Error",
-    "Aborting process on rank",
+    *("Connection closed by peer", "Connection reset by peer", "Broken pipe", "NCCL Async Error"),
+    *("Process group watchdog thread terminated", "NCCL communicator was aborted"),
+    *("remote process exited or there was a network error", "Aborting process on rank"),
 )
 # A rank that failed by itself caused what happened, then one that others waited for, then the rest.
 _ORDER = (None, "late", "gone")
@@ -58,17 +49,11 @@ NUM_WATCHDOG_BYTES = 2**16
 
 @dataclass(frozen=True, kw_only=True)
 class Died:
-    """A rank's process ended without a reply.
+    """A rank's process ended without a reply."""
 
-    Attributes:
-        exit_code: As in multiprocessing: negative is the signal that killed it; None is unknown.
-        peer: What its last output only says of another rank, as when NCCL's watchdog ends it.
-        at_s: When the controller noticed, on the machine's monotonic clock.
-    """
-
-    exit_code: int | None
-    peer: PeerState | None
-    at_s: float
+    exit_code: int | None  # below 0 the signal that killed it; None where unknown
+    peer: PeerState | None  # what its last output only says of another, as NCCL's watchdog does
+    at_s: float  # when the controller noticed, on the machine's monotonic clock
 
 
 def patience_s(timeout_s: float, *, compiles: bool, phases: Iterable[str]) -> float:
@@ -83,19 +68,14 @@ def patience_s(timeout_s: float, *, compiles: bool, phases: Iterable[str]) -> fl
 
 
 def first_failure(failures: Mapping[int, Failed | Died]) -> tuple[int, Failed | Died]:
-    """Return the rank that caused the failure of the group, and how it failed.
-
-    One that waited in vain comes before those that lost their peer by its end.
-    """
+    """Return the rank that caused the failure of the group, and how it failed."""
     return min(failures.items(), key=lambda item: (_ORDER.index(item[1].peer), item[1].at_s))
 
 
 def came_too_late(failures: Mapping[int, Failed | Died | RankFailureError]) -> tuple[int, ...]:
-    """Return the rank that the others waited for in vain, where all have failed: one or none.
-
-    It lost its peer when it came: another had waited, and ended. Of two that lost theirs one may
-    have waited as well.
-    """
+    """Return the rank that the others waited for in vain, where all have failed: one or none."""
+    # It lost its peer when it came: another had waited, and ended. Of two that lost theirs one may
+    # have waited as well.
     lost = [rank for rank, one in failures.items() if one.peer == "gone"]
     has_waited = any(one.peer == "late" for one in failures.values())
     return tuple(lost) if has_waited and len(lost) == 1 else ()

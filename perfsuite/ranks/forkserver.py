@@ -38,7 +38,7 @@ def start_process(
     target: Callable[[Start, Connection], None], start: Start
 ) -> tuple[ForkServerProcess, Connection]:
     """Return a new process that runs `target(start, its end of a pipe)`, and the other end."""
-    context = _forkserver()
+    context = start_server()
     ours, theirs = context.Pipe()
     process = context.Process(target=target, args=(start, theirs))
     with _without_main_module():
@@ -47,17 +47,12 @@ def start_process(
     return process, ours
 
 
-def start_server() -> None:
-    """Start the server, which removes what a killed controller leaves, before files are made.
+def start_server() -> ForkServerContext:
+    """Return the context of the server with torch; the first call in a session starts it.
 
-    Its own folder is some milliseconds older; a controller that is killed just between leaves that
-    to the next session.
+    The server removes what a killed controller leaves: it is started before files are made. Its own
+    folder is some milliseconds older, and left to the next session by a kill just between.
     """
-    _forkserver()
-
-
-def _forkserver() -> ForkServerContext:
-    """Return the context of the server with torch; the first call in a session starts it."""
     require_torch()
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(list(_PRELOADED))
@@ -100,10 +95,8 @@ def _remove_own(pid: int, folder: Path) -> None:
 
 @contextlib.contextmanager
 def _ctrl_c_blocked() -> Iterator[None]:
-    """Start processes in here that Ctrl-C does not end, although it reaches the whole terminal.
-
-    A process inherits blocked signals, but no handlers: the server would print a traceback.
-    """
+    """Start processes in here that Ctrl-C does not end, although it reaches the whole terminal."""
+    # A process inherits blocked signals, but no handlers: the server would print a traceback.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
@@ -113,10 +106,8 @@ def _ctrl_c_blocked() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _without_main_module() -> Iterator[None]:
-    """Start processes in here that do not import the controller's main script, as pytest's, again.
-
-    Each rank would pay for its imports. Jobs carry their functions by value instead.
-    """
+    """Start processes in here that do not import the controller's main script, as pytest's."""
+    # Each rank would pay for its imports. Jobs carry their functions by value instead.
     main = sys.modules["__main__"]
     sys.modules["__main__"] = types.ModuleType("__main__")
     try:

@@ -53,9 +53,8 @@ class RankGroup:
     def __init__(self, request: GroupRequest, only: Assignment | None = None) -> None:
         """Start the ranks, or `only` one of them, if the group spans controllers."""
         device, num_gpus = request.policy.device, request.policy.num_gpus
-        assignments = all_assignments(request.world_size, device=device, num_gpus=num_gpus)
-        if only is not None:
-            assignments = (only,)
+        whole = all_assignments(request.world_size, device=device, num_gpus=num_gpus)
+        assignments = whole if only is None else (only,)
         self._ranks: tuple[int, ...] = tuple(one.rank for one in assignments)
         with uninterrupted():
             start_server()
@@ -152,7 +151,6 @@ class RankGroup:
         return [rank for rank in self._ranks if rank not in self._replies]
 
     def _receive(self, timeout_s: float) -> list[Reply | Died]:
-        """Take what arrives within the time; return only what is new."""
         sources = self.sources()
         ready = wait(list(sources), timeout_s)
         ranks = dict.fromkeys(sources[cast("Connection | int", source)] for source in ready)
@@ -229,7 +227,6 @@ class RankGroup:
         return self._board.read(rank)
 
     def _where_it_was(self, rank: int) -> tuple[str, ...]:
-        """Return the traceback of a rank that has failed, else where it hangs."""
         reply = self._replies.get(rank)
         return reply.lines if isinstance(reply, Failed) else self.where_it_hangs(rank)
 

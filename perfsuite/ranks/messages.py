@@ -27,46 +27,29 @@ OWN_PRECISIONS = ("fp64", "fp32", "bf16", "amp-bf16", "amp-fp16")
 
 @dataclass(frozen=True, kw_only=True)
 class TurnChannel:
-    """How the ranks of one arm ask for their turn at a gate's socket, and what calibration injects.
-
-    Attributes:
-        planted_ratio: Slowdown of each round, 0.05 = 5 %.
-        planted_recipe: Changed fields of each recipe: ("precision=fp32",).
-        planted_fault: One of INJECTABLE_FAULTS, in each iteration.
-    """
+    """How the ranks of one arm ask a gate's socket for turns, and what calibration injects."""
 
     path: str
     arm: str
-    planted_ratio: float = 0.0
-    planted_recipe: tuple[str, ...] = ()
-    planted_fault: str | None = None
+    planted_ratio: float = 0.0  # slowdown of each round, 0.05 = 5 %
+    planted_recipe: tuple[str, ...] = ()  # changed fields of each recipe: ("precision=fp32",)
+    planted_fault: str | None = None  # one of INJECTABLE_FAULTS, in each iteration
 
 
 @dataclass(frozen=True, kw_only=True)
 class GroupPolicy:
-    """How the ranks of a group are started, and how long their controller waits for them.
-
-    Attributes:
-        num_gpus: GPUs that the ranks see; with fewer than ranks they share them through gloo.
-        timeout_s: A group without progress for so long is stuck.
-        collective_timeout_s: A collective that waits for so long has lost its peer.
-        import_roots: Folders that come first on the ranks' module path.
-        shows_output: Print what the ranks printed when all went well.
-        entry: What a rank runs, "package.module:function": by name, as its module imports torch.
-        proof: Folder of what the ranks of a proof record, on the first rank's machine.
-        turns: Where rounds ask for their turn; None where no other arm runs beside them.
-    """
+    """How the ranks of a group are started, and how long their controller waits for them."""
 
     device: str = "cpu"
-    num_gpus: int = 0
-    timeout_s: float = 120.0
-    collective_timeout_s: float = 30.0
+    num_gpus: int = 0  # that the ranks see; with fewer than ranks they share them through gloo
+    timeout_s: float = 120.0  # a group without progress for so long is stuck
+    collective_timeout_s: float = 30.0  # a collective that waits for so long has lost its peer
     seed: int = 0
-    import_roots: tuple[str, ...] = ()
-    shows_output: bool = True
-    entry: str = "perfsuite.worker.main:serve"
-    proof: str = ""
-    turns: TurnChannel | None = None
+    import_roots: tuple[str, ...] = ()  # come first on the ranks' module path
+    shows_output: bool = True  # of the ranks, when all went well
+    entry: str = "perfsuite.worker.main:serve"  # by name, as that module imports torch
+    proof: str = ""  # folder of what the ranks of a proof record, on the first rank's machine
+    turns: TurnChannel | None = None  # none where no other arm runs beside them
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,16 +64,13 @@ class GroupRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class RankStart:
-    """What a rank's process is started with; `folder` is its group's, for board and logs.
-
-    It is pinned to `core`, unless that is None; its loader workers may use `cores`, and then it.
-    """
+    """What a rank's process is started with."""
 
     request: GroupRequest
     assignment: Assignment
-    folder: str
-    core: int | None
-    cores: tuple[int, ...]
+    folder: str  # of its group, for board and logs
+    core: int | None  # its only one, unless that is None
+    cores: tuple[int, ...]  # for its loader workers, and for a rank without a `core`
 
     @property
     def rank(self) -> int:
@@ -122,15 +102,11 @@ class CallFunction:
 
 @dataclass(frozen=True, kw_only=True)
 class MeasurePlan:
-    """How often a cell is run.
+    """How often a cell is run."""
 
-    `num_rounds` of None lets the gate choose; `num_iterations`, those of a round, rank 0, which
-    then aims at rounds of `round_s`, 50 ms if that is None.
-    """
-
-    num_rounds: int | None = None
-    num_iterations: int | None = None
-    round_s: float | None = None
+    num_rounds: int | None = None  # None lets the gate choose
+    num_iterations: int | None = None  # of a round; None lets rank 0 choose
+    round_s: float | None = None  # what rank 0 aims at then; None is 50 ms
 
     def __post_init__(self) -> None:
         for name, value in {"rounds": self.num_rounds, "iterations": self.num_iterations}.items():
@@ -140,25 +116,17 @@ class MeasurePlan:
 
 @dataclass(frozen=True, kw_only=True)
 class UserCode:
-    """A function or a command of a user's that trains, measured as it is.
-
-    Attributes:
-        function: Packed: `build_step`, or `train`, which is a whole loop; empty for a command.
-        world_size: Of the ranks that call it; a command itself says how many it starts.
-        samples_per_step: Of all ranks together; None where the user does not say.
-        num_steps: Steps of a loop or a command that are timed, after `num_warmup`.
-        optimizer: Name of the class whose steps count; None is the first optimizer that steps.
-    """
+    """A function or a command of a user's that trains, measured as it is."""
 
     name: str
-    function: bytes
+    function: bytes  # packed: `build_step`, or `train`, which is a whole loop; empty for a command
     kind: Literal["step", "loop", "command"]
-    world_size: int = 1
-    samples_per_step: int | None = None
+    world_size: int = 1  # of the ranks that call it; a command itself says how many it starts
+    samples_per_step: int | None = None  # of all ranks together; None where the user does not say
     tokens_per_step: int | None = None
-    num_steps: int | None = None
+    num_steps: int | None = None  # of a loop or a command that are timed, after `num_warmup`
     num_warmup: int = 3
-    optimizer: str | None = None
+    optimizer: str | None = None  # class whose steps count; None is the first one that steps
     precision: str = "fp32"
 
     def __post_init__(self) -> None:
@@ -182,10 +150,7 @@ class UserCode:
 
 @dataclass(frozen=True, kw_only=True)
 class RunCell:
-    """Job: build a cell, warm it up, measure it, count it.
-
-    It has a workload and a recipe, or the user's own code, or the `message_bytes` of "all_reduce".
-    """
+    """Job: measure a workload and a recipe, or a user's own code, or an "all_reduce" of bytes."""
 
     activity: ActivityName
     plan: MeasurePlan
@@ -197,14 +162,11 @@ class RunCell:
 
 @dataclass(frozen=True, kw_only=True)
 class RecordRun:
-    """Job: train some steps, and write what each rank saw of them to a file of the proof.
-
-    `name` is "tested", or "twin" for the same run without checkpointing.
-    """
+    """Job: train some steps, and write what each rank saw of them to a file of the proof."""
 
     workload: bytes
     recipe: Recipe
-    name: str
+    name: str  # "tested", or "twin" for the same run without checkpointing
     num_steps: int
 
 
@@ -261,28 +223,23 @@ class RoundTimes:
     """One rank's own times of one round: on a CPU from the common start to the end of its work.
 
     On an accelerator from the device's first iteration to its last, when the host has run ahead.
-    `steps_s` is from border to border, `stages_s` of the whole round. `spans` has the stages in
-    order, on a CPU with "other" between, and is empty where no rank is compared.
     """
 
     duration_s: float
-    stages_s: dict[str, float]
-    steps_s: tuple[float, ...] = ()
+    stages_s: dict[str, float]  # of the whole round
+    steps_s: tuple[float, ...] = ()  # from border to border
+    # The stages in order, on a CPU with "other" between; empty where no rank is compared.
     spans: tuple[Span, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
 class PeakMemory:
-    """Memory of one iteration on one rank, see `perfsuite.worker.measure.memory`.
-
-    `saved_activation_bytes` is None where no backward pass followed a forward pass on this rank,
-    `reserved_bytes`, the most that an allocator held, on a CPU.
-    """
+    """Memory of one iteration on one rank, see `perfsuite.worker.measure.memory`."""
 
     metric: MemoryMetric
     peak_bytes: int
-    saved_activation_bytes: int | None
-    reserved_bytes: int | None = None
+    saved_activation_bytes: int | None  # None where no backward pass followed a forward pass here
+    reserved_bytes: int | None = None  # the most that an allocator held; None on a CPU
 
 
 NO_COUNTS = Counts(**dict.fromkeys(Counts.__struct_fields__))
@@ -292,29 +249,22 @@ COUNTED = (*Counts.__struct_fields__, "memory", "operators")
 
 @dataclass(kw_only=True)
 class CellMeasured:
-    """Reply to `RunCell`: what one rank has measured so far.
-
-    Attributes:
-        losses: Losses of the first optimizer steps; None on a rank that holds no loss.
-        global_batch_size: Samples of one iteration over all ranks; None if it has no samples.
-        stage_rounds: Rounds that have the times of stages, where `rounds` have none.
-        peak: Of one iteration, as `operators`; None where nothing was counted.
-        weights: Of this rank after each of the first steps; empty where no gate asks.
-        missing: Why a number is None, by its name in the record.
-        watched_s: Of untimed iterations on a CPU: each stage's seconds out of and in collectives.
-    """
+    """Reply to `RunCell`: what one rank has measured so far."""
 
     rounds: list[RoundTimes] = field(default_factory=list)
     num_iterations: int = 0
-    losses: tuple[float, ...] | None = None
-    global_batch_size: int | None
+    losses: tuple[float, ...] | None = None  # of the first steps; None on a rank that holds none
+    global_batch_size: int | None  # over all ranks; None where an iteration has no samples
     counts: Counts = NO_COUNTS
-    peak: PeakMemory | None = None
+    peak: PeakMemory | None = None  # of one iteration, as the next; None where nothing was counted
     operators: tuple[Operator, ...] | None = None
+    # Of this rank, after each of the first steps; empty where no gate asks.
     weights: tuple[tuple[TensorDigest, ...], ...] = ()
     environment: Environment
-    missing: dict[str, str]
+    missing: dict[str, str]  # why a number is None, by its name in the record
+    # Where `rounds` have no times of stages.
     stage_rounds: list[RoundTimes] = field(default_factory=list)
+    # Of untimed iterations on a CPU: each stage's seconds out of and in collectives.
     watched_s: list[dict[str, tuple[float, float]]] = field(default_factory=list)
 
 
@@ -333,24 +283,15 @@ class RunChecked:
 
 @dataclass(frozen=True, kw_only=True)
 class RankEpoch:
-    """One rank's share of an epoch; those of all ranks make one `records.profile.Epoch`.
+    """One rank's share of an epoch; those of all ranks make one `records.profile.Epoch`."""
 
-    Attributes:
-        duration_s: From the end of the epoch before to the end of this one's evaluation.
-        stages_s: Seconds in each stage that was entered; "evaluation" holds its loading.
-        losses: Loss of each step on this rank's data; empty on a rank that holds no loss.
-        first_bad_gradient: The first step, from 1, with a gradient that is not finite, else None.
-        num_right: Right answers by class, of `num_there` samples; None where nothing was counted.
-        metric_sums: The workload's own metric by name, summed over `num_scored` samples.
-    """
-
-    duration_s: float
-    stages_s: dict[str, float]
-    losses: tuple[float, ...]
-    first_bad_gradient: int | None
-    num_right: tuple[int, ...] | None
+    duration_s: float  # from the end of the epoch before to the end of this one's evaluation
+    stages_s: dict[str, float]  # of those that were entered; "evaluation" holds its loading
+    losses: tuple[float, ...]  # of each step on this rank's data; empty on a rank that holds none
+    first_bad_gradient: int | None  # the first step, from 1, whose gradient is not finite
+    num_right: tuple[int, ...] | None  # by class; None where nothing was counted
     num_there: tuple[int, ...] | None
-    metric_sums: dict[str, float]
+    metric_sums: dict[str, float]  # the workload's own metric by name, over `num_scored` samples
     num_scored: int
 
 
@@ -367,21 +308,14 @@ class ProfileTaken:
 
 @dataclass(frozen=True, kw_only=True)
 class Failed:
-    """Reply to any job: it ended in an exception of class `error`.
+    """Reply to any job: it ended in an exception."""
 
-    Attributes:
-        is_ours: Whether it is one of `perfsuite.errors`.
-        peer: What it only says of another rank, as of a RankFailureError.
-        at_s: When it was raised, on the machine's monotonic clock.
-        lines: The traceback without frames of ours.
-    """
-
-    error: str
+    error: str  # its class, one of `perfsuite.errors` if it `is_ours`
     is_ours: bool = False
     message: str
-    peer: PeerState | None
-    at_s: float
-    lines: tuple[str, ...] = ()
+    peer: PeerState | None  # what it only says of another rank
+    at_s: float  # when it was raised, on the machine's monotonic clock
+    lines: tuple[str, ...] = ()  # the traceback without frames of ours
 
 
 Reply = CellMeasured | FunctionReturned | RunRecorded | RunChecked | ProfileTaken | Failed

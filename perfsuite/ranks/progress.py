@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from perfsuite.errors import WriteError
 from perfsuite.records.stages import STAGES
+from perfsuite.system.files import explained
 
 PHASES = (
     *("start", "build", "warm-up", "measure", "count", "call", "record", "check", "finish"),
@@ -48,16 +48,11 @@ class Board:
         self._marks: dict[int, int] = {}
         self._last_progress_s = time.monotonic()
         size = world_size * _SLOT_BYTES
-        try:
-            with path.open("a+b") as file:
-                # Reserved, not only sized: writing to a hole of a full disk would be a SIGBUS.
-                os.posix_fallocate(file.fileno(), 0, size)
-                self._map = mmap.mmap(file.fileno(), size)
-        except OSError as error:
-            raise WriteError(
-                f"cannot write {path}: {error.strerror or error}; make room, or set TMPDIR to a "
-                "folder that has it"
-            ) from error
+        advice = "; make room, or set TMPDIR to a folder that has it"
+        with explained(f"write {path}", advice), path.open("a+b") as file:
+            # Reserved, not only sized: writing to a hole of a full disk would be a SIGBUS.
+            os.posix_fallocate(file.fileno(), 0, size)
+            self._map = mmap.mmap(file.fileno(), size)
 
     def read(self, rank: int) -> Position:
         """Return where `rank` is now."""

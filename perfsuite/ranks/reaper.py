@@ -54,10 +54,8 @@ def _start_watcher(controller: int) -> None:
 
 
 def _watch(controller: int, own: int, server: int) -> None:
-    """Wait by pidfds until the controller ends, then until the server does, and clean up.
-
-    A server that ends first is replaced, by none where the controller is killed before that.
-    """
+    """Wait by pidfds until the controller ends, then until the server does, and clean up."""
+    # A server that ends first is replaced, by none where the controller is killed before that.
     select.select([controller], [], [])
     if not select.select([own], [], [], _GRACE_S)[0]:
         with contextlib.suppress(psutil.NoSuchProcess):

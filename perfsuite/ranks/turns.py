@@ -17,10 +17,7 @@ _LOOK_S = 1.0
 
 
 class Agreed(NamedTuple):
-    """What both arms run: iterations of a round, rounds, and whether they count and profile after.
-
-    A gate that does not say the latter has them do both.
-    """
+    """A round's iterations, rounds, and whether both arms count and profile after them."""
 
     iterations: int
     rounds: int
@@ -52,6 +49,7 @@ class Turns:
         shape = {"iterations": num_iterations, "iteration_s": iteration_s, "first_s": _FIRST_S}
         self._send(kind="shape", **shape)
         answer = json.loads(self._receive())
+        # A gate that does not say whether they count and profile has them do both.
         return Agreed(**{name: answer.get(name, True) for name in Agreed._fields})
 
     def _receive(self) -> str:

@@ -9,25 +9,19 @@ from perfsuite.units import counted
 
 @dataclass(frozen=True, kw_only=True)
 class Hardware:
-    """The machine as far as it decides whether a cell can run, on "cpu" or "cuda".
+    """The machine as far as it decides whether a cell can run."""
 
-    `compute_capability` is that of the first GPU, (9, 0) for an H100; `num_cores` are those that
-    the ranks may use. Both are None where unknown.
-    """
-
-    device: str
+    device: str  # "cpu" or "cuda"
     num_gpus: int = 0
-    num_cores: int | None = None
-    compute_capability: tuple[int, int] | None = None
+    num_cores: int | None = None  # that the ranks may use; None where unknown
+    compute_capability: tuple[int, int] | None = None  # of the first GPU, (9, 0) for an H100
     has_horovod: bool = False
     has_torchao: bool = False
 
     @property
     def num_untimed_at_once(self) -> int:
-        """Groups of ranks to run together where nothing is timed; one on GPUs, for their memory.
-
-        Starting a group keeps half a core busy.
-        """
+        """Groups of ranks to run together where nothing is timed; one on GPUs, for their memory."""
+        # Starting a group keeps half a core busy.
         return 1 if self.device != "cpu" or self.num_cores is None else self.num_cores // 2 + 2
 
 
@@ -110,9 +104,8 @@ def what_ranks_need(world_size: int, hardware: Hardware) -> str | None:
     if hardware.device == "cuda":
         if world_size <= num_gpus:
             return None
-        return (
-            f"{counted(world_size, 'GPU')}, and {num_gpus} {'is' if num_gpus == 1 else 'are'} here"
-        )
+        are = "is" if num_gpus == 1 else "are"
+        return f"{counted(world_size, 'GPU')}, and {num_gpus} {are} here"
     if num_cores and world_size > (most := _MAX_RANKS_PER_CORE * num_cores):
         return (
             f"{world_size} ranks, and {num_cores} cores take at most {most}, "

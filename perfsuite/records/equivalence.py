@@ -1,7 +1,4 @@
-"""What the equivalence checks report: one row for each check of a recipe.
-
-Plain values only, because rows travel from a rank to the controller.
-"""
+"""What the equivalence checks report, in plain values: one row for each check of a recipe."""
 
 from __future__ import annotations
 
@@ -114,10 +111,7 @@ class EquivalenceReport(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def numerics(self) -> Numerics:
         """The worst row in the form that a cell's record keeps."""
-        row = self.worst
-        return Numerics(
-            status=row.status, check=row.check, error=row.error, limit=row.limit, power=row.power
-        )
+        return msgspec.convert(self.worst, Numerics, from_attributes=True)
 
     def __str__(self) -> str:
         lines = [f"{row.check} {row.status}: {row.reason}" for row in self.rows]

@@ -21,43 +21,25 @@ _MODEL_AXES: Final = ("tp", "cp", "sp", "ep", "tensor", "context", "sequence", "
 
 @dataclass(frozen=True, kw_only=True)
 class ParallelMode:
-    """What is true of one form of `Recipe.parallel`.
+    """What is true of one form of `Recipe.parallel`."""
 
-    Attributes:
-        form: As people write it, such as "ddp:N".
-        strategy: The class that trains so, "module:class" in `worker.training.parallel`.
-        smallest_size: With fewer parts the mode would do nothing: DataParallel over one device and
-            a split into one part both call the plain module. DDP, FSDP and Horovod over one
-            process are real.
-        is_one_process: No process group: the cell starts one process, whatever its size.
-        runs_threads: One process with a thread for each replica, as nn.DataParallel.
-        shares_batch: All ranks work on one batch; otherwise each has a shard of the data.
-        splits_parameters: Each rank steps parameters, or parts of them, that no other rank has.
-        splits_tensors: Those are parts of one tensor, and not whole parameters.
-        resizes_storages: Parameters' storages grow and shrink within a step.
-        cuts_model: The model is cut into stages, and a rank waits for the stage before its own.
-        chunks_per_rank: Parts of a batch for each rank; None where a batch stays whole.
-        default_schedule: The pipeline schedule unless the text names one; None if it has none.
-        takes_ddp_options: The recipe's options of DistributedDataParallel apply.
-        needs_horovod: The ranks import the package horovod.
-        why_no_reduction: Why gradients cannot be compared with a sum over ranks (T0), or None.
-    """
-
-    form: str
-    strategy: str
+    form: str  # as people write it, such as "ddp:N"
+    strategy: str  # the class that trains so, "module:class" in `worker.training.parallel`
+    # With fewer parts the mode would do nothing: DataParallel over one device and a split into one
+    # part both call the plain module. DDP, FSDP and Horovod over one process are real.
     smallest_size: int = 1
-    is_one_process: bool = False
-    runs_threads: bool = False
-    shares_batch: bool = False
-    splits_parameters: bool = False
-    splits_tensors: bool = False
-    resizes_storages: bool = False
-    cuts_model: bool = False
-    chunks_per_rank: int | None = None
-    default_schedule: str | None = None
-    takes_ddp_options: bool = False
-    needs_horovod: bool = False
-    why_no_reduction: str | None = None
+    is_one_process: bool = False  # no process group, whatever its size
+    runs_threads: bool = False  # one process with a thread for each replica, as nn.DataParallel
+    shares_batch: bool = False  # all ranks work on one; otherwise each has a shard of the data
+    splits_parameters: bool = False  # a rank steps parameters, or parts, that no other rank has
+    splits_tensors: bool = False  # those are parts of one tensor, and not whole parameters
+    resizes_storages: bool = False  # of parameters, within a step
+    cuts_model: bool = False  # into stages, and a rank waits for the stage before its own
+    chunks_per_rank: int | None = None  # parts of a batch for each; None where it stays whole
+    default_schedule: str | None = None  # of a pipeline, unless the text names one
+    takes_ddp_options: bool = False  # those of a recipe for DistributedDataParallel
+    needs_horovod: bool = False  # the ranks import the package
+    why_no_reduction: str | None = None  # why gradients are no sum over ranks to compare with (T0)
 
 
 _DDP: Final = ParallelMode(form="ddp:N", strategy="data_parallel:DDP", takes_ddp_options=True)
@@ -141,21 +123,13 @@ class MeshAxis:
 
 @dataclass(frozen=True, kw_only=True)
 class ParallelPlan:
-    """A parsed `Recipe.parallel`.
+    """A parsed `Recipe.parallel`."""
 
-    Attributes:
-        mode: The word before the colon, a key of `PARALLEL_MODES`.
-        size: The N of the mode: ranks, or devices for "dp". 1 for "single".
-        num_shards: For "hsdp" the S of RxS: ranks that share one copy of the parameters.
-        schedule: The pipeline schedule; None where the mode has none.
-        axes: For "mesh" its axes, the last one's ranks next to each other; otherwise none.
-    """
-
-    mode: str
-    size: int
-    num_shards: int = 1
+    mode: str  # a key of `PARALLEL_MODES`
+    size: int  # the N of the mode: ranks, devices for "dp", 1 for "single"
+    num_shards: int = 1  # for "hsdp" the S of RxS: ranks that share one copy of the parameters
     schedule: str | None = None
-    axes: tuple[MeshAxis, ...] = ()
+    axes: tuple[MeshAxis, ...] = ()  # of a mesh, the last one's ranks next to each other
 
     @property
     def properties(self) -> ParallelMode:

@@ -28,10 +28,8 @@ class ProfileStages(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
 
     def as_rows(self) -> list[tuple[str, float]]:
         """Return the stages that are not None by their names in reports, in a step's order."""
-        stages = (
-            (name.replace("_", " + "), getattr(self, name)) for name in self.__struct_fields__
-        )
-        return [(name, seconds) for name, seconds in stages if seconds is not None]
+        stages = msgspec.structs.asdict(self).items()
+        return [(name.replace("_", " + "), time_s) for name, time_s in stages if time_s is not None]
 
 
 class Epoch(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

@@ -22,15 +22,11 @@ EPSILONS = {
     "fp64": 2.0**-52,
     "fp32": 2.0**-23,
     "tf32": 2.0**-10,
-    "bf16": 2.0**-7,
-    "amp-bf16": 2.0**-7,
+    **dict.fromkeys(("bf16", "amp-bf16"), 2.0**-7),
     "amp-fp16": 2.0**-10,
-    "fp8-tensorwise": 2.0**-3,
-    "fp8-rowwise": 2.0**-3,
+    **dict.fromkeys(("fp8-tensorwise", "fp8-rowwise"), 2.0**-3),
     "O0": 2.0**-23,
-    "O1": 2.0**-10,
-    "O2": 2.0**-10,
-    "O3": 2.0**-10,
+    **dict.fromkeys(("O1", "O2", "O3"), 2.0**-10),
 }
 PRECISIONS = tuple(EPSILONS)
 LOADERS = ("own", "cached")

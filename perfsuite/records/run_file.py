@@ -116,16 +116,13 @@ class _File(_Head, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, kw_only=True)
 class RunHead:
-    """What a stored run says about itself: when, in UTC, and at which commit, if it names one.
-
-    `stamp` is None where perfsuite did not save it.
-    """
+    """What a stored run says about itself: when, in UTC, and at which commit, if it names one."""
 
     path: AnyPath
     saved_at: datetime
     commit: str | None
     is_dirty: bool
-    stamp: RunStamp | None
+    stamp: RunStamp | None  # None where perfsuite did not save it
 
     @property
     def fingerprint(self) -> str | None:
@@ -147,13 +144,9 @@ class RunFile(RunHead):
 
 
 class StoredCell(msgspec.Struct, frozen=True, kw_only=True):
-    """One benchmark of a stored run, with the part of its record that comparisons use.
+    """One benchmark of a stored run, with the part of its record that comparisons use."""
 
-    A suite without perfsuite's fixtures stores times alone. `median_s` is of the rounds, in seconds
-    per iteration, finite and above 0; `fingerprint` is of the environment that the ranks found.
-    """
-
-    median_s: float
+    median_s: float  # as in `Benchmark`, and all that a suite without perfsuite's fixtures stores
     schema: Literal[1] = 1
     fingerprint: Label | None = None
     samples_per_s: Amount | None = None
@@ -208,11 +201,9 @@ def read_run(path: AnyPath) -> StoredRun:
 
 @_or_unusable
 def read_head(path: AnyPath) -> RunHead:
-    """Return what a file says about its run, or why it holds none.
-
-    Enough to refuse a run: where the stamp precedes the benchmarks, these are not read. A run that
-    is used must be read whole, because only then is it known to be well-formed.
-    """
+    """Return what a file says about its run, or why it holds none: enough to refuse a run."""
+    # A stamp mostly precedes the benchmarks, which are not read then. A run that is used must be
+    # read whole, because only then is it known to be well-formed.
     head = _read_before(path, _BENCHMARKS)
     if head is None or head.stamp is None:
         head = read_json_as(path, _Head)
@@ -221,10 +212,8 @@ def read_head(path: AnyPath) -> RunHead:
 
 @_or_unusable
 def read_moment(path: AnyPath) -> datetime:
-    """Return when a run was saved, or why its file holds none.
-
-    Enough to find the newest of a thousand runs: of most files only the first lines are read.
-    """
+    """Return when a run was saved, or why its file holds none."""
+    # Of most files only the first lines are read, to find the newest of a thousand.
     return in_utc((_read_before(path, _STAMP) or read_json_as(path, _Head)).datetime)
 
 

@@ -13,11 +13,8 @@ from typing import Any, Protocol
 STAGES = ("load", "forward", "backward", "optimizer", "evaluation")
 
 
-class Stage(Protocol):
-    """The argument of an iteration: a name of `STAGES` gives the context manager to work in."""
-
-    def __call__(self, name: str) -> AbstractContextManager[None]:
-        """Return the context manager of the stage of this name."""
+# The argument of an iteration: a name of `STAGES` gives the context manager to work in.
+Stage = Callable[[str], AbstractContextManager[None]]
 
 
 def untimed(name: str) -> AbstractContextManager[None]:

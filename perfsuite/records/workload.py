@@ -1,7 +1,4 @@
-"""The workload contract, and how a name becomes a workload.
-
-The controller only names workloads; the ranks build them.
-"""
+"""The workload contract, and how a name, which is all the controller has, becomes a workload."""
 
 from __future__ import annotations
 

@@ -8,6 +8,7 @@ As a program it runs a command that ends so too: `PID NAME=VALUE COMMAND`, see `
 
 import contextlib
 import ctypes
+import functools
 import os
 import select
 import signal
@@ -48,10 +49,7 @@ class Background:
     """The other processes of a launch, and the other threads of this one."""
 
     def __init__(self) -> None:
-        """Call it early: it forks, as `end_with` says.
-
-        Nothing is stopped where the kernel cannot wait for an end (pidfd_open(2), Linux 5.3).
-        """
+        """Call it early: it forks, as `end_with` says."""
         self._found: set[int] = set()
         self._known: set[int] = set()
         self._stopped: set[int] = set()
@@ -76,7 +74,7 @@ class Background:
 
     def stop(self, *, looks: bool = False) -> None:
         """Stop the other processes of the launch, first those that were running before."""
-        if self._waker is None:
+        if self._waker is None:  # the kernel cannot wait for an end (pidfd_open(2), Linux 5.3)
             return
         signal_all(self._known, signal.SIGSTOP)
         self._stopped |= self._known
@@ -118,10 +116,8 @@ class Background:
         return [thread for thread in others if thread not in ours | {os.getpid()}]
 
     def thread_seconds(self) -> dict[int, float]:
-        """Return the processor seconds of Python's other threads, by thread.
-
-        It leaves out a library's threads: an OpenMP pool spins on after its work is done.
-        """
+        """Return the processor seconds of Python's other threads, by thread."""
+        # Not of a library's: an OpenMP pool spins on after its work is done.
         found = {}
         for thread in threading.enumerate():
             thread_id = thread.native_id
@@ -142,15 +138,13 @@ def launched_processes(own: int, processes: dict[int, Process]) -> dict[int, Pro
     [8, 9]
     """
     session = processes[own].session
-    is_ours = {own: True}
 
+    @functools.cache
     def belongs(pid: int) -> bool:
-        if pid not in is_ours:
-            process = processes.get(pid)
-            is_ours[pid] = process is not None and (
-                (process.session == session and session == own) or belongs(process.parent)
-            )
-        return is_ours[pid]
+        process = processes.get(pid)
+        if pid == own or process is None:
+            return pid == own
+        return process.session == session == own or belongs(process.parent)
 
     return {
         pid: process
@@ -197,11 +191,9 @@ def processes_with(variable: str) -> list[int]:
 
 
 def end_all(process: subprocess.Popen[Any], variable: str) -> bool:
-    """End a process, its group and all else that has its variable; return whether there was more.
-
-    A daemon that has left the group would serve a later launch, perhaps of the other arm, with the
-    code of this one. It is known by its environment, which no other launch has.
-    """
+    """End a process, its group and all else that has its variable; return whether it left more."""
+    # A daemon that has left the group would serve a later launch, perhaps of the other arm, with
+    # the code of this one. It is known by its environment, which no other launch has.
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
@@ -269,10 +261,7 @@ def end_with(gate: int, variable: str) -> int | None:
 
 
 def _clear_up(process: int, gate: int, reader: int, writer: int, variable: str) -> None:
-    """Resume what a process has named when it has ended; kill what it started when the gate has.
-
-    A gate that lives kills all that itself, and this process too.
-    """
+    """Resume what a process has named when it has ended; kill what it started when the gate has."""
     os.close(writer)
     os.closerange(0, 3)  # the gate reads what the process says up to its end
     os.chdir("/")
@@ -285,7 +274,7 @@ def _clear_up(process: int, gate: int, reader: int, writer: int, variable: str) 
     processes = list_processes()
     stopped = {int(pid) for pid in told.split()} & processes.keys()
     signal_all([pid for pid in stopped if processes[pid].state == "T"], signal.SIGCONT)
-    select.select([gate], [], [])
+    select.select([gate], [], [])  # one that lives kills all that itself, and this process too
     signal_all(processes_with(variable), signal.SIGKILL)
 
 

@@ -1,7 +1,4 @@
-"""What a speed depends on beside the code, as far as it is known without torch.
-
-The controller stamps its files with this; a rank adds torch's own settings.
-"""
+"""What a speed depends on beside the code, as far as it is known without torch."""
 
 from __future__ import annotations
 
@@ -43,10 +40,8 @@ _OWN_VARIABLES: Final = {
 
 
 def describe_host(environ: Mapping[str, str], num_cores: int) -> Environment:
-    """Return the environment of a whole session, whatever its tests measure.
-
-    CUDA's libraries and torch's settings, which only a rank knows, are in each cell's fingerprint.
-    """
+    """Return the environment of a whole session, whatever its tests measure."""
+    # CUDA's libraries and torch's settings, which only a rank knows, are in a cell's fingerprint.
     return Environment(
         accelerators=tuple(map(describe_gpu, visible_gpus(environ))),
         driver=driver_version(),
@@ -99,13 +94,9 @@ def speed_variables(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 class Environment(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Everything that a speed depends on beside the code: runs compare only where all is equal.
+    """Everything that a speed depends on beside the code: runs compare only where all is equal."""
 
-    `accelerators` are name, power limit and MIG state of each GPU, in order; `knobs` are settings
-    that change speed: threads, TF32, cuDNN, allocator and NCCL variables.
-    """
-
-    accelerators: tuple[str, ...]
+    accelerators: tuple[str, ...]  # each GPU as `describe_gpu` says it, in order
     driver: str | None
     cuda: str | None
     cudnn: str | None
@@ -114,7 +105,7 @@ class Environment(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     cpu: str
     num_cores: int
     python: str
-    knobs: dict[str, str]
+    knobs: dict[str, str]  # threads, TF32, cuDNN, allocator and NCCL variables
 
     @property
     def fingerprint(self) -> str:

@@ -1,7 +1,8 @@
 """Writing files so that a reader, or a crash, never meets half of one.
 
-Sources of the method: rename(2), "newpath will be atomically replaced", and the need to fsync file
-and folder from "All File Systems Are Not Created Equal" (Pillai et al., OSDI 2014).
+A WriteError names the path and the reason. Sources of the method: rename(2), "newpath will be
+atomically replaced", and the need to fsync file and folder from "All File Systems Are Not Created
+Equal" (Pillai et al., OSDI 2014).
 """
 
 import contextlib
@@ -20,19 +21,16 @@ _SUFFIX = ".tmp"
 
 
 @contextlib.contextmanager
-def explained(attempt: str) -> Iterator[None]:
+def explained(attempt: str, advice: str = "") -> Iterator[None]:
     """Raise an OSError in the context as a WriteError that says what was attempted."""
     try:
         yield
     except OSError as error:
-        raise WriteError(f"cannot {attempt}: {error.strerror or error}") from error
+        raise WriteError(f"cannot {attempt}: {error.strerror or error}{advice}") from error
 
 
 def write_atomically(path: Path, data: bytes) -> None:
-    """Make `path` hold exactly `data`, or leave it as it was.
-
-    Raises a WriteError that names the path and the reason.
-    """
+    """Make `path` hold exactly `data`, or leave it as it was."""
     with explained(f"write {path}"):
         if path.exists() and not path.is_file() and not path.is_dir():
             path.write_bytes(data)  # a pipe or a device, such as /dev/null, is not replaced
@@ -46,8 +44,7 @@ def write_atomically(path: Path, data: bytes) -> None:
 def written_beside(path: Path, data: bytes) -> Iterator[Path]:
     """Give a file beside `path` that holds `data` on the disk, to be renamed or linked.
 
-    A file that is not renamed is removed afterwards; leavings of killed processes are removed
-    before. Raises a WriteError that names the path and the reason.
+    A file that is not renamed is removed afterwards; leavings of killed processes, before.
     """
     with contextlib.ExitStack() as left:
         with explained(f"write {path}"):
@@ -70,11 +67,8 @@ def written_beside(path: Path, data: bytes) -> Iterator[Path]:
 
 
 def check_writable(*paths: Path | None) -> None:
-    """Refuse now a file that could not be written after hours of work; a None is no file.
-
-    Nothing is made: a mistake that is found later leaves no empty folder. Raises a WriteError where
-    a folder cannot be made or written, or is where a file should be.
-    """
+    """Refuse now a file that could not be written after hours of work; a None is no file."""
+    # Nothing is made: a mistake that is found later leaves no empty folder.
     for path in filter(None, paths):
         with explained(f"write {path}"):
             if path.is_dir():
@@ -87,11 +81,7 @@ def check_writable(*paths: Path | None) -> None:
 
 
 def append_line(path: Path, line: bytes) -> None:
-    """Append one line to `path` and return when it is on the disk.
-
-    A line that could not be written whole is taken back, so the file always ends with a newline.
-    Raises a WriteError that names the path and the reason.
-    """
+    """Append one line to `path`, whole or not at all, and return when it is on the disk."""
     with explained(f"append to {path}"):
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("a+b", buffering=0) as file:
@@ -110,7 +100,7 @@ def append_line(path: Path, line: bytes) -> None:
 
 
 def remove_file(path: Path) -> None:
-    """Remove `path` where it exists; raises a WriteError with the path and the reason."""
+    """Remove `path` where it exists."""
     with explained(f"remove {path}"):
         path.unlink(missing_ok=True)
 

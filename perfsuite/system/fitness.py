@@ -54,31 +54,19 @@ _MOUNT = Path("/sys/fs/cgroup")
 
 @dataclass(frozen=True, kw_only=True)
 class Reading:
-    """The sensors at one moment; counters, to be subtracted from each other.
-
-    Attributes:
-        cpu_s: Processor seconds of every foreign process, by process id and start.
-        total_s: Processor seconds that the machine had to give.
-        stolen_s: The part of them that the hypervisor gave to other machines.
-        busy_s: Processor seconds that were used on the cores that this process may use.
-        group_s: Those that this process's control group used; None where that is not known.
-        periods: Of each control group with a quota of processor time: how many of the quota's
-            periods there were, and in how many the group was held because it was used up.
-        throttled_s: Of each visible GPU, by its UUID: seconds slowed down for its heat.
-        capped_s: Likewise those that it was held at its power limit.
-        gpu_users: Processes that keep a visible GPU busy.
-    """
+    """The sensors at one moment: counters, in seconds, to be subtracted from each other."""
 
     at_s: float
-    cpu_s: Mapping[tuple[int, float], float]
-    total_s: float
-    stolen_s: float
-    throttled_s: Mapping[str, float]
-    gpu_users: tuple[int, ...]
-    busy_s: float = 0.0
-    group_s: float | None = None
+    cpu_s: Mapping[tuple[int, float], float]  # of each foreign process, by its id and start
+    total_s: float  # that the machine had to give
+    stolen_s: float  # of them, what the hypervisor gave to other machines
+    throttled_s: Mapping[str, float]  # by a visible GPU's UUID: slowed down for its heat
+    gpu_users: tuple[int, ...]  # processes that keep a visible GPU busy
+    busy_s: float = 0.0  # used on the cores that this process may use
+    group_s: float | None = None  # used by this process's control group; None where unknown
+    # Of each control group with a quota: how many periods that had, and how many used it up.
     periods: Mapping[Path, tuple[int, int]] = field(default_factory=dict)
-    capped_s: Mapping[str, float] = field(default_factory=dict)
+    capped_s: Mapping[str, float] = field(default_factory=dict)  # a GPU held at its power limit
 
 
 def read_sensors() -> Reading:
@@ -105,10 +93,7 @@ def read_sensors() -> Reading:
 
 
 def why_unfit(before: Reading, after: Reading, num_cores: int) -> str | None:
-    """Return what disturbed the time between two readings, None for a fit machine.
-
-    A process that is in one of them only does not count: timed work starts and ends many.
-    """
+    """Return what disturbed the time between two readings, None for a fit machine."""
     if before.gpu_users:
         return f"other processes compute on the GPU: {', '.join(map(str, before.gpu_users))}"
     wall_s = after.at_s - before.at_s
@@ -126,6 +111,7 @@ def why_unfit(before: Reading, after: Reading, num_cores: int) -> str | None:
                 f"raise it (docker --cpus, cpu.max in {group}), or let the container use whole "
                 "cores"
             )
+    # Only of processes in both: timed work starts and ends many.
     used_s = {
         process: seconds - before.cpu_s[process]
         for process, seconds in after.cpu_s.items()
@@ -147,10 +133,8 @@ def why_unfit(before: Reading, after: Reading, num_cores: int) -> str | None:
 
 
 def describe_power_limit(before: Reading, after: Reading) -> str | None:
-    """Return which GPU its power limit held most between two readings; None where it held none.
-
-    That is no reason not to time: both arms pay for it.
-    """
+    """Return which GPU its power limit held most between two readings; None where it held none."""
+    # That is no reason not to time: both arms pay for it.
     held = _most_held(before.capped_s, after.capped_s, after.at_s - before.at_s)
     return held and f"GPU {held[0]} was held at its power limit for {held[1]} of the time"
 
@@ -265,18 +249,13 @@ def quota_periods(groups: Path = _OWN_GROUPS, mount: Path = _MOUNT) -> dict[Path
 
 
 def group_folders(controller: str, groups: Path, mount: Path) -> Iterator[Path]:
-    """Yield the folders of the process's group and of all groups above it.
-
-    Some may not exist: a container shows its own group as the root of the mount.
-    """
+    """Yield the folders of the process's group and of all groups above it."""
+    # Some may not exist: a container shows its own group as the root of the mount.
     for line in (read_text(groups) or "").splitlines():
         _, controllers, group = line.split(":", 2)
-        if controllers == "":
-            base = mount
-        elif controller in controllers.split(","):
-            base = mount / controller
-        else:
+        if controllers and controller not in controllers.split(","):
             continue
+        base = mount / controller if controllers else mount
         path = base / group.lstrip("/")
         yield path
         yield from (parent for parent in path.parents if parent.is_relative_to(base))

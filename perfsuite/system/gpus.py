@@ -5,7 +5,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import pynvml
 
@@ -17,33 +17,20 @@ _AFFINITY_WORDS = 128
 
 @dataclass(frozen=True, kw_only=True)
 class GpuFacts:
-    """One GPU, or one MIG instance of a GPU.
-
-    Attributes:
-        uuid: "GPU-..." or "MIG-...".
-        compute_capability: (9, 0) for an H100.
-        power_limit_w: The limit that is enforced now; None where the GPU has none.
-        is_mig: Whether it is cut into MIG instances; None where it cannot be.
-        clock_mhz: The application clock of its multiprocessors, where it is not the default.
-        cores: The processors of its socket; empty where NVML does not know them.
-        has_ecc: Whether its memory corrects errors, which takes bandwidth; None where it cannot.
-        pcie: (generation, lanes): what it and its slot can, and how wide its link is now.
-        num_nvlinks: Links to other GPUs that are up.
-        vbios: The version of its firmware, which sets its clocks and limits; None where hidden.
-    """
+    """One GPU, or one MIG instance of a GPU; None where it lacks or hides a thing."""
 
     name: str
-    uuid: str
+    uuid: str  # "GPU-..." or "MIG-..."
     memory_bytes: int
-    compute_capability: tuple[int, int]
-    power_limit_w: float | None
-    is_mig: bool | None
-    clock_mhz: int | None = None
-    cores: tuple[int, ...] = ()
-    has_ecc: bool | None = None
-    pcie: tuple[int, int] | None = None
-    num_nvlinks: int = 0
-    vbios: str | None = None
+    compute_capability: tuple[int, int]  # (9, 0) for an H100
+    power_limit_w: float | None  # enforced now
+    is_mig: bool | None  # cut into MIG instances
+    clock_mhz: int | None = None  # for applications, of its multiprocessors, if not the default
+    cores: tuple[int, ...] = ()  # of its socket; empty where NVML does not know them
+    has_ecc: bool | None = None  # its memory corrects errors, which takes bandwidth
+    pcie: tuple[int, int] | None = None  # (generation that it and its slot can, lanes in use)
+    num_nvlinks: int = 0  # to other GPUs, that are up
+    vbios: str | None = None  # version of its firmware, which sets its clocks and limits
 
 
 def visible_gpus(environ: Mapping[str, str] = os.environ) -> list[GpuFacts]:
@@ -62,10 +49,7 @@ def visible_gpus(environ: Mapping[str, str] = os.environ) -> list[GpuFacts]:
 
 @contextmanager
 def open_clocks() -> Iterator[Callable[[], list[float]]]:
-    """Give a function, usable in the block, that reads the clock of each visible GPU in MHz.
-
-    It returns an empty list where one is not told.
-    """
+    """Give a function for the block: clocks of the visible GPUs in MHz, [] where one is hidden."""
     with visible_handles() as handles:
 
         def read() -> list[float]:
@@ -186,58 +170,40 @@ def if_shown(query: Callable[..., Any], *arguments: Any) -> Any | None:
         return None
 
 
-class _Peak(NamedTuple):
-    """Of a GPU whose name, as NVML and torch report it, matches `name` as a whole.
-
-    `half` is of fp16 and bf16 with float32 sums, which is how torch multiplies.
-    """
-
-    name: str
-    fp32: float
-    tf32: float | None
-    half: float
-    source: str
-
-
-# Dense figures in TFLOP/s: where the vendor prints those with 2:4 sparsity alone, half of them. A
-# GPU that is not listed has none, and neither has a part of one (MIG).
-_PEAKS: Final = (
-    _Peak("Tesla V100S-PCIE-32GB", 16.4, None, 130, "NVIDIA V100 data sheet, January 2020"),
-    _Peak("Tesla V100-PCIE-(16|32)GB", 14, None, 112, "NVIDIA V100 data sheet, January 2020"),
-    _Peak("Tesla V100-SXM2-(16|32)GB", 15.7, None, 125, "NVIDIA V100 data sheet, January 2020"),
-    _Peak("Tesla T4", 8.1, None, 65, "NVIDIA T4 data sheet, 2019"),
-    _Peak(
-        "(NVIDIA )?A100(-SXM4-[48]0GB|-PCIE-40GB| 80GB PCIe)",
-        *(19.5, 156, 312),
-        "NVIDIA A100 data sheet, June 2021",
-    ),
-    _Peak("NVIDIA A10", 31.2, 62.5, 125, "NVIDIA A10 data sheet, March 2021"),
-    _Peak("NVIDIA A30", 10.3, 82, 165, "NVIDIA A30 data sheet, 2021"),
-    _Peak("NVIDIA A40", 37.4, 74.8, 149.7, "NVIDIA A40 data sheet, 2021"),
-    # 120 and 242 with sparsity.
-    _Peak("NVIDIA L4", 30.3, 60, 121, "NVIDIA L4 data sheet, 2023"),
-    _Peak("NVIDIA L40", 90.5, 90.5, 181.05, "NVIDIA L40 data sheet, 2023"),
-    _Peak("NVIDIA L40S", 91.6, 183, 362.05, "NVIDIA L40S data sheet, 2023"),
-    _Peak(
-        "NVIDIA GeForce RTX 3090",
-        *(35.6, 35.6, 71),
-        "NVIDIA Ampere GA102 whitepaper, 2021, appendix A",
-    ),
-    _Peak("NVIDIA GeForce RTX 4090", 82.6, 82.6, 165.2, "NVIDIA Ada whitepaper, 2023, appendix A"),
+# By a GPU's whole name, as NVML and torch report it: dense figures in TFLOP/s of fp32, of tf32, and
+# of fp16 and bf16 with float32 sums, which is how torch multiplies. Where the vendor prints those
+# with 2:4 sparsity alone, half of them. A GPU that is not listed has none, nor has a part of one
+# (MIG).
+_PEAKS: Final = {
+    "Tesla V100S-PCIE-32GB": (16.4, None, 130),  # NVIDIA V100 data sheet, January 2020
+    "Tesla V100-PCIE-(16|32)GB": (14, None, 112),  # NVIDIA V100 data sheet, January 2020
+    "Tesla V100-SXM2-(16|32)GB": (15.7, None, 125),  # NVIDIA V100 data sheet, January 2020
+    "Tesla T4": (8.1, None, 65),  # NVIDIA T4 data sheet, 2019
+    # NVIDIA A100 data sheet, June 2021
+    "(NVIDIA )?A100(-SXM4-[48]0GB|-PCIE-40GB| 80GB PCIe)": (19.5, 156, 312),
+    "NVIDIA A10": (31.2, 62.5, 125),  # NVIDIA A10 data sheet, March 2021
+    "NVIDIA A30": (10.3, 82, 165),  # NVIDIA A30 data sheet, 2021
+    "NVIDIA A40": (37.4, 74.8, 149.7),  # NVIDIA A40 data sheet, 2021
+    "NVIDIA L4": (30.3, 60, 121),  # NVIDIA L4 data sheet, 2023: 120 and 242 with sparsity
+    "NVIDIA L40": (90.5, 90.5, 181.05),  # NVIDIA L40 data sheet, 2023
+    "NVIDIA L40S": (91.6, 183, 362.05),  # NVIDIA L40S data sheet, 2023
+    # NVIDIA Ampere GA102 whitepaper, 2021, appendix A
+    "NVIDIA GeForce RTX 3090": (35.6, 35.6, 71),
+    "NVIDIA GeForce RTX 4090": (82.6, 82.6, 165.2),  # NVIDIA Ada whitepaper, 2023, appendix A
     # With sparsity: 756 and 1,513 of the PCIe card, 835 and 1,671 of NVL, 989 and 1,979 of SXM.
-    _Peak("NVIDIA H100 PCIe", 51, 378, 756.5, "NVIDIA H100 data sheet, 2023"),
-    _Peak("NVIDIA H100 NVL", 60, 417.5, 835.5, "NVIDIA H100 data sheet, 2024"),
-    _Peak("NVIDIA H100 80GB HBM3", 67, 494.5, 989.5, "NVIDIA H100 data sheet, 2023"),
-    _Peak("NVIDIA H200 NVL", 60, 417.5, 835.5, "NVIDIA H200 data sheet, 2024"),
-    _Peak("NVIDIA H200", 67, 494.5, 989.5, "NVIDIA H200 data sheet, 2024"),
-    # 2.2 and 4.5 PFLOP/s with sparsity.
-    _Peak("NVIDIA B200", 75, 1100, 2250, "NVIDIA Blackwell data sheet, 2025, HGX B200"),
-)
+    "NVIDIA H100 PCIe": (51, 378, 756.5),  # NVIDIA H100 data sheet, 2023
+    "NVIDIA H100 NVL": (60, 417.5, 835.5),  # NVIDIA H100 data sheet, 2024
+    "NVIDIA H100 80GB HBM3": (67, 494.5, 989.5),  # NVIDIA H100 data sheet, 2023
+    "NVIDIA H200 NVL": (60, 417.5, 835.5),  # NVIDIA H200 data sheet, 2024
+    "NVIDIA H200": (67, 494.5, 989.5),  # NVIDIA H200 data sheet, 2024
+    # NVIDIA Blackwell data sheet, 2025, HGX B200: 2.2 and 4.5 PFLOP/s with sparsity
+    "NVIDIA B200": (75, 1100, 2250),
+}
 # Which figure a recipe's precision is held against.
 _COLUMNS: Final = {
-    **dict.fromkeys(("fp32", "O0"), "fp32"),
-    "tf32": "tf32",
-    **dict.fromkeys(("bf16", "amp-bf16", "amp-fp16", "O1", "O2", "O3"), "half"),
+    **dict.fromkeys(("fp32", "O0"), 0),
+    "tf32": 1,
+    **dict.fromkeys(("bf16", "amp-bf16", "amp-fp16", "O1", "O2", "O3"), 2),
 }
 _WITHOUT_BF16: Final = ("Tesla V100", "Tesla T4")
 
@@ -251,8 +217,5 @@ def peak_flops_per_s(gpu: str, precision: str) -> float | None:
     column = _COLUMNS.get(precision)
     if column is None or ("bf16" in precision and gpu.startswith(_WITHOUT_BF16)):
         return None
-    for peak in _PEAKS:
-        if re.fullmatch(peak.name, gpu):
-            figure: float | None = getattr(peak, column)
-            return None if figure is None else figure * 1e12
-    return None
+    figure = next((row[column] for name, row in _PEAKS.items() if re.fullmatch(name, gpu)), None)
+    return None if figure is None else figure * 1e12

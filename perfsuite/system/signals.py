@@ -10,17 +10,15 @@ from typing import Any, NoReturn
 
 # A CI that cancels, and a terminal that is closed.
 SIGNALS = (signal.SIGTERM, signal.SIGHUP)
-# A shell adds it to the number of the signal that ended a process.
-_EXIT_SIGNALLED = 128
 
 
 def shell_exit_code(number: int) -> int:
-    """Return a shell's exit code for a process that signal `number` ended.
+    """Return a shell's exit code for a process that signal `number` ended: it adds 128.
 
     >>> shell_exit_code(signal.SIGTERM)
     143
     """
-    return _EXIT_SIGNALLED + number
+    return 128 + number
 
 
 def _exit(number: int) -> NoReturn:
@@ -42,11 +40,9 @@ def ends_on_signals(end: Callable[[int], NoReturn] = _exit) -> Iterator[None]:
 
 @contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Hold SIGINT and `SIGNALS` back, and deliver the first of them afterwards.
-
-    Their handlers are replaced. Blocking the signals would not suffice: another thread, such as
-    one of a numeric library, takes them then, and Python still runs the handler in the main one.
-    """
+    """Hold SIGINT and `SIGNALS` back, and deliver the first of them afterwards."""
+    # By other handlers. Blocking the signals would not suffice: another thread, such as one of a
+    # numeric library, takes them then, and Python still runs the handler in the main one.
     came: list[int] = []
     try:
         with _handled_by(lambda number, _: came.append(number), (signal.SIGINT, *SIGNALS)):

@@ -35,10 +35,7 @@ class TimingLock:
     """Holds the machine from the first timed cell to the end of the session."""
 
     def __init__(self, *, wait_s: float, say: Callable[[str], None]) -> None:
-        """Prepare the lock without taking it; a `wait_s` of 0 refuses where it is taken.
-
-        `say` shows a line at once, before the wait begins. Raises what `lock_folder` does.
-        """
+        """Take nothing yet; `say` shows a line before a wait, which a `wait_s` of 0 refuses."""
         self.folder = folder = lock_folder(os.environ)
         self._wait_s = wait_s
         self._say = say

@@ -25,10 +25,7 @@ from perfsuite.system.untrusted import printable
 
 
 class _Protocol(NamedTuple):
-    """The client of one kind of URL: a package that fsspec needs and an extra installs.
-
-    `failures` are its errors beside OSError, as module:class.
-    """
+    """A client: the package that fsspec needs, its extra, its errors beside OSError."""
 
     package: str
     extra: str
@@ -71,10 +68,7 @@ _MOST_REASON_CHARACTERS: Final = 300
 
 @dataclass(frozen=True, order=True)
 class RemotePath:
-    """A file or a folder behind a URL: "s3" or "gs", and a bucket's name with a name in it.
-
-    `listed_bytes` is the size, where a listing has given it.
-    """
+    """A file or a folder behind a URL: "s3" or "gs", and a bucket's name with a name in it."""
 
     protocol: str
     key: str
@@ -145,11 +139,9 @@ class RemotePath:
             raise FileExistsError(errno.EEXIST, "it was written twice at the same moment")
 
     def refuses(self, data: bytes) -> bool:
-        """Write the file, and return whether the server refuses to: there is one already.
-
-        A server that does not refuse to create a file once more ignores the condition, and lets
-        each client write over the files of others.
-        """
+        """Write the file, and return whether the server refuses to: there is one already."""
+        # A server that does not refuse to create a file once more ignores the condition, and lets
+        # each client write over the files of others.
         try:
             with _connection(self.protocol) as files:
                 files.pipe_file(self.key, data, mode="create")

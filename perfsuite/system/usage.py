@@ -17,8 +17,6 @@ from perfsuite.system.gpus import nvml
 # NVML's utilisation is of the last sixth of a second up to a second, by product (NVML API
 # reference, nvmlUtilization_t); looking more often would show the same value again.
 PERIOD_S = 0.2
-
-
 # Gives how busy a device is now, 0 to 1, and how many bytes of it are in use.
 Meter = Callable[[], tuple[float | None, int]]
 
@@ -26,15 +24,8 @@ Meter = Callable[[], tuple[float | None, int]]
 class UsageLog:
     """Samples of a meter, one each period and one at the end."""
 
-    def __init__(
-        self,
-        meter: Meter,
-        *,
-        period_s: float = PERIOD_S,
-        clock: Callable[[], float] = time.perf_counter,
-    ) -> None:
+    def __init__(self, meter: Meter, clock: Callable[[], float] = time.perf_counter) -> None:
         self._meter = meter
-        self._period_s = period_s
         self._clock = clock
         self._started_s = clock()
         self._samples: list[UsageSample] = []
@@ -50,7 +41,7 @@ class UsageLog:
         return tuple(self._samples)
 
     def _watch(self) -> None:
-        while not self._is_over.wait(self._period_s):
+        while not self._is_over.wait(PERIOD_S):
             self._look()
 
     def _look(self) -> None:
@@ -63,10 +54,7 @@ class UsageLog:
 
 @contextmanager
 def open_meter(gpu_uuid: str | None) -> Iterator[Meter | None]:
-    """Hold the meter of a GPU; None without NVML.
-
-    Without a UUID it is that of all cores, and of this process's resident set.
-    """
+    """Hold the meter of a GPU, None without NVML; of all cores and this process without a UUID."""
     if gpu_uuid is None:
         process = psutil.Process()
         # The first answer is meaningless: it starts the interval of the second.

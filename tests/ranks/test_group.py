@@ -462,7 +462,7 @@ def test_a_temporary_folder_whose_path_is_too_long_for_a_socket_does(tmp_path: P
     temporary.mkdir()
 
     ended = subprocess.run(
-        [sys.executable, "-c", "from perfsuite.ranks import forkserver; forkserver._forkserver()"],
+        [sys.executable, "-c", "from perfsuite.ranks import forkserver; forkserver.start_server()"],
         env={**os.environ, "TMPDIR": str(temporary)},
         capture_output=True,
         text=True,

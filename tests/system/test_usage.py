@@ -12,9 +12,12 @@ from perfsuite.system import usage
 from perfsuite.system.usage import UsageLog, open_meter
 
 
-def test_the_last_sample_is_of_the_end_even_of_a_training_shorter_than_a_period():
+def test_the_last_sample_is_of_the_end_even_of_a_training_shorter_than_a_period(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(usage, "PERIOD_S", 3600.0)
     times_s = iter([100.0, 100.5])
-    log = UsageLog(lambda: (1.0, 7), period_s=3600.0, clock=lambda: next(times_s))
+    log = UsageLog(lambda: (1.0, 7), clock=lambda: next(times_s))
 
     (sample,) = log.stop()
 

@@ -43,17 +43,12 @@ _REAPED_S = 1.0
 
 @dataclass(frozen=True, kw_only=True)
 class CommandLaunch:
-    """A command of a cell, and the folder where it is launched.
-
-    Attributes:
-        words: "{out}" in one, as in a value of `environment`, is a folder of this launch alone.
-        inherited: Variables that the session was given.
-        environment: Variables that the user gives to the command alone.
-    """
+    """A command of a cell; "{out}" in a word or a variable is a folder of this launch alone."""
 
     name: str
     words: tuple[str, ...]
     folder: Path
+    # The session's own variables, and those that the user gives to the command alone.
     inherited: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
     environment: Mapping[str, str] = field(default_factory=dict)
 
@@ -215,7 +210,6 @@ class CommandGroup(RankGroup):
             self._running[rank] = psutil.Process(joined.process)
 
     def _begin(self) -> None:
-        """Give every rank its job."""
         self._ranks = tuple(sorted(self._joined))
         self._open_board()
         for rank, joined in self._joined.items():
@@ -264,7 +258,6 @@ class CommandGroup(RankGroup):
         return ()
 
     def _ended(self) -> PerfsuiteError:
-        """Return the error of a command whose launcher ended before its ranks had replied."""
         exit_code = self._process.returncode
         if exit_code == 0 and (left := self._left_behind()):
             return WorkloadError(
@@ -310,8 +303,6 @@ class CommandGroup(RankGroup):
 
 
 def _free_port() -> int:
-    """Return a port of this machine that no process listens on now."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as one:
         one.bind(("127.0.0.1", 0))
-        port: int = one.getsockname()[1]
-        return port
+        return int(one.getsockname()[1])

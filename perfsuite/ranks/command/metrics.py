@@ -125,7 +125,6 @@ def _read_events(files: Sequence[Path], tag: str) -> Iterator[Any]:
 
 @contextmanager
 def _readable(name: str, metrics: Metrics) -> Iterator[None]:
-    """Say in a WorkloadError what cannot be read in here."""
     try:
         yield
     except OSError as error:

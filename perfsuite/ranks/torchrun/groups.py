@@ -87,8 +87,6 @@ class MultiHostGroups:
 
 
 class _JobOutcome:
-    """How all controllers agree on the end of one job."""
-
     def __init__(self, peers: Peers, name: str, request: GroupRequest) -> None:
         self._peers = peers
         self._ended, self._stop, self._decided = name, f"{name}: stop", f"{name}: decided"

@@ -15,20 +15,14 @@ _MAX_INT = 2**31 - 1
 
 @dataclass(frozen=True, kw_only=True)
 class Membership:
-    """One of several pytest processes that are one session.
-
-    Attributes:
-        host: The host of the TCP store where they meet.
-        hosts_store: Whether this process has to keep the store, because no agent of torchrun does.
-        num_restarts: How often torchrun has started all of them again.
-    """
+    """One of several pytest processes that are one session."""
 
     rank: int
     world_size: int
-    host: str
+    host: str  # of the TCP store where they meet
     port: int
-    hosts_store: bool
-    num_restarts: int
+    hosts_store: bool  # as no agent of torchrun does
+    num_restarts: int  # of all of them, by torchrun
 
     @property
     def is_first(self) -> bool:

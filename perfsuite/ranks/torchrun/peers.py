@@ -39,15 +39,12 @@ _SESSION = -1
 
 @dataclass(frozen=True, kw_only=True)
 class MessengerStart:
-    """What a messenger is started with: its controller's place and process, and a log's folder.
-
-    Another one may take `arrival_s` to come, and is lost when it is silent for `silence_s`.
-    """
+    """What a messenger is started with: its controller's place and process, and a log's folder."""
 
     membership: Membership
     controller: int
     folder: str
-    arrival_s: float
+    arrival_s: float  # until another one must have come
     silence_s: float
 
 

@@ -69,10 +69,8 @@ class Topology:
         return len({(one.machine, one.network) for one in self.everyone[:world_size]}) == 1
 
     def gpu_of(self, rank: int) -> int:
-        """Return the number of a rank's GPU among those that it sees, 0 if it sees none.
-
-        Ranks that see the same ones take one after the other.
-        """
+        """Return the number of a rank's GPU among those that it sees, 0 if it sees none."""
+        # Ranks that see the same ones take one after the other.
         mine = self.everyone[rank].gpus
         num_before = sum(one.gpus == mine for one in self.everyone[:rank])
         return num_before % max(1, len(mine))
