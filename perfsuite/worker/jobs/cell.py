@@ -14,10 +14,10 @@ from perfsuite.ranks import messages
 from perfsuite.ranks.progress import BoardWriter
 from perfsuite.ranks.turns import Agreed
 from perfsuite.system.environment import Environment
-from perfsuite.worker.jobs.activities import start_activity
-from perfsuite.worker.jobs.activity import Activity
+from perfsuite.worker.jobs.activities import Activity, start_activity
 from perfsuite.worker.jobs.arm_turns import ArmTurns
 from perfsuite.worker.jobs.loader_workers import resume_loader_workers, stop_loader_workers
+from perfsuite.worker.jobs.user_code import start_user_code
 from perfsuite.worker.measure.counters import count_garbage, count_iteration, count_kernel_launches
 from perfsuite.worker.measure.device import is_accelerator, memory_stats, synchronize
 from perfsuite.worker.measure.environment import describe_environment
@@ -67,7 +67,10 @@ def run_cell(
             # What is chosen by its time, as a kernel is, must not be chosen beside the other arm.
             stack.push(preparing)
             preparing.enter_context(turns.take())
-        activity = stack.enter_context(start_activity(job, start, device))
+        if job.user_code is None:
+            activity = stack.enter_context(start_activity(job, start, device))
+        else:
+            activity = start_user_code(job.user_code, start)
         measurement = Measurement(
             activity, job.plan, environment, device, board, start, turns, preparing.close
         )

@@ -21,12 +21,11 @@ from perfsuite.worker.measure import operators
 from perfsuite.worker.measure.clock import DeviceClock, start_together
 from perfsuite.worker.measure.iterations import run_iterations
 from perfsuite.worker.measure.stages import StageClock
-from perfsuite.worker.training.build import build_trainer
 from perfsuite.worker.training.evaluation import MetricSums, Tally, evaluate_split
 from perfsuite.worker.training.loaders import EpochBatches
 from perfsuite.worker.training.nonfinite import gradients_are_finite
 from perfsuite.worker.training.step import train_step
-from perfsuite.worker.training.trainer import Trainer
+from perfsuite.worker.training.trainer import Trainer, build_trainer
 
 # A trace of more is hard to look at; the first of them may still start loader workers.
 _NUM_PROFILED_STEPS = 3

@@ -24,13 +24,18 @@ from perfsuite.ranks.pickling import unpack
 from perfsuite.records.cell import TensorDigest
 from perfsuite.records.stages import Stage, Step, StopLoop, listening, untimed
 from perfsuite.units import counted
-from perfsuite.worker.jobs.activity import NUM_RECORDED_LOSSES, Activity, held_by, hidden_by_compile
+from perfsuite.worker.jobs.activities import (
+    NUM_RECORDED_LOSSES,
+    Activity,
+    held_by,
+    hidden_by_compile,
+)
 from perfsuite.worker.jobs.loader_workers import let_children_be_loader_workers
 from perfsuite.worker.measure.iterations import Iterations, run_iterations
 from perfsuite.worker.measure.weights_digest import FirstWeights
 from perfsuite.worker.store import Largest, join_ranks
-from perfsuite.worker.training.build import seed_random_numbers
 from perfsuite.worker.training.nonfinite import ADVICE
+from perfsuite.worker.training.trainer import seed_random_numbers
 
 # A critic may step more often than a generator, whose steps are counted; a loop without an end
 # would never say that its optimizer steps no more.

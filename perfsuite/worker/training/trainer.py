@@ -1,21 +1,37 @@
-"""One rank's share of a training run, and the parallel mode that it trains in."""
+"""One rank's share of a training run, and how it is put together: the model's parts, in order."""
 
 from __future__ import annotations
 
 import pkgutil
+import random
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy
 import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from perfsuite.errors import WorkloadError
 from perfsuite.records.recipe import Recipe
 from perfsuite.records.workload import Workload
-from perfsuite.worker.training.mixed_precision import LossScaler, PrecisionPolicy
+from perfsuite.worker.training.checkpointing import checkpoint_blocks
+from perfsuite.worker.training.mixed_precision import (
+    PRECISION_POLICIES,
+    LossScaler,
+    MasterWeights,
+    PrecisionPolicy,
+    autocast_forward,
+    cast_parameters,
+    set_tf32,
+    use_float8,
+)
 
 if TYPE_CHECKING:  # it needs the step, which needs the trainer
     from perfsuite.worker.training.parallel.strategy import Strategy
+
+# numpy.random.seed takes 32 bits.
+_NUMPY_SEEDS = 2**32
 
 
 @dataclass(kw_only=True)
@@ -42,10 +58,83 @@ class Trainer:
 
 
 def choose_strategy(workload: Workload, recipe: Recipe, *, device: torch.device) -> Strategy:
-    """Return the strategy of the recipe's parallel mode.
-
-    Raises a RecipeError where it cannot train this workload with this recipe, whatever the model.
-    """
+    """Return the recipe's strategy; a RecipeError where it cannot train the workload."""
     name = f"{__package__}.parallel.{recipe.plan.properties.strategy}"
     strategy: Strategy = pkgutil.resolve_name(name)(workload, recipe, device)
     return strategy
+
+
+def build_trainer(
+    workload: Workload, recipe: Recipe, *, device: torch.device, seed: int
+) -> Trainer:
+    """Return this rank's trainer, its parts wrapped in the order of the code below.
+
+    Every rank builds from the same seed, so that all start from the same weights. At the end the
+    random numbers are seeded anew with `seed + shard_index`: ranks that load different data draw
+    different dropout masks, and ranks that share a batch draw the same ones.
+    """
+    precision = PRECISION_POLICIES[recipe.precision]
+    strategy = choose_strategy(workload, recipe, device=device)
+    set_tf32(precision, device)
+    seed_random_numbers(seed)
+
+    model = use_float8(_build_model(workload), workload, precision, device)
+    set_tf32(precision, device)
+    cast_parameters(model, precision)
+    model.to(device)
+    model = strategy.split(model)
+    checkpoint_blocks(workload, recipe, strategy.local_blocks(model))
+    for entry in strategy.entry_modules(model):
+        autocast_forward(entry, precision, device)
+    if recipe.compile:
+        model.compile()  # in place, because torch.compile's module renames every parameter
+    module, model = model, strategy.wrap(model)
+    optimizer = _build_optimizer(strategy, precision, module)
+    stepped = {id(one) for group in optimizer.param_groups for one in group["params"]}
+    left = [one for one in module.parameters() if one.requires_grad and id(one) not in stepped]
+
+    seed_random_numbers(seed + strategy.shard_index)
+    return Trainer(
+        workload=workload,
+        recipe=recipe,
+        device=device,
+        model=model,
+        module=module,
+        optimizer=optimizer,
+        unstepped=[] if precision.master_weights else left,  # which clear all gradients
+        scaler=LossScaler(precision, device, agrees_over_ranks=strategy.splits_parameters),
+        precision=precision,
+        strategy=strategy,
+    )
+
+
+def seed_random_numbers(seed: int) -> None:
+    """Seed the generators that models, datasets and augmentations draw from on this rank."""
+    random.seed(seed)
+    numpy.random.seed(seed % _NUMPY_SEEDS)
+    torch.manual_seed(seed)
+
+
+def _build_model(workload: Workload) -> nn.Module:
+    model: object = workload.build_model()
+    if isinstance(model, nn.Module):
+        return model
+    raise WorkloadError(
+        f"workload {workload.name!r}: build_model returned a {type(model).__name__}; "
+        "return a torch.nn.Module"
+    )
+
+
+def _build_optimizer(
+    strategy: Strategy, precision: PrecisionPolicy, module: nn.Module
+) -> Optimizer:
+    trainable = [one for one in module.parameters() if one.requires_grad]
+    if not trainable:
+        part = "one rank's part of its model" if strategy.splits_parameters else "its model"
+        raise WorkloadError(
+            f"workload {strategy.workload.name!r}: no parameter of {part} requires a gradient; "
+            "leave requires_grad on for the parameters to train"
+        )
+    if precision.master_weights:
+        return MasterWeights(trainable, strategy.build_optimizer)
+    return strategy.build_optimizer(trainable)
