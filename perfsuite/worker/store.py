@@ -33,8 +33,8 @@ def open_store(
 ) -> Store:
     """Return a new connection to the store, which puts `prefix` before every key.
 
-    It tries to connect, and waits for a key, for `timeout_s` at most. With `is_host` this process
-    keeps the store. Raises a StoreError where there is no store, or the port is taken.
+    It waits for the store, and for a key, for `timeout_s` at most. With `is_host` this process
+    keeps the store. Raises a StoreError where there is none, or the port is taken.
     """
     timeout = datetime.timedelta(seconds=timeout_s)
     server = TCPStore(host, port, is_master=is_host, timeout=timeout, wait_for_workers=False)
@@ -51,12 +51,10 @@ def group_store(start: RankStart) -> Store:
 
 
 def patience(start: RankStart) -> datetime.timedelta:
-    """Return how long collectives may wait until `shorten_patience`.
-
-    GPUs take seconds to wake, and their ranks compile for minutes, some longer than others.
-    """
+    """Return how long collectives may wait until `shorten_patience`."""
     policy = start.request.policy
     timeout_s = policy.collective_timeout_s
+    # GPUs take seconds to wake, and their ranks compile for minutes, some longer than others.
     if start.assignment.backend == "nccl":
         timeout_s = max(timeout_s, policy.timeout_s, _PREPARATION_S)
     return datetime.timedelta(seconds=timeout_s)

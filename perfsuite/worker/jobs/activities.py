@@ -35,24 +35,15 @@ NUM_RECORDED_LOSSES = 10
 
 
 class Activity(ABC):
-    """One kind of iteration.
+    """One kind of iteration; `missing` says why numbers of the record are None, by name."""
 
-    Attributes:
-        steps_per_epoch: Iterations until the loader starts again; None if it never does.
-        global_batch_size: Samples of one iteration over all ranks; None without samples.
-        is_counted: Whether the iteration runs operators that are worth counting.
-        num_warmup: Untimed iterations before the first round.
-        num_steps: Iterations to time, after which there are two more; None for any number.
-        missing: Why numbers of the record are None, by name; more may be found while it runs.
-    """
-
-    steps_per_epoch: int | None = None
-    global_batch_size: int | None = None
-    is_counted = True
+    steps_per_epoch: int | None = None  # None if the loader never starts again
+    global_batch_size: int | None = None  # over all ranks; None without samples
+    is_counted = True  # it runs operators that are worth counting
     # DDP's first step uses one bucket and rebuilds its buckets after it; optimizers make their
     # state in the first step. The third is the first that is like all later ones.
     num_warmup = 3
-    num_steps: int | None = None
+    num_steps: int | None = None  # to time, after which there are two more; None for any number
     missing: dict[str, str]
 
     @abstractmethod
@@ -147,8 +138,7 @@ def start_activity(job: RunCell, start: RankStart, device: torch.device) -> Iter
     split: Split = "train"
     if job.activity == "evaluate":
         split = "test" if workload.has_split("test") else "validation"
-    plan = job.recipe.plan
-    shard = (plan.shard_of(start.rank), plan.data_parallel_size)
+    shard = job.recipe.plan.shard_of(start.rank), job.recipe.plan.data_parallel_size
     with open_batches(workload, job.recipe, shard, device, start, split) as batches:
         if trainer is None:
             yield _Load(batches)

@@ -14,9 +14,7 @@ from perfsuite.worker.measure.device import synchronize
 class DeviceClock:
     """Seconds of the host's clock `read`, when the device has done all its work, synchronised."""
 
-    def __init__(
-        self, device: torch.device, *, read: Callable[[], float] = time.perf_counter
-    ) -> None:
+    def __init__(self, device: torch.device, read: Callable[[], float] = time.perf_counter) -> None:
         self._device = device
         self._read = read
         self._held_s = 0.0

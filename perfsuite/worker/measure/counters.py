@@ -61,11 +61,8 @@ def count_iteration() -> Iterations[IterationCounts]:
 
 
 def count_garbage() -> Iterations[int]:
-    """Return how many objects of one iteration only Python's collector can free.
-
-    The fewest of several iterations: the start of an epoch makes some of its own.
-    """
-    found = []
+    """Return how many objects of one iteration only Python's collector can free."""
+    found = []  # of several, the fewest: the start of an epoch makes some of its own
     with collector_off():
         for _ in range(_NUM_LOOKS):
             yield untimed
@@ -74,10 +71,7 @@ def count_garbage() -> Iterations[int]:
 
 
 def count_kernel_launches(device: torch.device) -> Iterations[int | None]:
-    """Return how many kernels one iteration launches on a GPU, None where the profiler sees none.
-
-    Those of a replayed CUDA graph are not counted.
-    """
+    """Return how many kernels one iteration launches on a GPU, replayed CUDA graphs left out."""
     if device.type != "cuda":
         return None
     activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]

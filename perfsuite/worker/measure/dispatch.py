@@ -30,9 +30,6 @@ class StepMode(TorchDispatchMode, ABC):  # type: ignore[no-untyped-call]
     - Operators of other threads than this one and autograd's are not seen. So each collective is
       waited for at once, and the rest of a DDP communication hook runs in this thread.
     - A compiled model runs uncompiled, because torch.compile is off under a dispatch mode.
-
-    Attributes:
-        watched_s: Of each stage on a CPU, the seconds outside and inside of collectives.
     """
 
     # Without this, torch refuses to run flex_attention and other operators that take functions.
@@ -42,6 +39,7 @@ class StepMode(TorchDispatchMode, ABC):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self._is_loading = False
         self._communication_s = 0.0
+        # Of each stage on a CPU, outside and inside of collectives.
         self.watched_s: dict[str, tuple[float, float]] = {}
 
     @abstractmethod

@@ -101,9 +101,6 @@ class LiveStorage(StepMode):  # type: ignore[no-untyped-call]
     A storage can be resized without any operator, as FSDP2 frees parameters by
     `storage.resize_(0)`. So the size of every live storage is read again after every operator,
     which costs about 0.1 us for each pair of the two (0.1 s for 2,000 operators and 500 storages).
-
-    Attributes:
-        peak_bytes: The most bytes that were alive after any operator.
     """
 
     def __init__(self, held: Iterable[Tensor]) -> None:

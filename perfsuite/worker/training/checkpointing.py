@@ -37,11 +37,7 @@ _HOOKS_OPTION = "respect_saved_tensors_hooks"
 
 
 def checkpoint_blocks(workload: Workload, recipe: Recipe, blocks: list[nn.Module]) -> None:
-    """Let the workload's blocks on this rank recompute in backward what the recipe does not keep.
-
-    Raises a RecipeError where the workload names none, a WorkloadError where one has a forward that
-    cannot be wrapped, and what `checkpoint_units` raises.
-    """
+    """Let the blocks on this rank recompute in backward what the recipe does not keep."""
     if recipe.checkpointing == "none":
         return
     if workload.blocks is None:
@@ -67,7 +63,6 @@ def checkpoint_units(recipe: Recipe, blocks: list[nn.Module]) -> list[list[nn.Mo
     """The runs of blocks that are recomputed together, in order; FSDP shards by the same runs.
 
     "segments:C" gives C runs; their lengths differ by one at most. All else gives one per block.
-    Raises a RecipeError for more segments than blocks, a WorkloadError for a block named twice.
     """
     if len({id(block) for block in blocks}) < len(blocks):
         raise WorkloadError(

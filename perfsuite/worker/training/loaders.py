@@ -46,15 +46,12 @@ class EpochBatches(Iterator[Any], contextlib.AbstractContextManager["EpochBatche
     Other splits keep their order and their last, smaller batch; shards that would be shorter repeat
     samples from the start of the split.
 
-    Attributes:
-        epoch: The epoch of the last batch, from 0.
-        steps_per_epoch: Batches in each epoch.
-        step_size: Samples of one batch over all shards.
-        repeats_last: Whether the last sample of an epoch repeats another shard's first one, only
-            to make the shards equally long.
+    `epoch` is that of the last batch, from 0; `step_size` is the samples of one batch over all
+    shards.
     """
 
     epoch = 0
+    # Whether the last sample of an epoch is another shard's first one, to make them equally long.
     repeats_last = False
     _iterator: Any = None
     _is_closed = False
@@ -69,12 +66,7 @@ class EpochBatches(Iterator[Any], contextlib.AbstractContextManager["EpochBatche
         seed: int,
         on_worker_start: Callable[[], None] | None = None,
     ) -> None:
-        """Take the shard of this index, of so many, of a split.
-
-        `seed`, of the order and of the workers, is the same on every rank. `on_worker_start` is
-        called first in each loader worker. Raises a WorkloadError for a split that is absent or
-        cannot fill a batch of each shard.
-        """
+        """Take the shard of this index, of so many; `seed` is the same on every rank."""
         self._origin = f"workload {workload.name!r}: its {split} dataset"
         index, num_shards = shard
         trains = split == "train"
@@ -110,11 +102,6 @@ class EpochBatches(Iterator[Any], contextlib.AbstractContextManager["EpochBatche
         self.repeats_last = not trains and (len(sampler) - 1) * num_shards + index >= len(dataset)
 
     def __next__(self) -> Any:
-        """Return the next batch; after an epoch's last one, the first of the next epoch.
-
-        Raises a DataLoadError where the dataset or a loader worker failed, and a WorkloadError
-        where a batch is not (inputs, target).
-        """
         if self._is_closed:
             raise StopIteration
         try:
@@ -192,8 +179,7 @@ def _end_workers(iterator: Any) -> None:
     torch has no public way: the iterator shuts down when it is collected, but a traceback keeps it
     alive, and one collected inside the fork of a later loader stalls that for 10 s.
     """
-    is_torchs = isinstance(iterator, _BaseDataLoaderIter)
-    if not is_torchs:
+    if not isinstance(iterator, _BaseDataLoaderIter):
         return
     # Another worker's death raises in here too, and an iterator half built lacks attributes.
     with contextlib.suppress(RuntimeError, AttributeError):

@@ -31,26 +31,16 @@ _DIVISOR = 16
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PrecisionPolicy:
-    """What one precision means.
-
-    Attributes:
-        parameter_dtype: Of parameters, floating buffers and floating inputs.
-        keeps_batchnorm_fp32: Affine BatchNorm layers stay in float32.
-        autocast_dtype: Of the operations that autocast chooses; None without autocast.
-        loss_scale: "dynamic", or 1 for no scaling.
-        master_weights: The optimizer steps float32 copies of the parameters.
-        allows_tf32: float32 products on CUDA may be computed in TensorFloat-32.
-        float8_recipe: torchao's name for how linear layers round to 8 bits; None where none does.
-    """
+    """What one precision means."""
 
     name: str
-    parameter_dtype: torch.dtype = torch.float32
-    keeps_batchnorm_fp32: bool = False
+    parameter_dtype: torch.dtype = torch.float32  # of floating buffers and inputs too
+    keeps_batchnorm_fp32: bool = False  # of affine layers
     autocast_dtype: torch.dtype | None = None
     loss_scale: Literal["dynamic", 1] = 1
-    master_weights: bool = False
-    allows_tf32: bool = False
-    float8_recipe: Literal["tensorwise", "rowwise"] | None = None
+    master_weights: bool = False  # float32 copies of the parameters, which the optimizer steps
+    allows_tf32: bool = False  # for float32 products on CUDA
+    float8_recipe: Literal["tensorwise", "rowwise"] | None = None  # torchao's, of linear layers
 
     @property
     def is_plain(self) -> bool:
@@ -102,10 +92,7 @@ def set_tf32(policy: PrecisionPolicy, device: torch.device) -> None:
 def use_float8(
     model: nn.Module, workload: Workload, policy: PrecisionPolicy, device: torch.device
 ) -> nn.Module:
-    """Return the model with torchao's linear layers, if the policy has any; weights stay the same.
-
-    Raises a NotExercisedError without torchao, and a RecipeError for a model without such a layer.
-    """
+    """Return the model with torchao's linear layers, if the policy has any, of the same weights."""
     if policy.float8_recipe is None:
         return model
     try:
@@ -177,13 +164,11 @@ def autocast(policy: PrecisionPolicy, device: torch.device) -> AbstractContextMa
 
 
 def autocast_forward(module: nn.Module, policy: PrecisionPolicy, device: torch.device) -> None:
-    """Let the module's forward run under the policy's autocast, in place.
-
-    The threads of nn.DataParallel would re-enter one around it without its dtype, in float16.
-    """
+    """Let the module's forward run under the policy's autocast, in place."""
     if policy.autocast_dtype is None:
         return
 
+    # The threads of nn.DataParallel would re-enter one around it without its dtype, in float16.
     def wrapper(forward: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         with autocast(policy, device):
             return forward(*args, **kwargs)

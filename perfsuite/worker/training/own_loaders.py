@@ -30,7 +30,6 @@ class OwnBatches(EpochBatches):
     def __init__(
         self, workload: Workload, recipe: Recipe, split: Split, shard: tuple[int, int]
     ) -> None:
-        """Raise a RecipeError for a field that says nothing to it, and what `own_loader` raises."""
         for name in (*_LOADING, "micro_batch_size"):
             if value := getattr(recipe, name):
                 raise RecipeError(
@@ -109,7 +108,6 @@ class CachedBatches(EpochBatches):
     """The first batches of an epoch over and over, from memory: what free loading would be."""
 
     def __init__(self, batches: EpochBatches) -> None:
-        """Load them, and end the loader workers."""
         self.steps_per_epoch, self.step_size = batches.steps_per_epoch, batches.step_size
         num_batches = min(_NUM_CACHED, batches.steps_per_epoch)
         self._cached = itertools.cycle([next(batches) for _ in range(num_batches)])

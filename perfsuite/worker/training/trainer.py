@@ -38,11 +38,8 @@ _NUMPY_SEEDS = 2**32
 class Trainer:
     """One rank's share of a training run, wrapped and ready to step.
 
-    Attributes:
-        model: What this rank calls, wrapped (DDP, ...); under pp and mp the holder of its stages.
-        module: The same before data-parallel wrapping: its parameter names are the user's.
-        optimizer: The workload's, wrapped where the mode or the precision wraps it.
-        unstepped: Parameters with gradients that the optimizer does not step.
+    `model` is what this rank calls, wrapped (DDP, ...), under pp and mp the holder of its stages;
+    `module` is the same before data-parallel wrapping: its parameter names are the user's.
     """
 
     workload: Workload
@@ -51,7 +48,7 @@ class Trainer:
     model: nn.Module
     module: nn.Module
     optimizer: Optimizer
-    unstepped: list[nn.Parameter]
+    unstepped: list[nn.Parameter]  # with gradients, and not the optimizer's
     scaler: LossScaler
     precision: PrecisionPolicy
     strategy: Strategy

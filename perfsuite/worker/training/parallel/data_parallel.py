@@ -21,11 +21,8 @@ _POWERSGD_START_ITER = 2
 
 
 def require_replicas(parallel: DataParallel[nn.Module], recipe: Recipe) -> None:
-    """Let the first forward pass raise a NotExercisedError where it runs too few replicas.
-
-    nn.DataParallel may silently run only one. They share the hooks of the original module.
-    """
-    calls: list[None] = []  # appending is safe from the replicas' threads
+    """Let the first forward pass refuse too few replicas: nn.DataParallel may silently run one."""
+    calls: list[None] = []  # appending is safe from the replicas' threads, which share the hooks
     size = recipe.plan.size
 
     def check(*_: object) -> None:

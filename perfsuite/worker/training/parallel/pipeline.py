@@ -89,10 +89,7 @@ class Pipeline(Strategy):
     def run_micro_batch(
         self, trainer: Trainer, inputs: Any, target: Any, *, is_last: bool, stage: Stage
     ) -> Tensor | None:
-        """The mean loss over the chunks on the rank of the last stage, None on the others.
-
-        "forward" and "backward" mark this rank's computations; waiting for other ranks is neither.
-        """
+        """The mean loss over the chunks on the rank of the last stage; no stage marks a wait."""
         num_chunks = self.recipe.plan.num_chunks
 
         def part(value: Any, index: int) -> Any:

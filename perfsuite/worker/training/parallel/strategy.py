@@ -21,13 +21,10 @@ from perfsuite.worker.training.trainer import Trainer
 class Strategy:
     """What a mode does at each place where it may differ from "single", as which it stands here.
 
-    Attributes:
-        shard_index: The shard of the training data that this rank loads, from 0.
-        num_shards: Shards of the training data; `shard` is both.
-        speaks_for_shard: True on one rank of those that share a shard, which has the outputs.
-        why_not_evaluated: Why the model cannot be evaluated; None where it can.
+    `shard` is the index of the part of the training data that this rank loads, and their number.
     """
 
+    # On one rank of those that share a shard: that has the outputs.
     speaks_for_shard = True
     why_not_evaluated: str | None = None
 
