@@ -2,7 +2,7 @@
 
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -45,6 +45,7 @@ class Activity(ABC):
     num_warmup = 3
     num_steps: int | None = None  # to time, after which there are two more; None for any number
     missing: dict[str, str]
+    losses: Sequence[Any] = ()  # of the first steps
 
     @abstractmethod
     def run(self, asked: Iterations[None], begin_step: Callable[[], None]) -> None:
@@ -57,7 +58,7 @@ class Activity(ABC):
         """Return when all ranks have called this."""
         start_together()
 
-    def largest_over_ranks(self, values: list[float], device: torch.device) -> list[float]:
+    def largest_over_ranks(self, values: Sequence[float], device: torch.device) -> list[float]:
         """Return the largest of each value over all ranks, which all call this."""
         return largest_over_ranks(values, device)
 
@@ -72,7 +73,7 @@ class Activity(ABC):
 
     def first_losses(self) -> tuple[float, ...] | None:
         """Return the losses of the first steps; None where this rank holds none."""
-        return None
+        return tuple(map(float, self.losses)) or None
 
     def first_weights(self) -> tuple[tuple[TensorDigest, ...], ...]:
         """Return the digests of this rank's weights after its first steps; none if not asked."""
@@ -163,9 +164,6 @@ class _OnModel(Repeatable):
         elif trainer.recipe.plan.properties.runs_threads:
             reason = "DataParallel's replicas run in threads of their own"
             self.missing = dict.fromkeys(_HIDDEN_IN_THREADS, reason)
-
-    def first_losses(self) -> tuple[float, ...] | None:
-        return tuple(float(loss) for loss in self.losses) or None
 
     def held_tensors(self) -> Iterator[Tensor]:
         return held_by(self.trainer.module, self.trainer.optimizer)
