@@ -63,11 +63,9 @@ def collection_s(clock: Callable[[], float] = time.perf_counter) -> float:
 
 @contextmanager
 def collector_off() -> Iterator[None]:
-    """Collect all garbage, then run the block without automatic garbage collection.
-
-    In the block `gc.collect()` takes a millisecond instead of a hundred: it skips what was alive
-    before. A rank froze that when it began, and leaves it so: to walk torch's modules copies them.
-    """
+    """Collect all garbage, then run the block without automatic garbage collection."""
+    # Then gc.collect() takes a millisecond instead of a hundred: it skips what was alive before. A
+    # rank froze that when it began, and leaves it so: to walk torch's modules copies them.
     was_enabled, was_frozen = gc.isenabled(), gc.get_freeze_count() > 0
     gc.disable()
     gc.collect()

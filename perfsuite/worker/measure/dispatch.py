@@ -83,10 +83,7 @@ class StepMode(TorchDispatchMode, ABC):  # type: ignore[no-untyped-call]
 
 
 def tensors_in(*values: Any) -> Iterator[Tensor]:
-    """Yield every plain dense tensor in the values and in those of lists, tuples and dicts.
-
-    A sparse tensor yields its indices and values, a subclass such as DTensor what it wraps.
-    """
+    """Yield the plain dense tensors in nested values; of a sparse one or a subclass its parts."""
     for value in values:
         if isinstance(value, Tensor):
             yield from _plain_tensors(value)

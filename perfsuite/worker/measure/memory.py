@@ -30,8 +30,7 @@ def measure_peak(held: Iterator[Tensor], device: torch.device) -> Iterations[Pea
     Memory that existed before, such as the batch, is not in it.
 
     `held` are the tensors alive before the iteration: parameters, buffers, gradients, optimizer
-    state. An iterator, since a list would keep alive what the iteration frees. It is not read on
-    a GPU, where the allocator's own peak is.
+    state. An iterator, since a list would keep alive what the iteration frees.
     """
     if is_accelerator(device):
         return (yield from _measure_allocator(device))

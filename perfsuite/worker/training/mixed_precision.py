@@ -76,13 +76,13 @@ PRECISION_POLICIES = {policy.name: policy for policy in _POLICIES}
 def set_tf32(policy: PrecisionPolicy, device: torch.device) -> None:
     """Switch TensorFloat-32 on CUDA on for "tf32" and off for every other precision.
 
-    torch leaves it on for convolutions, so that "fp32" would silently not be float32. It is a
-    setting of the process, which a model's module may set too: call this before and after it.
+    It is a setting of the process, which a model's module may set too: call this before and after.
     """
     if device.type != "cuda":
         return
-    # The older of two switches first: torch.compile reads it, which raises where it says something
-    # else than the newer. For "off" it has convolutions inherit what is set for all of torch.
+    # torch leaves it on for convolutions, so that "fp32" would silently not be float32. The older
+    # of two switches first: torch.compile reads it, which raises where it says something else than
+    # the newer. For "off" it has convolutions inherit what is set for all of torch.
     torch.backends.cuda.matmul.allow_tf32 = policy.allows_tf32
     torch.backends.cudnn.allow_tf32 = policy.allows_tf32
     cudnn: Any = torch.backends.cudnn
@@ -143,11 +143,8 @@ def _can_be_float8(layer: nn.Module) -> bool:
 
 
 def cast_parameters(model: nn.Module, policy: PrecisionPolicy) -> None:
-    """Cast floating parameters and buffers to the policy's dtype, in place.
-
-    Each Parameter object stays the same, so tied weights stay tied. O2 leaves every BatchNorm layer
-    with weights of its own in float32 (`convert_network` in apex/fp16_utils/fp16util.py).
-    """
+    """Cast floating parameters and buffers to the policy's dtype, in place: tied ones stay tied."""
+    # O2 leaves BatchNorm with weights in float32 (convert_network in apex/fp16_utils/fp16util.py).
     for module in model.modules():
         if policy.keeps_batchnorm_fp32 and isinstance(module, _BATCHNORM_LAYERS) and module.affine:
             continue
@@ -191,12 +188,10 @@ def cast_for_loss(value: Any, policy: PrecisionPolicy) -> Any:
 
 
 class LossScaler(GradScaler):
-    """A GradScaler of a precision; it does nothing where the precision does not scale.
+    """A GradScaler of a precision; it does nothing where the precision does not scale."""
 
-    With `agrees_over_ranks` the ranks hold different gradients, so one rank's overflow makes every
-    rank skip the step, and `unscale_` is a collective.
-    """
-
+    # With `agrees_over_ranks` the ranks hold different gradients, so one rank's overflow makes
+    # every rank skip the step, and `unscale_` is a collective.
     def __init__(
         self, policy: PrecisionPolicy, device: torch.device, *, agrees_over_ranks: bool
     ) -> None:
@@ -229,8 +224,7 @@ class MasterWeights(Optimizer):
 
     Its parameter groups are the inner optimizer's and hold the copies, so `GradScaler.unscale_` and
     clipping work on float32 gradients. One step is: backward, `collect_gradients`, unscale, clip,
-    `step`. Gradients of several micro-batches are summed in the model's own dtype. The `inner`
-    optimizer is of the copies, and of the parameters that are in float32 already.
+    `step`. Gradients of several micro-batches are summed in the model's own dtype.
     """
 
     def __init__(

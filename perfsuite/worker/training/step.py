@@ -68,10 +68,9 @@ def apply_gradients(trainer: Trainer) -> None:
 
 
 def evaluate_batch(trainer: Trainer, batches: Iterator[Any], stage: Stage) -> Tensor | None:
-    """Return the loss of one batch in eval mode and without gradients, as a detached scalar.
+    """Return the loss of one batch in eval mode, detached; None where another rank has the outputs.
 
-    None where another rank has the model's outputs. `stage` marks "load" around `next(batches)`,
-    "evaluation" around the model's call and loss.
+    `stage` marks "load" around `next(batches)`, "evaluation" around the model's call and loss.
     """
     if trainer.strategy.why_not_evaluated is not None:
         raise NotExercisedError(trainer.strategy.why_not_evaluated)

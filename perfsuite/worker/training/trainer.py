@@ -15,17 +15,8 @@ from torch.optim import Optimizer
 from perfsuite.errors import WorkloadError
 from perfsuite.records.recipe import Recipe
 from perfsuite.records.workload import Workload
+from perfsuite.worker.training import mixed_precision
 from perfsuite.worker.training.checkpointing import checkpoint_blocks
-from perfsuite.worker.training.mixed_precision import (
-    PRECISION_POLICIES,
-    LossScaler,
-    MasterWeights,
-    PrecisionPolicy,
-    autocast_forward,
-    cast_parameters,
-    set_tf32,
-    use_float8,
-)
 
 if TYPE_CHECKING:  # it needs the step, which needs the trainer
     from perfsuite.worker.training.parallel.strategy import Strategy
@@ -49,8 +40,8 @@ class Trainer:
     module: nn.Module
     optimizer: Optimizer
     unstepped: list[nn.Parameter]  # with gradients, and not the optimizer's
-    scaler: LossScaler
-    precision: PrecisionPolicy
+    scaler: mixed_precision.LossScaler
+    precision: mixed_precision.PrecisionPolicy
     strategy: Strategy
 
 
@@ -70,19 +61,19 @@ def build_trainer(
     random numbers are seeded anew with `seed + shard_index`: ranks that load different data draw
     different dropout masks, and ranks that share a batch draw the same ones.
     """
-    precision = PRECISION_POLICIES[recipe.precision]
+    precision = mixed_precision.PRECISION_POLICIES[recipe.precision]
     strategy = choose_strategy(workload, recipe, device=device)
-    set_tf32(precision, device)
+    mixed_precision.set_tf32(precision, device)
     seed_random_numbers(seed)
 
-    model = use_float8(_build_model(workload), workload, precision, device)
-    set_tf32(precision, device)
-    cast_parameters(model, precision)
+    model = mixed_precision.use_float8(_build_model(workload), workload, precision, device)
+    mixed_precision.set_tf32(precision, device)
+    mixed_precision.cast_parameters(model, precision)
     model.to(device)
     model = strategy.split(model)
     checkpoint_blocks(workload, recipe, strategy.local_blocks(model))
     for entry in strategy.entry_modules(model):
-        autocast_forward(entry, precision, device)
+        mixed_precision.autocast_forward(entry, precision, device)
     if recipe.compile:
         model.compile()  # in place, because torch.compile's module renames every parameter
     module, model = model, strategy.wrap(model)
@@ -90,6 +81,7 @@ def build_trainer(
     stepped = {id(one) for group in optimizer.param_groups for one in group["params"]}
     left = [one for one in module.parameters() if one.requires_grad and id(one) not in stepped]
 
+    agrees = strategy.splits_parameters
     seed_random_numbers(seed + strategy.shard_index)
     return Trainer(
         workload=workload,
@@ -99,7 +91,7 @@ def build_trainer(
         module=module,
         optimizer=optimizer,
         unstepped=[] if precision.master_weights else left,  # which clear all gradients
-        scaler=LossScaler(precision, device, agrees_over_ranks=strategy.splits_parameters),
+        scaler=mixed_precision.LossScaler(precision, device, agrees_over_ranks=agrees),
         precision=precision,
         strategy=strategy,
     )
@@ -123,7 +115,7 @@ def _build_model(workload: Workload) -> nn.Module:
 
 
 def _build_optimizer(
-    strategy: Strategy, precision: PrecisionPolicy, module: nn.Module
+    strategy: Strategy, precision: mixed_precision.PrecisionPolicy, module: nn.Module
 ) -> Optimizer:
     trainable = [one for one in module.parameters() if one.requires_grad]
     if not trainable:
@@ -133,5 +125,5 @@ def _build_optimizer(
             "leave requires_grad on for the parameters to train"
         )
     if precision.master_weights:
-        return MasterWeights(trainable, strategy.build_optimizer)
+        return mixed_precision.MasterWeights(trainable, strategy.build_optimizer)
     return strategy.build_optimizer(trainable)

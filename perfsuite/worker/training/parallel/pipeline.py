@@ -105,10 +105,8 @@ class Pipeline(Strategy):
         return self._schedules[shapes].run(chunks, stage)
 
     def evaluate(self, trainer: Trainer, inputs: Any) -> Any | None:
-        """The outputs on the rank of the last stage, None on the others.
-
-        Rank r has the stages r, r + world_size, ...; neighbouring stages are never on one rank.
-        """
+        """The outputs on the rank of the last stage, None on the others."""
+        # Rank r has the stages r, r + world_size, ...; neighbouring stages are never on one rank.
         given = bind_inputs(self._signature, inputs)
         world_size, last = self.recipe.plan.size, self._num_stages - 1
         outputs: Any = ()
