@@ -280,7 +280,7 @@ def _end_workers(iterator: Any) -> None:
         return
     # Another worker's death raises in here too, and an iterator half built lacks attributes.
     with contextlib.suppress(RuntimeError, AttributeError):
-        iterator._shutdown_workers()
+        iterator._shutdown_workers()  # type: ignore[attr-defined]  # its stub lacks it
     for worker in getattr(iterator, "_workers", ()):
         with contextlib.suppress(RuntimeError):
             worker.kill()
