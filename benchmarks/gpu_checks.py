@@ -28,7 +28,7 @@ from perfsuite.ranks.messages import (
 from perfsuite.ranks.progress import Board
 from perfsuite.records.stages import Stage, untimed
 from perfsuite.worker.jobs import cell
-from perfsuite.worker.jobs.activity import Repeatable
+from perfsuite.worker.jobs.activities import Repeatable
 
 NUM_STEPS = 200
 

@@ -29,7 +29,7 @@ from perfsuite.ranks.messages import UserCode
 from perfsuite.records.stages import untimed
 from perfsuite.worker.jobs.user_code import UserLoop
 from perfsuite.worker.measure.iterations import Iterations
-from perfsuite.worker.training.build import seed_random_numbers
+from perfsuite.worker.training.trainer import seed_random_numbers
 
 _TRAINING: Final = """
 import perfsuite

@@ -33,9 +33,9 @@ def alternate_with_a_hand_written_loop(num_pairs: int, num_steps: int) -> list[t
     from perfsuite.worker.measure.iterations import run_iterations
     from perfsuite.worker.measure.rounds import measure_rounds
     from perfsuite.worker.measure.stages import StageClock
-    from perfsuite.worker.training.build import build_trainer
     from perfsuite.worker.training.loaders import EpochBatches
     from perfsuite.worker.training.step import train_step
+    from perfsuite.worker.training.trainer import build_trainer
     from perfsuite.worker.workloads.lenet import lenet_digits
 
     device = torch.device("cpu")

@@ -32,7 +32,6 @@ from perfsuite.worker.store import meet_ranks
 
 # Before any other finalizer of the process: workers and process groups still live.
 _FIRST = 1000
-_CPU = torch.device("cpu")
 
 
 class StopCommand(StopLoop, SystemExit):
@@ -80,7 +79,9 @@ class CommandRank:
         assert job.user_code is not None
         self._pipe = pipe
         on_cuda = start.request.policy.device == "cuda"
-        device = torch.device("cuda", torch.cuda.current_device()) if on_cuda else _CPU
+        device = (
+            torch.device("cuda", torch.cuda.current_device()) if on_cuda else torch.device("cpu")
+        )
         environment = describe_environment(device.type)
         world_size = start.request.world_size
         self._board = Board(Path(start.folder) / "progress", world_size).writer(start.rank)

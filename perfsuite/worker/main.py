@@ -115,10 +115,7 @@ def _set_up_torch(start: messages.RankStart) -> torch.device:
 
 
 def _choose_repeatable_kernels() -> None:
-    """Have a device compute the same bits each time, as far as it can: a proof compares runs.
-
-    Called before CUDA begins; a process that times nothing ends with it.
-    """
+    """Have a device compute the same bits each time, as far as it can; CUDA has not begun yet."""
     os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"  # cuBLAS, "Results reproducibility"
     os.environ.setdefault("NCCL_ALGO", "Ring")
     os.environ.setdefault("NCCL_NVLS_ENABLE", "0")

@@ -107,11 +107,9 @@ def _take(store: Store, key: str, world_size: int) -> bytes:
 
 
 class _Heartbeats:
-    """Shows that the controller here is alive, and notices which other has fallen silent.
+    """Shows that the controller here is alive, and notices which other has fallen silent."""
 
-    Not the reader's work: a controller that is busy takes no letter for minutes, and lives.
-    """
-
+    # Not the reader's work: a controller that is busy takes no letter for minutes, and lives.
     def __init__(self, start: MessengerStart, store: Store) -> None:
         self._start = start
         self._place = place = start.membership

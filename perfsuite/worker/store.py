@@ -16,7 +16,6 @@ from perfsuite.ranks.messages import RankStart
 
 __all__ = ["Store"]
 
-_LOCAL_HOST = "127.0.0.1"
 # The key of its store's port.
 _PORT = "port of the loop"
 # Torch's own default for NCCL.
@@ -24,7 +23,7 @@ _PREPARATION_S = 600.0
 
 # The base of all that torch raises about a store.
 StoreError = dist.DistError
-# Returns the largest of each value over all ranks, which all call it, outside of the loop's group.
+# Returns the largest of each value over all ranks, which all call it.
 Largest = Callable[[Sequence[float]], list[float]]
 
 
@@ -33,8 +32,8 @@ def open_store(
 ) -> Store:
     """Return a new connection to the store, which puts `prefix` before every key.
 
-    It tries to connect, and waits for a key, for `timeout_s` at most. With `is_host` this process
-    keeps the store. Raises a StoreError where there is no store, or the port is taken.
+    It waits for the store, and for a key, for `timeout_s` at most. With `is_host` this process
+    keeps the store. Raises a StoreError where there is none, or the port is taken.
     """
     timeout = datetime.timedelta(seconds=timeout_s)
     server = TCPStore(host, port, is_master=is_host, timeout=timeout, wait_for_workers=False)
@@ -51,12 +50,10 @@ def group_store(start: RankStart) -> Store:
 
 
 def patience(start: RankStart) -> datetime.timedelta:
-    """Return how long collectives may wait until `shorten_patience`.
-
-    GPUs take seconds to wake, and their ranks compile for minutes, some longer than others.
-    """
+    """Return how long collectives may wait until `shorten_patience`."""
     policy = start.request.policy
     timeout_s = policy.collective_timeout_s
+    # GPUs take seconds to wake, and their ranks compile for minutes, some longer than others.
     if start.assignment.backend == "nccl":
         timeout_s = max(timeout_s, policy.timeout_s, _PREPARATION_S)
     return datetime.timedelta(seconds=timeout_s)
@@ -83,6 +80,7 @@ def prefer_loopback(start: RankStart) -> None:
 def _meet(start: RankStart, store: Store) -> Largest:
     timeout = datetime.timedelta(seconds=start.request.policy.collective_timeout_s)
     ranks = start.rank, start.request.world_size
+    # Not the group of the loop, which may do as it likes with its own.
     group = dist.ProcessGroupGloo(PrefixStore("perfsuite", store), *ranks, timeout)
     options = dist.AllreduceOptions()
     options.reduceOp = dist.ReduceOp.MAX
@@ -110,7 +108,7 @@ def join_ranks(start: RankStart) -> Largest:
     """Set torchrun's variables in this rank, and meet the others."""
     rank, rendezvous = start.rank, start.assignment.rendezvous
     prefer_loopback(start)
-    host = _LOCAL_HOST if rendezvous is None else rendezvous.host
+    host = "127.0.0.1" if rendezvous is None else rendezvous.host
     meeting = group_store(start)
     port = int(meeting.get(_PORT)) if rank > 0 else 0
     timeout = datetime.timedelta(seconds=start.request.policy.collective_timeout_s)

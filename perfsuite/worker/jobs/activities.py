@@ -1,7 +1,10 @@
 """What one iteration of a cell is: a step, a loaded or evaluated batch, a reduction."""
 
-from collections.abc import Iterator
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -10,39 +13,122 @@ from torch import Tensor
 from perfsuite.errors import PerfsuiteError
 from perfsuite.ranks.messages import COUNTED, RankStart, RunCell
 from perfsuite.ranks.pickling import unpack
+from perfsuite.records.cell import TensorDigest
 from perfsuite.records.stages import Stage
 from perfsuite.records.workload import Split, load_workload
-from perfsuite.worker.jobs.activity import (
-    NUM_RECORDED_LOSSES,
-    Activity,
-    Repeatable,
-    held_by,
-    hidden_by_compile,
-)
 from perfsuite.worker.jobs.loader_workers import open_batches
-from perfsuite.worker.jobs.user_code import start_user_code
-from perfsuite.worker.training.build import build_trainer
+from perfsuite.worker.measure.clock import largest_over_ranks, start_together
+from perfsuite.worker.measure.dispatch import tensors_in
+from perfsuite.worker.measure.iterations import Iterations, run_iterations
 from perfsuite.worker.training.loaders import EpochBatches
 from perfsuite.worker.training.nonfinite import check_finite
 from perfsuite.worker.training.step import evaluate_batch, train_step
-from perfsuite.worker.training.trainer import Trainer
+from perfsuite.worker.training.trainer import Trainer, build_trainer
 
 _FLOAT32_BYTES = 4
 # Counts that threads hide from the dispatcher.
 _HIDDEN_IN_THREADS = (
     *("flops", "model_flops", "ops", "saved_activation_bytes", "collectives", "collective_bytes"),
 )
+# Enough to see a loss fall; every cell runs at least as many steps with the default rounds.
+NUM_RECORDED_LOSSES = 10
+
+
+class Activity(ABC):
+    """One kind of iteration; `missing` says why numbers of the record are None, by name."""
+
+    steps_per_epoch: int | None = None  # None if the loader never starts again
+    global_batch_size: int | None = None  # over all ranks; None without samples
+    is_counted = True  # it runs operators that are worth counting
+    # DDP's first step uses one bucket and rebuilds its buckets after it; optimizers make their
+    # state in the first step. The third is the first that is like all later ones.
+    num_warmup = 3
+    num_steps: int | None = None  # to time, after which there are two more; None for any number
+    missing: dict[str, str]
+    losses: Sequence[Any] = ()  # of the first steps
+
+    @abstractmethod
+    def run(self, asked: Iterations[None], begin_step: Callable[[], None]) -> None:
+        """Do the iterations that a measurement asks for; `begin_step` is called before each."""
+
+    def check(self) -> None:  # noqa: B027  # most have nothing to check
+        """Raise if an iteration since the last check went wrong; never called in a timed round."""
+
+    def start_together(self) -> None:
+        """Return when all ranks have called this."""
+        start_together()
+
+    def largest_over_ranks(self, values: Sequence[float], device: torch.device) -> list[float]:
+        """Return the largest of each value over all ranks, which all call this."""
+        return largest_over_ranks(values, device)
+
+    def end(self, num_rounds: int) -> dict[str, str]:
+        """Return further numbers that are missing, and why; raises after too few rounds."""
+        return {}
+
+    def state(self) -> object:
+        """Return what stays equal from one iteration to the next once they are alike."""
+        dynamo = sys.modules.get("torch._dynamo.utils")
+        return 0 if dynamo is None else int(dynamo.counters["stats"]["unique_graphs"])
+
+    def first_losses(self) -> tuple[float, ...] | None:
+        """Return the losses of the first steps; None where this rank holds none."""
+        return tuple(map(float, self.losses)) or None
+
+    def first_weights(self) -> tuple[tuple[TensorDigest, ...], ...]:
+        """Return the digests of this rank's weights after its first steps; none if not asked."""
+        return ()
+
+    def held_tensors(self) -> Iterator[Tensor]:
+        """Return the tensors that live before, during and after an iteration."""
+        return iter(())
+
+
+class Repeatable(Activity):
+    """An iteration that can be repeated at will."""
+
+    @abstractmethod
+    def iterate(self, stage: Stage) -> None:
+        """Do one iteration, handing its stages to `stage`."""
+
+    def run(self, asked: Iterations[None], begin_step: Callable[[], None]) -> None:
+        """Repeat the iteration as often as is asked for."""
+
+        def iterate(stage: Stage) -> None:
+            begin_step()
+            self.iterate(stage)
+
+        run_iterations(asked, iterate)
+
+
+def hidden_by_compile() -> dict[str, str]:
+    """Return what cannot be counted of a compiled model, with the reason."""
+    # torch.compile is off under a dispatch mode, so eager operators would be counted. The memory of
+    # an accelerator is its allocator's to count, and its kernels are chosen by their time.
+    on_accelerator = torch.accelerator.is_available()
+    others = ("kernel_launches",) if on_accelerator else ("saved_activation_bytes", "memory")
+    return dict.fromkeys(
+        ("flops", "model_flops", "ops", *others), "a compiled model cannot be watched"
+    )
+
+
+def held_by(model: Any, optimizer: Any) -> Iterator[Tensor]:
+    """Yield the tensors of a model and its optimizer, None of either included."""
+    if model is not None:
+        for parameter in model.parameters():
+            yield from tensors_in(parameter, parameter.grad)
+        yield from tensors_in(list(model.buffers()))
+    if optimizer is not None:
+        yield from tensors_in([group["params"] for group in optimizer.param_groups])
+        yield from tensors_in(list(optimizer.state.values()))
 
 
 @contextmanager
 def start_activity(job: RunCell, start: RankStart, device: torch.device) -> Iterator[Activity]:
-    """Build the job's activity; its loader workers are gone afterwards."""
+    """Build the activity of a job without a user's code; its loader workers are gone afterwards."""
     if job.activity == "all_reduce":
         assert job.message_bytes is not None
         yield _AllReduce(job.message_bytes, device)
-        return
-    if job.user_code is not None:
-        yield start_user_code(job.user_code, start)
         return
     assert job.workload is not None
     assert job.recipe is not None
@@ -53,8 +139,7 @@ def start_activity(job: RunCell, start: RankStart, device: torch.device) -> Iter
     split: Split = "train"
     if job.activity == "evaluate":
         split = "test" if workload.has_split("test") else "validation"
-    plan = job.recipe.plan
-    shard = (plan.shard_of(start.rank), plan.data_parallel_size)
+    shard = job.recipe.plan.shard_of(start.rank), job.recipe.plan.data_parallel_size
     with open_batches(workload, job.recipe, shard, device, start, split) as batches:
         if trainer is None:
             yield _Load(batches)
@@ -79,9 +164,6 @@ class _OnModel(Repeatable):
         elif trainer.recipe.plan.properties.runs_threads:
             reason = "DataParallel's replicas run in threads of their own"
             self.missing = dict.fromkeys(_HIDDEN_IN_THREADS, reason)
-
-    def first_losses(self) -> tuple[float, ...] | None:
-        return tuple(float(loss) for loss in self.losses) or None
 
     def held_tensors(self) -> Iterator[Tensor]:
         return held_by(self.trainer.module, self.trainer.optimizer)

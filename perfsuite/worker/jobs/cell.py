@@ -1,9 +1,11 @@
 """The job of measuring a cell: warm-up, timed rounds, then untimed counting. Runs in a rank."""
 
+import datetime
 import time
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
+from typing import Any
 
 import msgspec
 import torch
@@ -12,12 +14,12 @@ import torch.distributed as dist
 from perfsuite.errors import WorkloadError
 from perfsuite.ranks import messages
 from perfsuite.ranks.progress import BoardWriter
-from perfsuite.ranks.turns import Agreed
+from perfsuite.ranks.turns import Agreed, Turns
 from perfsuite.system.environment import Environment
-from perfsuite.worker.jobs.activities import start_activity
-from perfsuite.worker.jobs.activity import Activity
-from perfsuite.worker.jobs.arm_turns import ArmTurns
+from perfsuite.worker.jobs.activities import Activity, start_activity
 from perfsuite.worker.jobs.loader_workers import resume_loader_workers, stop_loader_workers
+from perfsuite.worker.jobs.user_code import start_user_code
+from perfsuite.worker.measure.clock import largest_over_ranks, start_together
 from perfsuite.worker.measure.counters import count_garbage, count_iteration, count_kernel_launches
 from perfsuite.worker.measure.device import is_accelerator, memory_stats, synchronize
 from perfsuite.worker.measure.environment import describe_environment
@@ -32,7 +34,7 @@ from perfsuite.worker.measure.rounds import (
     measure_rounds,
 )
 from perfsuite.worker.measure.stages import StageClock, StageMarks
-from perfsuite.worker.store import shorten_patience
+from perfsuite.worker.store import Largest, prefer_loopback, shorten_patience
 
 # Of rounds that take turns with the other arm: a disturbance of the machine lasts for longer, and
 # so happens to both. Over 240 LeNet steps a launch, turns of 2 had two thirds of the error of 8.
@@ -45,6 +47,8 @@ _LEAST_ROUNDS = 5
 LEAKED_BYTES = 17 * 2**20
 # Stages explain a time and gate nothing, so the mean of a few rounds will do.
 _NUM_STAGE_ROUNDS = 3
+# Ranks that wait for the first one may wait long; the controller ends them where it has ended.
+_PATIENCE = datetime.timedelta(days=1)
 # Off a CUDA device, and on one.
 _NO_LAUNCHES = (
     "kernels are launched on CUDA devices only",
@@ -67,12 +71,59 @@ def run_cell(
             # What is chosen by its time, as a kernel is, must not be chosen beside the other arm.
             stack.push(preparing)
             preparing.enter_context(turns.take())
-        activity = stack.enter_context(start_activity(job, start, device))
+        if job.user_code is None:
+            activity = stack.enter_context(start_activity(job, start, device))
+        else:
+            activity = start_user_code(job.user_code, start)
         measurement = Measurement(
             activity, job.plan, environment, device, board, start, turns, preparing.close
         )
         activity.run(measurement.asked(), board.begin_step)
         return measurement.result()
+
+
+class ArmTurns:
+    """The turns of all ranks of one arm, if there is another: the first asks, the others wait."""
+
+    def __init__(self, start: messages.RankStart, on_wait: Callable[[], None]) -> None:
+        channel = start.request.policy.turns
+        self.are_needed = channel is not None
+        self._first = Turns(channel, on_wait) if channel is not None and start.rank == 0 else None
+        self._group: dist.ProcessGroup | None = None
+        # A barrier of NCCL is a kernel that spins until the last rank comes, on the very GPUs that
+        # the other arm is timed on. One of gloo waits on the host.
+        if self.are_needed and start.request.needs_group and start.assignment.backend == "nccl":
+            prefer_loopback(start)
+            group: Any = dist.new_group(backend="gloo", timeout=_PATIENCE)
+            self._group = group
+
+    @contextmanager
+    def take(self, meet: Callable[[], None] = start_together) -> Iterator[None]:
+        """Hold the turn on all ranks, which meet before and after it."""
+        if not self.are_needed:
+            yield
+            return
+        if self._group is not None:
+            meet = partial(start_together, self._group)
+        with nullcontext() if self._first is None else self._first.take():
+            # No rank is at work before the first has the turn, or after the other arm may begin.
+            meet()
+            yield
+            meet()
+
+    def agree(self, num_iterations: int, iteration_s: float, largest: Largest) -> Agreed:
+        """Return what all ranks of both arms run; `largest` is taken over the ranks."""
+        told = [0.0] * len(Agreed._fields)
+        if self._first is not None:
+            told = [*map(float, self._first.agree(num_iterations, iteration_s))]
+        told = self.largest(told, largest)
+        return Agreed(int(told[0]), int(told[1]), *map(bool, told[2:]))
+
+    def largest(self, values: Sequence[float], largest: Largest) -> list[float]:
+        """Return the largest of each value over the ranks, as `largest` does, and spin nowhere."""
+        if self._group is None:
+            return largest(values)
+        return largest_over_ranks(values, torch.device("cpu"), self._group)
 
 
 class Measurement:
@@ -155,7 +206,7 @@ class Measurement:
         self._stages.collect()
         return min(durations_s[-self._activity.num_warmup :])
 
-    def _largest(self, values: list[float]) -> list[float]:
+    def _largest(self, values: Sequence[float]) -> list[float]:
         return self._activity.largest_over_ranks(values, self._device)
 
     def _agree(self, iteration_s: float) -> Agreed:
@@ -182,14 +233,11 @@ class Measurement:
         return agreed._replace(rounds=num_rounds)
 
     def _measure(self, num_rounds: int) -> Iterations[None]:
-        """Take the timed rounds; losses are checked between them, outside of the time.
-
-        On an accelerator stages have rounds of their own: their events make a small step slower.
-        """
         if not self._on_accelerator:
             yield from self._take_rounds(self._found.rounds, num_rounds, self._stages)
             return
         before = memory_stats(self._device).get("num_alloc_retries", 0)
+        # Stages have rounds of their own: their events make a small step slower.
         stages = self._stages if self._is_loop else self._marks
         yield from self._take_rounds(self._found.rounds, num_rounds, stages)
         retries = memory_stats(self._device).get("num_alloc_retries", 0) - before

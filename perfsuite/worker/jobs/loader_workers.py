@@ -21,9 +21,8 @@ from perfsuite.records.stages import listen
 from perfsuite.records.workload import Split, Workload
 from perfsuite.system import background
 from perfsuite.worker.measure.clock import largest_over_ranks
-from perfsuite.worker.training.build import seed_random_numbers
-from perfsuite.worker.training.loaders import EpochBatches
-from perfsuite.worker.training.own_loaders import CachedBatches, OwnBatches
+from perfsuite.worker.training.loaders import CachedBatches, EpochBatches, OwnBatches
+from perfsuite.worker.training.trainer import seed_random_numbers
 
 
 @contextlib.contextmanager

@@ -21,12 +21,11 @@ from perfsuite.worker.measure import operators
 from perfsuite.worker.measure.clock import DeviceClock, start_together
 from perfsuite.worker.measure.iterations import run_iterations
 from perfsuite.worker.measure.stages import StageClock
-from perfsuite.worker.training.build import build_trainer
 from perfsuite.worker.training.evaluation import MetricSums, Tally, evaluate_split
 from perfsuite.worker.training.loaders import EpochBatches
 from perfsuite.worker.training.nonfinite import gradients_are_finite
 from perfsuite.worker.training.step import train_step
-from perfsuite.worker.training.trainer import Trainer
+from perfsuite.worker.training.trainer import Trainer, build_trainer
 
 # A trace of more is hard to look at; the first of them may still start loader workers.
 _NUM_PROFILED_STEPS = 3
@@ -39,10 +38,10 @@ EvaluatedSplit = Literal["validation", "test"]
 def take_profile(
     job: RunProfile, start: RankStart, device: torch.device, board: BoardWriter
 ) -> ProfileTaken:
-    """Return where this rank's time went.
+    """Return where this rank's time went, without the check for infinite gradients.
 
     On a GPU the rank waits for the device at the end of every stage, so that work counts in the
-    stage that launched it, and stages are disjoint. The check for infinite gradients is in no time.
+    stage that launched it, and stages are disjoint.
     """
     board.enter_phase("build")
     workload = load_workload(unpack(job.workload))
@@ -96,9 +95,8 @@ class _ProfiledTraining:
         self._board = board
         self._clock = DeviceClock(trainer.device)
         # The host's clock everywhere: it waits for the device before it is read.
-        self._stages = StageClock(
-            torch.device("cpu"), on_enter=board.enter_stage, clock=self._clock
-        )
+        cpu = torch.device("cpu")
+        self._stages = StageClock(cpu, on_enter=board.enter_stage, clock=self._clock)
         self._num_steps = max(1, training.steps_per_epoch // trainer.recipe.grad_accumulation_steps)
 
     def run(self, num_epochs: int) -> tuple[RankEpoch, ...]:
@@ -137,7 +135,6 @@ class _ProfiledTraining:
         return run_iterations(asked, self._step)
 
     def describe(self, profiler: torch.profiler.profile, folder: Path) -> ProfilerOutput:
-        """Return what the profiler saw; `folder` takes a temporary file."""
         device = self._trainer.device
         averages = profiler.key_averages()
         return ProfilerOutput(
@@ -193,7 +190,7 @@ class _ProfiledTraining:
             score = MetricSums(workload.name, workload.metric)
         enter_batch = partial(self._board.enter_stage, "evaluation")
         with self._stages("evaluation"):
-            evaluate_split(self._trainer, self._evaluated, score, before_batch=enter_batch)
+            evaluate_split(self._trainer, self._evaluated, score, enter_batch)
         not_accuracy = "accuracy is not the workload's metric"
         reason = score.why_none if isinstance(score, Tally) else not_accuracy
         if reason is not None:

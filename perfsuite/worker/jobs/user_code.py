@@ -10,7 +10,7 @@ import math
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
@@ -24,13 +24,13 @@ from perfsuite.ranks.pickling import unpack
 from perfsuite.records.cell import TensorDigest
 from perfsuite.records.stages import Stage, Step, StopLoop, listening, untimed
 from perfsuite.units import counted
-from perfsuite.worker.jobs.activity import NUM_RECORDED_LOSSES, Activity, held_by, hidden_by_compile
+from perfsuite.worker.jobs import activities
 from perfsuite.worker.jobs.loader_workers import let_children_be_loader_workers
 from perfsuite.worker.measure.iterations import Iterations, run_iterations
 from perfsuite.worker.measure.weights_digest import FirstWeights
 from perfsuite.worker.store import Largest, join_ranks
-from perfsuite.worker.training.build import seed_random_numbers
 from perfsuite.worker.training.nonfinite import ADVICE
+from perfsuite.worker.training.trainer import seed_random_numbers
 
 # A critic may step more often than a generator, whose steps are counted; a loop without an end
 # would never say that its optimizer steps no more.
@@ -38,7 +38,7 @@ _MOST_OTHERS = 20
 _NOT_IN_TWO_STEPS = ("kernel_launches", "collected_objects", "operators")
 
 
-def start_user_code(code: UserCode, start: RankStart) -> Activity:
+def start_user_code(code: UserCode, start: RankStart) -> activities.Activity:
     """Return the step that a user's function builds, or the loop that it is."""
     if code.kind == "step":
         return build_step(code, start)
@@ -61,7 +61,7 @@ def _load(code: UserCode, start: RankStart) -> Callable[[], Any]:
     return function
 
 
-class _UserCode(Activity):
+class _UserCode(activities.Activity):
     """What a step and a loop have in common: the stages that they mark, the losses they tell."""
 
     def __init__(self, code: UserCode) -> None:
@@ -75,7 +75,7 @@ class _UserCode(Activity):
         self._told: Any = None
         self._unchecked: list[Any] = []
         self._num_checked = 0
-        self._losses: list[float] = []
+        self.losses: list[float] = []
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
@@ -124,15 +124,12 @@ class _UserCode(Activity):
         for number, loss in enumerate(losses, self._num_checked + 1):
             if not math.isfinite(loss):
                 raise NonFiniteError(f"the loss is {loss} at step {number}; {ADVICE}")
-        self._losses += losses[: NUM_RECORDED_LOSSES - len(self._losses)]
+        self.losses += losses[: activities.NUM_RECORDED_LOSSES - len(self.losses)]
         self._num_checked += len(losses)
         self._unchecked.clear()
         dynamo = sys.modules.get("torch._dynamo.utils")
         if dynamo is not None and dynamo.counters["frames"]:
-            self.missing |= hidden_by_compile()
-
-    def first_losses(self) -> tuple[float, ...] | None:
-        return tuple(self._losses) or None
+            self.missing |= activities.hidden_by_compile()
 
 
 @contextmanager
@@ -194,7 +191,7 @@ class UserStep(_UserCode):
 
     def held_tensors(self) -> Iterator[Tensor]:
         """Return those of the model and the optimizer that the user has named."""
-        return held_by(self.model, self._step.optimizer)
+        return activities.held_by(self.model, self._step.optimizer)
 
 
 class UserLoop(_UserCode):
@@ -320,10 +317,10 @@ class UserLoop(_UserCode):
         """Return when all ranks have called this, after equally many steps."""
         self.largest_over_ranks([], torch.device("cpu"))
 
-    def largest_over_ranks(self, values: list[float], device: torch.device) -> list[float]:
+    def largest_over_ranks(self, values: Sequence[float], device: torch.device) -> list[float]:
         """Return the largest of each value over all ranks; raises where their steps differ."""
         if self._largest is None:
-            return values
+            return list(values)
         *largest, most, least = self._largest([*values, self._num_ends, -self._num_ends])
         if most != -least:
             raise PerfsuiteError(
@@ -338,7 +335,7 @@ class UserLoop(_UserCode):
 
     def held_tensors(self) -> Iterator[Tensor]:
         """Return those of the optimizer that ends a step."""
-        return held_by(None, None if self._ends is self else self._ends)
+        return activities.held_by(None, None if self._ends is self else self._ends)
 
     def end(self, num_rounds: int) -> dict[str, str]:
         """Return what a loop that ended by itself lacks; raises a WorkloadError for too few."""

@@ -26,7 +26,7 @@ from perfsuite.worker.equivalence.trace.trace import (
 )
 from perfsuite.worker.jobs.loader_workers import open_batches
 from perfsuite.worker.jobs.user_code import build_step
-from perfsuite.worker.training.build import build_trainer
+from perfsuite.worker.training.trainer import build_trainer
 
 # The run that is compared; its files have this name.
 _TESTED = "tested"

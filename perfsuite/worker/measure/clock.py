@@ -14,9 +14,7 @@ from perfsuite.worker.measure.device import synchronize
 class DeviceClock:
     """Seconds of the host's clock `read`, when the device has done all its work, synchronised."""
 
-    def __init__(
-        self, device: torch.device, *, read: Callable[[], float] = time.perf_counter
-    ) -> None:
+    def __init__(self, device: torch.device, read: Callable[[], float] = time.perf_counter) -> None:
         self._device = device
         self._read = read
         self._held_s = 0.0
@@ -65,11 +63,9 @@ def collection_s(clock: Callable[[], float] = time.perf_counter) -> float:
 
 @contextmanager
 def collector_off() -> Iterator[None]:
-    """Collect all garbage, then run the block without automatic garbage collection.
-
-    In the block `gc.collect()` takes a millisecond instead of a hundred: it skips what was alive
-    before. A rank froze that when it began, and leaves it so: to walk torch's modules copies them.
-    """
+    """Collect all garbage, then run the block without automatic garbage collection."""
+    # Then gc.collect() takes a millisecond instead of a hundred: it skips what was alive before. A
+    # rank froze that when it began, and leaves it so: to walk torch's modules copies them.
     was_enabled, was_frozen = gc.isenabled(), gc.get_freeze_count() > 0
     gc.disable()
     gc.collect()

@@ -61,11 +61,8 @@ def count_iteration() -> Iterations[IterationCounts]:
 
 
 def count_garbage() -> Iterations[int]:
-    """Return how many objects of one iteration only Python's collector can free.
-
-    The fewest of several iterations: the start of an epoch makes some of its own.
-    """
-    found = []
+    """Return how many objects of one iteration only Python's collector can free."""
+    found = []  # of several, the fewest: the start of an epoch makes some of its own
     with collector_off():
         for _ in range(_NUM_LOOKS):
             yield untimed
@@ -74,10 +71,7 @@ def count_garbage() -> Iterations[int]:
 
 
 def count_kernel_launches(device: torch.device) -> Iterations[int | None]:
-    """Return how many kernels one iteration launches on a GPU, None where the profiler sees none.
-
-    Those of a replayed CUDA graph are not counted.
-    """
+    """Return how many kernels one iteration launches on a GPU, replayed CUDA graphs left out."""
     if device.type != "cuda":
         return None
     activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
@@ -112,10 +106,7 @@ class _Counter(StepMode):  # type: ignore[no-untyped-call]
         self._plain_passes: set[int] = set()
 
     def recomputed_flops(self) -> int:
-        """Return the part of `flops` that a backward pass computed anew.
-
-        A backward pass records only that, unless it is differentiated itself: then all it does.
-        """
+        # A backward pass records only those, unless it is differentiated itself: then all it does.
         recorded = self._recorded_flops.items()
         return self._scores_flops + sum(
             flops for number, flops in recorded if number in self._plain_passes
@@ -151,14 +142,12 @@ class _Counter(StepMode):  # type: ignore[no-untyped-call]
 
 
 def _scores_flops(formula: Any, args: tuple[Any, ...], flops: int) -> int:
-    """The part of a fused attention's backward pass that computes the scores again, else 0.
-
-    Of five products, q k^T and those of the gradients of q and k are as wide as q, the other two as
-    v (`torch.utils.flop_counter.sdpa_backward_flop_count`).
-    """
+    """The part of a fused attention's backward pass that computes the scores again, else 0."""
     name = str(formula)
     if not re.search("att(n|ention).*backward", name):
         return 0
     first = 0 if "flex" in name else 1  # the others begin with the gradient
     query_width, value_width = (int(args[first + place].shape[-1]) for place in (0, 2))
+    # Of five products, q k^T and those of the gradients of q and k are as wide as q, the other two
+    # as v (torch.utils.flop_counter.sdpa_backward_flop_count).
     return flops * query_width // (3 * query_width + 2 * value_width)

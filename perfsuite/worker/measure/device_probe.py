@@ -28,9 +28,8 @@ _WARM_UP_S: Final = 0.3
 def probe_device(device_type: str) -> dict[str, float]:
     """Return seconds of each piece of work, by name; takes about half a second.
 
-    "GPU matmul" is a product in bfloat16, which follows the clock of the multiprocessors; "GPU
-    memory" and "GPU link" copy within the device and from the host; "GPU launch" is 256 kernels
-    that do nothing.
+    "GPU matmul" follows the clock of the multiprocessors, "GPU launch" is 256 kernels that do
+    nothing.
     """
     device = torch.device(device_type)
     factor = torch.ones(_SIZE, _SIZE, dtype=torch.bfloat16, device=device)

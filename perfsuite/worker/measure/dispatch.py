@@ -30,9 +30,6 @@ class StepMode(TorchDispatchMode, ABC):  # type: ignore[no-untyped-call]
     - Operators of other threads than this one and autograd's are not seen. So each collective is
       waited for at once, and the rest of a DDP communication hook runs in this thread.
     - A compiled model runs uncompiled, because torch.compile is off under a dispatch mode.
-
-    Attributes:
-        watched_s: Of each stage on a CPU, the seconds outside and inside of collectives.
     """
 
     # Without this, torch refuses to run flex_attention and other operators that take functions.
@@ -42,6 +39,7 @@ class StepMode(TorchDispatchMode, ABC):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self._is_loading = False
         self._communication_s = 0.0
+        # Of each stage on a CPU, outside and inside of collectives.
         self.watched_s: dict[str, tuple[float, float]] = {}
 
     @abstractmethod
@@ -85,10 +83,7 @@ class StepMode(TorchDispatchMode, ABC):  # type: ignore[no-untyped-call]
 
 
 def tensors_in(*values: Any) -> Iterator[Tensor]:
-    """Yield every plain dense tensor in the values and in those of lists, tuples and dicts.
-
-    A sparse tensor yields its indices and values, a subclass such as DTensor what it wraps.
-    """
+    """Yield the plain dense tensors in nested values; of a sparse one or a subclass its parts."""
     for value in values:
         if isinstance(value, Tensor):
             yield from _plain_tensors(value)

@@ -62,9 +62,9 @@ def costliest_operators(averages: Iterable[Any], device: torch.device) -> tuple[
 def measure_communication(events: Iterable[Any], device: torch.device) -> Communication | None:
     """Return how long collectives ran, and how much of it computing hid; None without collectives.
 
-    On a GPU the kernels of NCCL are compared with all others; on a CPU, or where ranks share a GPU
-    through gloo, gloo's background work with ATen's operators. A kernel of NCCL begins when its
-    rank has come, and waits for the others.
+    On a GPU NCCL's kernels, which begin when their rank has come and wait for the others, are
+    compared with all other kernels; on a CPU, or where ranks share a GPU through gloo, gloo's
+    background work with ATen's operators.
     """
     communicated, computed = [], []
     for event in events:

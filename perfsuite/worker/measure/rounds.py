@@ -39,10 +39,8 @@ def choose_num_iterations(
 
     A power of two, so that a noisy estimate of the iteration's time rarely changes the choice.
     Where an epoch is shorter than two such rounds, the next whole number of epochs instead: then
-    every round has the same number of epoch starts, which cost more than other steps.
-
-    `steps_per_epoch` is None if nothing happens at the end of an epoch. Raises a PerfsuiteError
-    where the estimate is not a positive, finite number.
+    every round has the same number of epoch starts, which cost more than other steps;
+    `steps_per_epoch` is None if nothing happens then.
     """
     if not 0 < iteration_s < math.inf:
         raise PerfsuiteError(
@@ -56,10 +54,7 @@ def choose_num_iterations(
 
 
 def has_warmed_up(durations_s: Sequence[float], states: Sequence[object]) -> bool:
-    """Whether the next iteration will be like all later ones.
-
-    Of each iteration so far: its seconds, and what of its state shows that it differs from others.
-    """
+    """Whether the next iteration will be like all later ones, by durations and states so far."""
     spent_s = math.fsum(durations_s)
     if len(durations_s) < _ALIKE:
         return False
@@ -88,12 +83,10 @@ def measure_rounds(
     """Append this rank's own times of each round to `rounds`.
 
     The garbage collector runs between rounds, and what the garbage of a round costs it belongs to
-    the time of that round. `start_together` returns when all ranks have called it, `synchronize`
-    when the device has done all its work. `take_turn` is entered for each round, its preparation
-    and `after_round`, which gets its number. The first rounds keep spans, until `most_spans`.
-
-    With `run_up`, the stage of one iteration more before each round, the device times it, from
-    border to border. A round lasts longer by `slowdown` of itself: 0.05 = 5 %.
+    the time of that round. `take_turn` is entered for each round, its preparation and
+    `after_round`, which gets its number. The first rounds keep spans, until `most_spans`. With
+    `run_up`, the stage of one iteration more before each round, the device times it, from border to
+    border. A round lasts longer by `slowdown` of itself: 0.05 = 5 %.
     """
     num_spans = 0
     with collector_off():

@@ -22,10 +22,8 @@ class StageClock:
     A stage may be entered many times. On a GPU all stages but "load" are timed by events on the
     current stream, because the host only queues their work; nothing waits for an event before
     `collect`. On a CPU, and for "load" everywhere, the host's clock is read. Stages do not nest,
-    because the seconds of an inner stage would count twice.
-
-    `on_enter` is called with the name of each stage that is entered, before its time starts.
-    `clock` is the host's, in seconds; `make_event` makes an event with timing for a device.
+    because the seconds of an inner stage would count twice. `on_enter` is called with the name of
+    each stage before its time starts.
     """
 
     __slots__ = (
@@ -74,10 +72,7 @@ class StageClock:
         return tuple(_seconds(*borders) for borders in pairwise(self._borders))
 
     def spans(self) -> tuple[Span, ...]:
-        """Return the stages in order, between the borders, after the device was synchronised.
-
-        On a CPU with what lies between, as "other".
-        """
+        """Return the stages in order, on a CPU with "other" between; the device is synchronised."""
         first, last = self._borders[0], self._borders[-1]
         if not self._on_cpu:
             since = {name: self._began_s if name == "load" else first for name in STAGES}
@@ -93,10 +88,7 @@ class StageClock:
         return tuple(spans[:-1])
 
     def collect(self) -> dict[str, float]:
-        """Return the seconds of each stage that was entered since the last call.
-
-        On a GPU the device must have been synchronised after the last stage.
-        """
+        """Return each stage's seconds since the last call, after the device was synchronised."""
         totals: dict[str, float] = {}
         for name, start, end in self._passed:
             totals[name] = totals.get(name, 0.0) + _seconds(start, end)

@@ -15,10 +15,8 @@ _MOST_STEPS = 3
 
 @torch.no_grad()
 def digest_weights(parameters: Iterable[Tensor]) -> tuple[TensorDigest, ...]:
-    """Return the digest of each parameter, of a DTensor of this rank's part; waits for the device.
-
-    Equal weights have equal digests, bit for bit: the order of a sum depends on shapes alone.
-    """
+    """Return each parameter's digest, a DTensor's of this rank's part; waits for the device."""
+    # Equal weights have equal digests, bit for bit: the order of a sum depends on shapes alone.
     parts = [local_tensor(one) for one in parameters]
     parts = [torch.view_as_real(one) if one.is_complex() else one for one in parts]
     # A norm in float64 needs no copy of the tensor in float64, as its squares would.

@@ -28,11 +28,7 @@ def tensors_in(value: Any) -> list[Tensor]:
 
 
 def num_samples(value: Any) -> int:
-    """How many samples inputs or targets hold: the first dimension of their first tensor, else 0.
-
-    >>> num_samples({"ids": torch.zeros(3, 8), "mask": torch.zeros(3, 8)}), num_samples("a")
-    (3, 0)
-    """
+    """How many samples inputs or targets hold: the first dimension of the first tensor, else 0."""
     return next((tensor.shape[0] for tensor in tensors_in(value) if tensor.dim()), 0)
 
 

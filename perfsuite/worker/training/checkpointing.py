@@ -37,11 +37,7 @@ _HOOKS_OPTION = "respect_saved_tensors_hooks"
 
 
 def checkpoint_blocks(workload: Workload, recipe: Recipe, blocks: list[nn.Module]) -> None:
-    """Let the workload's blocks on this rank recompute in backward what the recipe does not keep.
-
-    Raises a RecipeError where the workload names none, a WorkloadError where one has a forward that
-    cannot be wrapped, and what `checkpoint_units` raises.
-    """
+    """Let the blocks on this rank recompute in backward what the recipe does not keep."""
     if recipe.checkpointing == "none":
         return
     if workload.blocks is None:
@@ -64,16 +60,13 @@ def checkpoint_blocks(workload: Workload, recipe: Recipe, blocks: list[nn.Module
 
 
 def checkpoint_units(recipe: Recipe, blocks: list[nn.Module]) -> list[list[nn.Module]]:
-    """The runs of blocks that are recomputed together, in order; FSDP shards by the same runs.
-
-    "segments:C" gives C runs; their lengths differ by one at most. All else gives one per block.
-    Raises a RecipeError for more segments than blocks, a WorkloadError for a block named twice.
-    """
+    """The runs of blocks that are recomputed together, in order; FSDP shards by the same runs."""
     if len({id(block) for block in blocks}) < len(blocks):
         raise WorkloadError(
             f"blocks names {len(blocks)} modules, and some of them more than once; "
             "name each module once, in the order of the model's calls"
         )
+    # The lengths of segments differ by one at most; all else recomputes block by block.
     num_units = recipe.num_segments or len(blocks)
     if num_units > len(blocks):
         raise RecipeError(

@@ -90,10 +90,7 @@ def evaluate_split(
     score: Tally | MetricSums | None,
     before_batch: Callable[[], None],
 ) -> None:
-    """Run one epoch of a split through the model and its loss, in eval mode, without gradients.
-
-    `score` gets the outputs on the ranks that have them, without a sample that only fills a shard.
-    """
+    """Run an epoch of a split, in eval mode; `score` gets no sample that only fills a shard."""
     with eval_mode(trainer.model), torch.no_grad():
         for number in range(batches.steps_per_epoch):
             before_batch()

@@ -10,13 +10,10 @@ from perfsuite.errors import WorkloadError
 
 
 def wrap_forward(module: nn.Module, wrapper: Callable[..., Any]) -> None:
-    """Let `wrapper(forward, *args, **kwargs)` answer each call of the module, in place.
-
-    The module's class is exchanged for a subclass of its own, as FSDP2 does it. A wrapping module
-    would rename the parameters, and a `forward` attribute of the instance would bind every replica
-    that nn.DataParallel copies to the first one's parameters. A newer wrapper is the outer one.
-    Raises a WorkloadError where the module has a `forward` of its own that its class does not have.
-    """
+    """Let `wrapper(forward, *args, **kwargs)` answer each call; the newest is the outermost."""
+    # The module's class is exchanged for a subclass of its own, as FSDP2 does it. A wrapping module
+    # would rename the parameters, and a `forward` attribute of the instance would bind every
+    # replica that nn.DataParallel copies to the first one's parameters.
     original = type(module)
     if "forward" in vars(module):
         raise WorkloadError(
@@ -35,8 +32,7 @@ def wrap_forward(module: nn.Module, wrapper: Callable[..., Any]) -> None:
 def run_as_one(blocks: list[nn.Module], call: Callable[..., Any]) -> None:
     """Let `call(function, activations)` run all blocks of a chain, in place of each one's forward.
 
-    Every block but the last only notes its call, and the last one makes them all. A model that is
-    not such a chain is refused, not computed wrongly.
+    Every block but the last only notes its call. A model that is no such chain is refused.
     """
     for block in blocks[:-1]:
         wrap_forward(block, _defer)

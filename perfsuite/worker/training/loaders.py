@@ -1,12 +1,13 @@
-"""Batches of a workload's data; what a user's dataset raises becomes one message."""
+"""Batches of a workload's data; what a user's dataset or loader raises becomes one message."""
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sized
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Final, cast
 
 import torch
 from torch.utils.data import (
@@ -19,9 +20,10 @@ from torch.utils.data import (
 )
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-from perfsuite.errors import DataLoadError, WorkloadError
+from perfsuite.errors import DataLoadError, RecipeError, WorkloadError
 from perfsuite.records.recipe import Recipe
 from perfsuite.records.workload import Split, Workload
+from perfsuite.worker.training.batches import num_samples
 
 # Frames in torch, torchvision (it has the same prefix) and this folder are not the user's.
 _NOT_USERS = (str(Path(torch.__file__).parent), str(Path(__file__).parent))
@@ -35,6 +37,11 @@ _NO_MEMORY = (
     "a loader worker that was killed often ran out of memory: use fewer num_workers or a smaller "
     "prefetch_factor"
 )
+# More data than a model learns by heart in a cell, less than fills the memory.
+_NUM_CACHED = 16
+# Fields of a recipe that say nothing to a loader of the user's own.
+_LOADING = ("num_workers", "persistent_workers", "pin_memory", "prefetch_factor")
+_END: Final = object()
 
 
 class EpochBatches(Iterator[Any], contextlib.AbstractContextManager["EpochBatches"]):
@@ -45,16 +52,10 @@ class EpochBatches(Iterator[Any], contextlib.AbstractContextManager["EpochBatche
     would leave a shard shorter than the others, or a batch not full, are left out of that epoch.
     Other splits keep their order and their last, smaller batch; shards that would be shorter repeat
     samples from the start of the split.
-
-    Attributes:
-        epoch: The epoch of the last batch, from 0.
-        steps_per_epoch: Batches in each epoch.
-        step_size: Samples of one batch over all shards.
-        repeats_last: Whether the last sample of an epoch repeats another shard's first one, only
-            to make the shards equally long.
     """
 
-    epoch = 0
+    epoch = 0  # of the last batch
+    # Whether the last sample of an epoch is another shard's first one, to make them equally long.
     repeats_last = False
     _iterator: Any = None
     _is_closed = False
@@ -69,12 +70,7 @@ class EpochBatches(Iterator[Any], contextlib.AbstractContextManager["EpochBatche
         seed: int,
         on_worker_start: Callable[[], None] | None = None,
     ) -> None:
-        """Take the shard of this index, of so many, of a split.
-
-        `seed`, of the order and of the workers, is the same on every rank. `on_worker_start` is
-        called first in each loader worker. Raises a WorkloadError for a split that is absent or
-        cannot fill a batch of each shard.
-        """
+        """Take the shard of this index, of so many; `seed` is the same on every rank."""
         self._origin = f"workload {workload.name!r}: its {split} dataset"
         index, num_shards = shard
         trains = split == "train"
@@ -106,15 +102,10 @@ class EpochBatches(Iterator[Any], contextlib.AbstractContextManager["EpochBatche
             worker_init_fn=None if on_worker_start is None else lambda _: on_worker_start(),
         )
         self.steps_per_epoch = len(self._loader)
-        self.step_size = batch_size * num_shards
+        self.step_size = batch_size * num_shards  # samples of one batch over all shards
         self.repeats_last = not trains and (len(sampler) - 1) * num_shards + index >= len(dataset)
 
     def __next__(self) -> Any:
-        """Return the next batch; after an epoch's last one, the first of the next epoch.
-
-        Raises a DataLoadError where the dataset or a loader worker failed, and a WorkloadError
-        where a batch is not (inputs, target).
-        """
         if self._is_closed:
             raise StopIteration
         try:
@@ -173,11 +164,106 @@ class EpochBatches(Iterator[Any], contextlib.AbstractContextManager["EpochBatche
         return batch
 
 
-def _torch_iterators(error: BaseException | None) -> Iterator[_BaseDataLoaderIter]:
-    """Yield those in whose methods an error arose: one half built is known to its traceback alone.
+class OwnBatches(EpochBatches):
+    """The batches of the workload's own loader, epoch after epoch.
 
-    torch's handler of SIGCHLD raises for a dead worker wherever the main thread is just then.
+    An epoch with another number of batches than the loader's length, or a batch of another size, is
+    an error: ranks would wait for each other, and rates would be wrong.
     """
+
+    def __init__(
+        self, workload: Workload, recipe: Recipe, split: Split, shard: tuple[int, int]
+    ) -> None:
+        for name in (*_LOADING, "micro_batch_size"):
+            if value := getattr(recipe, name):
+                raise RecipeError(
+                    f"{name}={value!r} says nothing to workload {workload.name!r}, which builds "
+                    f"its own loader (build_loader); leave {name} out"
+                )
+        index, num_shards = shard
+        self._own_loader = workload.own_loader(split, index, num_shards)
+        self._origin = f"workload {workload.name!r}: build_loader({split!r}, {index}, {num_shards})"
+        self._batch_size = workload.micro_batch_size
+        self._trains = split == "train"
+        self._num_given = 0
+        self.steps_per_epoch = len(self._own_loader)
+        self.step_size = self._batch_size * num_shards
+
+    def indices(self, epoch: int) -> list[list[int]]:
+        """Return none: such a loader does not say what it will load."""
+        return []
+
+    def _next_of_epochs(self) -> Any:
+        if self._iterator is None:
+            self._start_epoch(self.epoch)
+        batch = self._next()
+        if batch is _END and self._num_given == self.steps_per_epoch:
+            self._start_epoch(self.epoch + 1)
+            batch = self._next()
+        if batch is _END or self._num_given == self.steps_per_epoch:
+            gave = f"{self._num_given}" if batch is _END else "more"
+            raise WorkloadError(
+                f"{self._origin} returned what has a length of {self.steps_per_epoch} batches, and "
+                f"its epoch {self.epoch + 1} gave {gave}; let the length be right"
+            )
+        self._num_given += 1
+        return batch
+
+    def _next(self) -> Any:
+        with self._failures_told():
+            return next(self._iterator, _END)
+
+    @contextlib.contextmanager
+    def _failures_told(self) -> Iterator[None]:
+        try:
+            yield
+        # The user's loader may raise anything, and the user is to read all of it.
+        except Exception as error:
+            raise DataLoadError(f"{self._origin} {describe_failure(error)}") from error
+
+    def _start_epoch(self, epoch: int) -> None:
+        self.epoch, self._num_given = epoch, 0
+        # As a training loop would do, for whatever part of the loader draws the order.
+        names = ("sampler", "batch_sampler", "dataset")
+        parts = (getattr(self._own_loader, name, None) for name in names)
+        for part in (self._own_loader, *parts):
+            if callable(set_epoch := getattr(part, "set_epoch", None)):
+                set_epoch(epoch)
+        with self._failures_told():
+            self._iterator = iter(self._own_loader)
+
+    def _checked(self, batch: Any) -> Any:
+        num_inputs, num_targets = map(num_samples, super()._checked(batch))
+        if num_targets not in (0, num_inputs):
+            raise WorkloadError(
+                f"{self._origin} gives a batch of {num_inputs} inputs and {num_targets} targets; "
+                "the first dimension of both must be that of the samples"
+            )
+        if num_inputs > self._batch_size or (self._trains and num_inputs < self._batch_size):
+            raise WorkloadError(
+                f"{self._origin} gives a batch of {num_inputs} samples, and the workload's "
+                f"micro_batch_size is {self._batch_size}; let both be the same, and leave out a "
+                "last batch that is smaller (drop_last=True)"
+            )
+        return batch
+
+
+class CachedBatches(EpochBatches):
+    """The first batches of an epoch over and over, from memory: what free loading would be."""
+
+    def __init__(self, batches: EpochBatches) -> None:
+        self.steps_per_epoch, self.step_size = batches.steps_per_epoch, batches.step_size
+        num_batches = min(_NUM_CACHED, batches.steps_per_epoch)
+        self._cached = itertools.cycle([next(batches) for _ in range(num_batches)])
+        batches.close()
+
+    def __next__(self) -> Any:
+        return next(self._cached)
+
+
+def _torch_iterators(error: BaseException | None) -> Iterator[_BaseDataLoaderIter]:
+    """Yield those in whose methods an error arose; a traceback alone knows one half built."""
+    # torch's handler of SIGCHLD raises for a dead worker wherever the main thread is just then.
     while error is not None:
         for frame, _ in traceback.walk_tb(error.__traceback__):
             owner = frame.f_locals.get("self")
@@ -187,17 +273,14 @@ def _torch_iterators(error: BaseException | None) -> Iterator[_BaseDataLoaderIte
 
 
 def _end_workers(iterator: Any) -> None:
-    """End the loader workers of an iterator of torch, one half built included.
-
-    torch has no public way: the iterator shuts down when it is collected, but a traceback keeps it
-    alive, and one collected inside the fork of a later loader stalls that for 10 s.
-    """
-    is_torchs = isinstance(iterator, _BaseDataLoaderIter)
-    if not is_torchs:
+    """End the loader workers of an iterator of torch, one half built included."""
+    # torch has no public way: the iterator shuts down when it is collected, but a traceback keeps
+    # it alive, and one collected inside the fork of a later loader stalls that for 10 s.
+    if not isinstance(iterator, _BaseDataLoaderIter):
         return
     # Another worker's death raises in here too, and an iterator half built lacks attributes.
     with contextlib.suppress(RuntimeError, AttributeError):
-        iterator._shutdown_workers()
+        iterator._shutdown_workers()  # type: ignore[attr-defined]  # its stub lacks it
     for worker in getattr(iterator, "_workers", ()):
         with contextlib.suppress(RuntimeError):
             worker.kill()

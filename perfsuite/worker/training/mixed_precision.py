@@ -31,26 +31,16 @@ _DIVISOR = 16
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PrecisionPolicy:
-    """What one precision means.
-
-    Attributes:
-        parameter_dtype: Of parameters, floating buffers and floating inputs.
-        keeps_batchnorm_fp32: Affine BatchNorm layers stay in float32.
-        autocast_dtype: Of the operations that autocast chooses; None without autocast.
-        loss_scale: "dynamic", or 1 for no scaling.
-        master_weights: The optimizer steps float32 copies of the parameters.
-        allows_tf32: float32 products on CUDA may be computed in TensorFloat-32.
-        float8_recipe: torchao's name for how linear layers round to 8 bits; None where none does.
-    """
+    """What one precision means."""
 
     name: str
-    parameter_dtype: torch.dtype = torch.float32
-    keeps_batchnorm_fp32: bool = False
+    parameter_dtype: torch.dtype = torch.float32  # of floating buffers and inputs too
+    keeps_batchnorm_fp32: bool = False  # of affine layers
     autocast_dtype: torch.dtype | None = None
     loss_scale: Literal["dynamic", 1] = 1
-    master_weights: bool = False
-    allows_tf32: bool = False
-    float8_recipe: Literal["tensorwise", "rowwise"] | None = None
+    master_weights: bool = False  # float32 copies of the parameters, which the optimizer steps
+    allows_tf32: bool = False  # for float32 products on CUDA
+    float8_recipe: Literal["tensorwise", "rowwise"] | None = None  # torchao's, of linear layers
 
     @property
     def is_plain(self) -> bool:
@@ -86,13 +76,13 @@ PRECISION_POLICIES = {policy.name: policy for policy in _POLICIES}
 def set_tf32(policy: PrecisionPolicy, device: torch.device) -> None:
     """Switch TensorFloat-32 on CUDA on for "tf32" and off for every other precision.
 
-    torch leaves it on for convolutions, so that "fp32" would silently not be float32. It is a
-    setting of the process, which a model's module may set too: call this before and after it.
+    It is a setting of the process, which a model's module may set too: call this before and after.
     """
     if device.type != "cuda":
         return
-    # The older of two switches first: torch.compile reads it, which raises where it says something
-    # else than the newer. For "off" it has convolutions inherit what is set for all of torch.
+    # torch leaves it on for convolutions, so that "fp32" would silently not be float32. The older
+    # of two switches first: torch.compile reads it, which raises where it says something else than
+    # the newer. For "off" it has convolutions inherit what is set for all of torch.
     torch.backends.cuda.matmul.allow_tf32 = policy.allows_tf32
     torch.backends.cudnn.allow_tf32 = policy.allows_tf32
     cudnn: Any = torch.backends.cudnn
@@ -102,10 +92,7 @@ def set_tf32(policy: PrecisionPolicy, device: torch.device) -> None:
 def use_float8(
     model: nn.Module, workload: Workload, policy: PrecisionPolicy, device: torch.device
 ) -> nn.Module:
-    """Return the model with torchao's linear layers, if the policy has any; weights stay the same.
-
-    Raises a NotExercisedError without torchao, and a RecipeError for a model without such a layer.
-    """
+    """Return the model with torchao's linear layers, if the policy has any, of the same weights."""
     if policy.float8_recipe is None:
         return model
     try:
@@ -156,11 +143,8 @@ def _can_be_float8(layer: nn.Module) -> bool:
 
 
 def cast_parameters(model: nn.Module, policy: PrecisionPolicy) -> None:
-    """Cast floating parameters and buffers to the policy's dtype, in place.
-
-    Each Parameter object stays the same, so tied weights stay tied. O2 leaves every BatchNorm layer
-    with weights of its own in float32 (`convert_network` in apex/fp16_utils/fp16util.py).
-    """
+    """Cast floating parameters and buffers to the policy's dtype, in place: tied ones stay tied."""
+    # O2 leaves BatchNorm with weights in float32 (convert_network in apex/fp16_utils/fp16util.py).
     for module in model.modules():
         if policy.keeps_batchnorm_fp32 and isinstance(module, _BATCHNORM_LAYERS) and module.affine:
             continue
@@ -177,13 +161,11 @@ def autocast(policy: PrecisionPolicy, device: torch.device) -> AbstractContextMa
 
 
 def autocast_forward(module: nn.Module, policy: PrecisionPolicy, device: torch.device) -> None:
-    """Let the module's forward run under the policy's autocast, in place.
-
-    The threads of nn.DataParallel would re-enter one around it without its dtype, in float16.
-    """
+    """Let the module's forward run under the policy's autocast, in place."""
     if policy.autocast_dtype is None:
         return
 
+    # The threads of nn.DataParallel would re-enter one around it without its dtype, in float16.
     def wrapper(forward: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         with autocast(policy, device):
             return forward(*args, **kwargs)
@@ -206,12 +188,10 @@ def cast_for_loss(value: Any, policy: PrecisionPolicy) -> Any:
 
 
 class LossScaler(GradScaler):
-    """A GradScaler of a precision; it does nothing where the precision does not scale.
+    """A GradScaler of a precision; it does nothing where the precision does not scale."""
 
-    With `agrees_over_ranks` the ranks hold different gradients, so one rank's overflow makes every
-    rank skip the step, and `unscale_` is a collective.
-    """
-
+    # With `agrees_over_ranks` the ranks hold different gradients, so one rank's overflow makes
+    # every rank skip the step, and `unscale_` is a collective.
     def __init__(
         self, policy: PrecisionPolicy, device: torch.device, *, agrees_over_ranks: bool
     ) -> None:
@@ -244,8 +224,7 @@ class MasterWeights(Optimizer):
 
     Its parameter groups are the inner optimizer's and hold the copies, so `GradScaler.unscale_` and
     clipping work on float32 gradients. One step is: backward, `collect_gradients`, unscale, clip,
-    `step`. Gradients of several micro-batches are summed in the model's own dtype. The `inner`
-    optimizer is of the copies, and of the parameters that are in float32 already.
+    `step`. Gradients of several micro-batches are summed in the model's own dtype.
     """
 
     def __init__(

@@ -12,12 +12,9 @@ from perfsuite.worker.training.trainer import Trainer
 
 
 def check_finite(trainer: Trainer, losses: Sequence[Tensor], first_step: int) -> None:
-    """Check the losses of some steps, and the parameters after the last of them.
-
-    `losses` has one scalar per step from `first_step` on, and none on a rank that holds no loss.
-    Gradients only serve to name a culprit: under a dynamic loss scale a step with infinite ones is
-    skipped, as it should be. Raises a NonFiniteError that names step and parameter.
-    """
+    """Check the losses of the steps from `first_step` on, and the parameters after the last."""
+    # Gradients only serve to name a culprit: under a dynamic loss scale a step with infinite ones
+    # is skipped, as it should be.
     values = torch.stack(list(losses)).tolist() if losses else []
     for step, value in enumerate(values, start=first_step):
         if not math.isfinite(value):
@@ -52,10 +49,7 @@ def first_non_finite(trainer: Trainer) -> str | None:
 
 
 def gradients_are_finite(trainer: Trainer) -> Tensor:
-    """Return whether every gradient of the optimizer is finite, as a scalar on the device.
-
-    Nothing waits for it. Of split gradients only this rank's part is seen.
-    """
+    """Whether all gradients are finite, of split ones this rank's part; waits for nothing."""
     parameters = [p for group in trainer.optimizer.param_groups for p in group["params"]]
     local = [local_tensor(p.grad) for p in parameters if p.grad is not None]
     dense = [one.coalesce().values() if one.is_sparse else one for one in local]

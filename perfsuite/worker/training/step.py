@@ -68,11 +68,9 @@ def apply_gradients(trainer: Trainer) -> None:
 
 
 def evaluate_batch(trainer: Trainer, batches: Iterator[Any], stage: Stage) -> Tensor | None:
-    """Return the loss of one batch in eval mode and without gradients, as a detached scalar.
+    """Return the loss of one batch in eval mode, detached; None where another rank has the outputs.
 
-    None where another rank has the model's outputs. `stage` marks "load" around `next(batches)`,
-    "evaluation" around the model's call and loss. Raises a NotExercisedError where the ranks hold
-    stages that cannot be run in eval mode.
+    `stage` marks "load" around `next(batches)`, "evaluation" around the model's call and loss.
     """
     if trainer.strategy.why_not_evaluated is not None:
         raise NotExercisedError(trainer.strategy.why_not_evaluated)
@@ -91,10 +89,7 @@ def prepare_batch(trainer: Trainer, batch: Any) -> tuple[Any, Any]:
 
 
 def compute_loss(trainer: Trainer, outputs: Any, target: Any) -> Tensor:
-    """Return the workload's loss: the mean over the micro-batch, in the precision's loss dtype.
-
-    Raises a WorkloadError where it is not a single number.
-    """
+    """Return the workload's loss: the mean over the micro-batch, in the precision's loss dtype."""
     loss: object
     if trainer.precision.is_plain:  # in a small step even calls that do nothing take time
         loss = trainer.workload.loss(outputs, target)
@@ -105,8 +100,8 @@ def compute_loss(trainer: Trainer, outputs: Any, target: Any) -> Tensor:
             )
     if isinstance(loss, Tensor) and loss.dim() == 0:
         return loss
-    found = type(loss).__name__
-    found = f"tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else found
+    is_tensor = isinstance(loss, Tensor)
+    found = f"tensor of shape {tuple(loss.shape)}" if is_tensor else type(loss).__name__
     raise WorkloadError(
         f"workload {trainer.workload.name!r}: its loss returned a {found}; return a scalar tensor, "
         "the mean over the batch"

@@ -1,32 +1,36 @@
-"""One rank's share of a training run, and the parallel mode that it trains in."""
+"""One rank's share of a training run, and how it is put together: the model's parts, in order."""
 
 from __future__ import annotations
 
 import pkgutil
+import random
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy
 import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from perfsuite.errors import WorkloadError
 from perfsuite.records.recipe import Recipe
 from perfsuite.records.workload import Workload
-from perfsuite.worker.training.mixed_precision import LossScaler, PrecisionPolicy
+from perfsuite.worker.training import mixed_precision
+from perfsuite.worker.training.checkpointing import checkpoint_blocks
 
 if TYPE_CHECKING:  # it needs the step, which needs the trainer
     from perfsuite.worker.training.parallel.strategy import Strategy
+
+# numpy.random.seed takes 32 bits.
+_NUMPY_SEEDS = 2**32
 
 
 @dataclass(kw_only=True)
 class Trainer:
     """One rank's share of a training run, wrapped and ready to step.
 
-    Attributes:
-        model: What this rank calls, wrapped (DDP, ...); under pp and mp the holder of its stages.
-        module: The same before data-parallel wrapping: its parameter names are the user's.
-        optimizer: The workload's, wrapped where the mode or the precision wraps it.
-        unstepped: Parameters with gradients that the optimizer does not step.
+    `model` is what this rank calls, wrapped (DDP, ...), under pp and mp the holder of its stages;
+    `module` is the same before data-parallel wrapping: its parameter names are the user's.
     """
 
     workload: Workload
@@ -35,17 +39,91 @@ class Trainer:
     model: nn.Module
     module: nn.Module
     optimizer: Optimizer
-    unstepped: list[nn.Parameter]
-    scaler: LossScaler
-    precision: PrecisionPolicy
+    unstepped: list[nn.Parameter]  # with gradients, and not the optimizer's
+    scaler: mixed_precision.LossScaler
+    precision: mixed_precision.PrecisionPolicy
     strategy: Strategy
 
 
 def choose_strategy(workload: Workload, recipe: Recipe, *, device: torch.device) -> Strategy:
-    """Return the strategy of the recipe's parallel mode.
-
-    Raises a RecipeError where it cannot train this workload with this recipe, whatever the model.
-    """
+    """Return the recipe's strategy; a RecipeError where it cannot train the workload."""
     name = f"{__package__}.parallel.{recipe.plan.properties.strategy}"
     strategy: Strategy = pkgutil.resolve_name(name)(workload, recipe, device)
     return strategy
+
+
+def build_trainer(
+    workload: Workload, recipe: Recipe, *, device: torch.device, seed: int
+) -> Trainer:
+    """Return this rank's trainer, its parts wrapped in the order of the code below.
+
+    Every rank builds from the same seed, so that all start from the same weights. At the end the
+    random numbers are seeded anew with `seed + shard_index`: ranks that load different data draw
+    different dropout masks, and ranks that share a batch draw the same ones.
+    """
+    precision = mixed_precision.PRECISION_POLICIES[recipe.precision]
+    strategy = choose_strategy(workload, recipe, device=device)
+    mixed_precision.set_tf32(precision, device)
+    seed_random_numbers(seed)
+
+    model = mixed_precision.use_float8(_build_model(workload), workload, precision, device)
+    mixed_precision.set_tf32(precision, device)
+    mixed_precision.cast_parameters(model, precision)
+    model.to(device)
+    model = strategy.split(model)
+    checkpoint_blocks(workload, recipe, strategy.local_blocks(model))
+    for entry in strategy.entry_modules(model):
+        mixed_precision.autocast_forward(entry, precision, device)
+    if recipe.compile:
+        model.compile()  # in place, because torch.compile's module renames every parameter
+    module, model = model, strategy.wrap(model)
+    optimizer = _build_optimizer(strategy, precision, module)
+    stepped = {id(one) for group in optimizer.param_groups for one in group["params"]}
+    left = [one for one in module.parameters() if one.requires_grad and id(one) not in stepped]
+
+    agrees = strategy.splits_parameters
+    seed_random_numbers(seed + strategy.shard_index)
+    return Trainer(
+        workload=workload,
+        recipe=recipe,
+        device=device,
+        model=model,
+        module=module,
+        optimizer=optimizer,
+        unstepped=[] if precision.master_weights else left,  # which clear all gradients
+        scaler=mixed_precision.LossScaler(precision, device, agrees_over_ranks=agrees),
+        precision=precision,
+        strategy=strategy,
+    )
+
+
+def seed_random_numbers(seed: int) -> None:
+    """Seed the generators that models, datasets and augmentations draw from on this rank."""
+    random.seed(seed)
+    numpy.random.seed(seed % _NUMPY_SEEDS)
+    torch.manual_seed(seed)
+
+
+def _build_model(workload: Workload) -> nn.Module:
+    model: object = workload.build_model()
+    if isinstance(model, nn.Module):
+        return model
+    raise WorkloadError(
+        f"workload {workload.name!r}: build_model returned a {type(model).__name__}; "
+        "return a torch.nn.Module"
+    )
+
+
+def _build_optimizer(
+    strategy: Strategy, precision: mixed_precision.PrecisionPolicy, module: nn.Module
+) -> Optimizer:
+    trainable = [one for one in module.parameters() if one.requires_grad]
+    if not trainable:
+        part = "one rank's part of its model" if strategy.splits_parameters else "its model"
+        raise WorkloadError(
+            f"workload {strategy.workload.name!r}: no parameter of {part} requires a gradient; "
+            "leave requires_grad on for the parameters to train"
+        )
+    if precision.master_weights:
+        return mixed_precision.MasterWeights(trainable, strategy.build_optimizer)
+    return strategy.build_optimizer(trainable)

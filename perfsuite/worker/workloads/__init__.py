@@ -1,4 +1,1 @@
-"""Built-in workloads: models with their loss, and data that are the same for the same seed.
-
-`perfsuite.records.workload` names them.
-"""
+"""The workloads that `perfsuite.records.workload` names; data are the same for the same seed."""

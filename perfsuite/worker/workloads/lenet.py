@@ -15,8 +15,7 @@ from torch.utils.data import Dataset, TensorDataset
 
 from perfsuite.errors import import_extra
 from perfsuite.records.workload import Split, Workload
-from perfsuite.worker.workloads.digits import digits
-from perfsuite.worker.workloads.mnist import mnist
+from perfsuite.worker.workloads.digits import digits, mnist
 
 # On the digits, ten epochs at this rate have none with a setback; at 0.1 some have.
 _LEARNING_RATE = 0.05

@@ -16,10 +16,7 @@ from perfsuite.worker.workloads.digits import digits
 
 
 def resnet18() -> Workload:
-    """The workload "resnet18": scikit-learn's digits, enlarged to 32x32 and three equal channels.
-
-    Random weights, nothing is downloaded. `blocks` are its eight BasicBlocks.
-    """
+    """The workload "resnet18": random weights, digits of 32x32 pixels and three equal channels."""
     return Workload(
         name="resnet18",
         build_model=_build,

@@ -10,10 +10,6 @@ from perfsuite.records.workload import Split
 
 
 def take_split(split: Split, sizes: Mapping[Split, int], *tensors: Tensor) -> TensorDataset:
-    """Return one of the consecutive parts that `sizes` cuts the tensors' first dimension into.
-
-    >>> list(take_split("test", {"train": 3, "test": 2}, torch.arange(5)))
-    [(tensor(3),), (tensor(4),)]
-    """
+    """Return one of the consecutive parts that `sizes` cuts the tensors' first dimension into."""
     index = list(sizes).index(split)
     return TensorDataset(*(torch.split(tensor, list(sizes.values()))[index] for tensor in tensors))

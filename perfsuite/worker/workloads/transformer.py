@@ -154,12 +154,8 @@ class ClassificationHead(nn.Module):
 class LoRALinear(nn.Module):
     """A linear layer W0 with a trainable update: W0 x + (alpha / rank) B A x.
 
-    Hu et al., "LoRA: Low-Rank Adaptation of Large Language Models", 2021, equation 3.
-
-    Attributes:
-        base: W0.
-        down: A, (rank, features in), random.
-        up: B, (features out, rank), zero, so that at the start the output is the base's.
+    Hu et al., "LoRA: Low-Rank Adaptation of Large Language Models", 2021, equation 3. A is `down`;
+    B is `up`, zero, so that at the start the output is the base's.
     """
 
     def __init__(self, base: nn.Linear) -> None:

@@ -24,7 +24,7 @@ from perfsuite.worker.equivalence.proof import Case
 from perfsuite.worker.equivalence.run_checks import check_run
 from perfsuite.worker.equivalence.trace.recording import record_run
 from perfsuite.worker.equivalence.trace.trace import join_traces
-from perfsuite.worker.training.build import build_trainer
+from perfsuite.worker.training.trainer import build_trainer
 
 Check = Callable[..., EquivalenceReport]
 

@@ -23,7 +23,7 @@ from perfsuite.ranks.messages import (
 from perfsuite.ranks.progress import Board
 from perfsuite.records.stages import Stage
 from perfsuite.worker.jobs import cell
-from perfsuite.worker.jobs.activity import Repeatable
+from perfsuite.worker.jobs.activities import Repeatable
 from perfsuite.worker.measure import rounds
 from perfsuite.worker.measure.stages import StageClock, StageMarks
 

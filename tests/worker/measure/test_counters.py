@@ -20,9 +20,9 @@ from perfsuite.worker.measure.counters import (
     count_launches,
 )
 from perfsuite.worker.measure.iterations import run_iterations
-from perfsuite.worker.training.build import build_trainer
 from perfsuite.worker.training.loaders import EpochBatches
 from perfsuite.worker.training.step import train_step
+from perfsuite.worker.training.trainer import build_trainer
 from perfsuite.worker.workloads.transformer import transformer_tiny
 
 

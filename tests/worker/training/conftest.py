@@ -13,8 +13,7 @@ from torch.utils.data import TensorDataset, get_worker_info
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from perfsuite import Recipe, Workload
-from perfsuite.worker.training.build import build_trainer
-from perfsuite.worker.training.trainer import Trainer
+from perfsuite.worker.training.trainer import Trainer, build_trainer
 
 CPU = torch.device("cpu")
 

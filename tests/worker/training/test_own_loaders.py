@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDa
 from perfsuite import Recipe, Workload, WorkloadError
 from perfsuite.errors import DataLoadError, RecipeError
 from perfsuite.records.workload import Split, no_dataset
-from perfsuite.worker.training.own_loaders import CachedBatches, OwnBatches
+from perfsuite.worker.training.loaders import CachedBatches, OwnBatches
 
 
 class Numbers(Dataset[Any]):
@@ -171,7 +171,7 @@ def test_a_worker_may_die_while_an_epoch_begins(
 
     with pytest.raises(DataLoadError, match="exited unexpectedly with exit code 3") as told:
         next(build(loader))
-    assert "own_loaders.py:" not in str(told.value).replace(__file__, "")
+    assert "loaders.py:" not in str(told.value).replace(__file__, "")
     assert multiprocessing.active_children() == []
 
 

@@ -11,9 +11,9 @@ from torch import nn
 
 from perfsuite import Recipe, WorkloadError
 from perfsuite.records.stages import untimed
-from perfsuite.worker.training.build import build_trainer, seed_random_numbers
 from perfsuite.worker.training.mixed_precision import MasterWeights
 from perfsuite.worker.training.step import train_step
+from perfsuite.worker.training.trainer import build_trainer, seed_random_numbers
 
 CPU = torch.device("cpu")
 
@@ -59,10 +59,10 @@ class Journal:
 
 @pytest.fixture
 def journal(monkeypatch: pytest.MonkeyPatch) -> Journal:
-    from perfsuite.worker.training import build
+    from perfsuite.worker.training import trainer
 
     journal = Journal()
-    monkeypatch.setattr(build, "choose_strategy", lambda *args, **known: journal)
+    monkeypatch.setattr(trainer, "choose_strategy", lambda *args, **known: journal)
     return journal
 
 

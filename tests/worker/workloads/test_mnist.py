@@ -11,8 +11,8 @@ from idx_files import TEST_IMAGES, TEST_LABELS, TRAIN_IMAGES, TRAIN_LABELS, writ
 
 from perfsuite import WorkloadError
 from perfsuite.records.workload import Split
+from perfsuite.worker.workloads.digits import mnist
 from perfsuite.worker.workloads.lenet import AugmentedDataset, lenet_mnist, lenet_mnist_affine
-from perfsuite.worker.workloads.mnist import mnist
 
 NUM_TRAIN, NUM_TEST = 24, 10
 

@@ -21,7 +21,7 @@ from perfsuite.worker.equivalence.proof import Case
 from perfsuite.worker.equivalence.trace.batch_difference import find_differences, is_among
 from perfsuite.worker.equivalence.trace.draws import modules_that_drew, read_random_state
 from perfsuite.worker.training.batches import map_tensors
-from perfsuite.worker.training.build import seed_random_numbers
+from perfsuite.worker.training.trainer import seed_random_numbers
 
 # From its second batch on, a dataset with a state gives other samples when it is loaded again.
 _NUM_LOADED_AGAIN = 3

@@ -32,8 +32,8 @@ from perfsuite.worker.equivalence.trace.trace import (
     read_gradients,
 )
 from perfsuite.worker.training.batches import call_model, map_tensors, num_samples
-from perfsuite.worker.training.build import build_trainer
 from perfsuite.worker.training.step import compute_loss, prepare_batch
+from perfsuite.worker.training.trainer import build_trainer
 
 _BUILT_DIFFERENTLY = "the batches are built differently, so they do not make one"
 

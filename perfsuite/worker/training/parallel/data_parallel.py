@@ -21,11 +21,8 @@ _POWERSGD_START_ITER = 2
 
 
 def require_replicas(parallel: DataParallel[nn.Module], recipe: Recipe) -> None:
-    """Let the first forward pass raise a NotExercisedError where it runs too few replicas.
-
-    nn.DataParallel may silently run only one. They share the hooks of the original module.
-    """
-    calls: list[None] = []  # appending is safe from the replicas' threads
+    """Let the first forward pass refuse too few replicas: nn.DataParallel may silently run one."""
+    calls: list[None] = []  # appending is safe from the replicas' threads, which share the hooks
     size = recipe.plan.size
 
     def check(*_: object) -> None:
@@ -54,12 +51,10 @@ class DP(Strategy):
 
 
 class DDP(Strategy):
-    """The `Strategy` of "ddp": DistributedDataParallel with the options of the recipe.
+    """The `Strategy` of "ddp": DistributedDataParallel with the options of the recipe."""
 
-    `bucket_layout` names the parameters in each bucket, in the order of DDP's reduction: under
-    PowerSGD alone, whose result depends on it, and final once it compresses.
-    """
-
+    # Names the parameters in each bucket, in the order of DDP's reduction: under PowerSGD alone,
+    # whose result depends on it, and final once it compresses.
     bucket_layout: list[list[str]]
     _model: DistributedDataParallel
     _has_synchronised = False
@@ -81,11 +76,9 @@ class DDP(Strategy):
         return self._model
 
     def set_reduction(self, is_last: bool) -> None:
-        """Reduce the gradients in the last micro-batch alone, as `no_sync` around the others does.
-
-        A static graph is learned from the first micro-batch of all, which must be reduced for that.
-        Its average is averaged once more with the others, which changes nothing.
-        """
+        """Reduce the gradients in the last micro-batch alone, as `no_sync` would."""
+        # A static graph is learned from the first micro-batch of all, which must be reduced for
+        # that. Its average is averaged once more with the others, which changes nothing.
         learns_graph = self.recipe.static_graph and not self._has_synchronised
         self._has_synchronised = True
         self._model.require_backward_grad_sync = is_last or learns_graph
@@ -125,9 +118,7 @@ def _register_comm_hook(model: DistributedDataParallel, name: str, layout: list[
     if name in ("fp16", "bf16"):
         model.register_comm_hook(None, getattr(default_hooks, f"{name}_compress_hook"))
     elif name == "powersgd":
-        state = powerSGD_hook.PowerSGDState(
-            process_group=None, start_powerSGD_iter=_POWERSGD_START_ITER
-        )
+        state = powerSGD_hook.PowerSGDState(None, start_powerSGD_iter=_POWERSGD_START_ITER)
         names = {parameter: name for name, parameter in model.module.named_parameters()}
         # DDP reads the hook's annotations and would refuse this file's, which are strings.
         model.register_comm_hook(

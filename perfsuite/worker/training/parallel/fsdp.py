@@ -40,18 +40,14 @@ class FSDP(Strategy):
         self._model.set_requires_gradient_sync(is_last)
 
     def _mesh(self) -> DeviceMesh:
-        return init_device_mesh(
-            self.device.type, (self.recipe.plan.size,), mesh_dim_names=("shard",)
-        )
+        size = self.recipe.plan.size
+        return init_device_mesh(self.device.type, (size,), mesh_dim_names=("shard",))
 
     def _shard(self, modules: list[nn.Module], mesh: DeviceMesh) -> None:
-        """Shard the rest of the modules as one group, layers of a rarer dtype as their own groups.
-
-        A group has one dtype, and O2 leaves BatchNorm in float32 beside float16.
-        """
         shard = functools.partial(
             fully_shard, mesh=mesh, reshard_after_forward=self._reshards_after_forward
         )
+        # A group has one dtype, and O2 leaves BatchNorm in float32 beside float16.
         for layer in _layers_of_rarer_dtype(modules):
             shard(layer)
         shard(modules)

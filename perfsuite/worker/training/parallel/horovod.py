@@ -21,11 +21,9 @@ from perfsuite.worker.training.parallel.strategy import Strategy, refuse_sparse_
 
 
 class HorovodLike(Strategy):
-    """The `Strategy` of "horovod-like": averages each gradient as soon as backward accumulated it.
+    """The `Strategy` of "horovod-like": averages each gradient once backward accumulated it."""
 
-    Unlike in Horovod nothing is negotiated: all ranks need the same gradients, in the same order.
-    """
-
+    # Unlike in Horovod nothing is negotiated: all ranks need the same gradients in the same order.
     _is_last = True
 
     def wrap(self, model: nn.Module) -> nn.Module:
@@ -112,11 +110,9 @@ class Horovod(Strategy):
 
 
 def _initialise(horovod: ModuleType, recipe: Recipe) -> None:
-    """Start Horovod among the ranks of the default process group, on one machine.
-
-    Horovod reads its ranks and its rendezvous from the environment alone, where `horovodrun` sets
-    them (create_run_envs and create_slot_env_vars of horovod/runner/gloo_run.py).
-    """
+    """Start Horovod among the ranks of the default process group, on one machine."""
+    # Horovod reads its ranks and its rendezvous from the environment alone, where `horovodrun` sets
+    # them (create_run_envs and create_slot_env_vars of horovod/runner/gloo_run.py).
     rank, num_ranks = dist.get_rank(), dist.get_world_size()
     port: list[Any] = [None]
     if rank == 0:

@@ -23,11 +23,7 @@ _NOT_RECORDABLE = (TypeError, ValueError, RuntimeError, AttributeError, IndexErr
 
 @dataclass(frozen=True)
 class ModelStage:
-    """One stage of a model, and the names of the model's inputs that it takes after activations.
-
-    `module`: (activations of the stage before, inputs of the model) -> a tuple of activations, or
-    in the last stage the model's outputs.
-    """
+    """A stage: (activations of the one before, inputs of these names) -> activations or outputs."""
 
     module: fx.GraphModule
     input_names: tuple[str, ...]
@@ -43,8 +39,7 @@ def partition_model(
     anew in each stage that needs them; all others go from stage to stage. No module is copied.
 
     `blocks` are in the order of the calls. `given` are the parameters of the model's forward that
-    calls will name; the others keep their defaults, and the recording holds for these alone. Raises
-    a RecipeError where the model cannot be cut so, a WorkloadError where a block is no part of it.
+    calls will name; the others keep their defaults, and the recording holds for these alone.
     """
     if len(blocks) < num_stages:
         raise RecipeError(
@@ -143,11 +138,7 @@ def _crossing(graph: fx.Graph, owner: dict[fx.Node, int], index: int) -> list[fx
 
 
 def _build_stage(
-    model: nn.Module,
-    graph: fx.Graph,
-    owner: dict[fx.Node, int],
-    index: int,
-    num_stages: int,
+    model: nn.Module, graph: fx.Graph, owner: dict[fx.Node, int], index: int, num_stages: int
 ) -> ModelStage:
     stage = fx.Graph()
     copies = {node: stage.placeholder(node.name) for node in _crossing(graph, owner, index)}

@@ -89,10 +89,7 @@ class Pipeline(Strategy):
     def run_micro_batch(
         self, trainer: Trainer, inputs: Any, target: Any, *, is_last: bool, stage: Stage
     ) -> Tensor | None:
-        """The mean loss over the chunks on the rank of the last stage, None on the others.
-
-        "forward" and "backward" mark this rank's computations; waiting for other ranks is neither.
-        """
+        """The mean loss over the chunks on the rank of the last stage; no stage marks a wait."""
         num_chunks = self.recipe.plan.num_chunks
 
         def part(value: Any, index: int) -> Any:
@@ -108,10 +105,8 @@ class Pipeline(Strategy):
         return self._schedules[shapes].run(chunks, stage)
 
     def evaluate(self, trainer: Trainer, inputs: Any) -> Any | None:
-        """The outputs on the rank of the last stage, None on the others.
-
-        Rank r has the stages r, r + world_size, ...; neighbouring stages are never on one rank.
-        """
+        """The outputs on the rank of the last stage, None on the others."""
+        # Rank r has the stages r, r + world_size, ...; neighbouring stages are never on one rank.
         given = bind_inputs(self._signature, inputs)
         world_size, last = self.recipe.plan.size, self._num_stages - 1
         outputs: Any = ()

@@ -12,12 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.pipelining import (
-    PipelineStage,
-    Schedule1F1B,
-    ScheduleGPipe,
-    ScheduleInterleaved1F1B,
-)
+from torch.distributed import pipelining
 
 from perfsuite.errors import RecipeError
 from perfsuite.records.stages import Stage, untimed
@@ -27,8 +22,6 @@ from perfsuite.worker.training.trainer import Trainer
 
 # Stands for the outputs of the last stage; the real ones never pass through the schedule.
 _NUMBER = torch.zeros(1, dtype=torch.int64)
-
-
 # A part of a batch along its first dimension: inputs by the names of forward's parameters, target.
 Chunk = tuple[Mapping[str, Any], Any]
 
@@ -95,9 +88,10 @@ class ChunkSchedule:
         # `_compute_loss` divides: scaling the gradients would scale accumulated ones again.
         options: dict[str, Any] = {"loss_fn": self._compute_loss, "scale_grads": False}
         if name == "interleaved":
-            return ScheduleInterleaved1F1B(list(stages), len(self._chunks), **options)
+            return pipelining.ScheduleInterleaved1F1B([*stages], len(self._chunks), **options)
         (stage,) = stages
-        schedule = Schedule1F1B if name == "1f1b" else ScheduleGPipe  # "mp" has but one chunk
+        # "mp" has but one chunk.
+        schedule = pipelining.Schedule1F1B if name == "1f1b" else pipelining.ScheduleGPipe
         return schedule(stage, len(self._chunks), **options)
 
     def _compute_loss(self, number: Tensor, target: Tensor) -> Tensor:
@@ -156,7 +150,7 @@ class _StageOfChunk(nn.Module):
         return self._schedule.compute_stage(self._index, activations, number)
 
 
-class _MarkedStage(PipelineStage):
+class _MarkedStage(pipelining.PipelineStage):
     """A stage that marks its computations, and not its waiting."""
 
     def __init__(self, *args: Any, mark: Callable[[str], Any], **kwargs: Any) -> None:

@@ -19,15 +19,9 @@ from perfsuite.worker.training.trainer import Trainer
 
 
 class Strategy:
-    """What a mode does at each place where it may differ from "single", as which it stands here.
+    """What a mode does at each place where it may differ from "single", as which it stands here."""
 
-    Attributes:
-        shard_index: The shard of the training data that this rank loads, from 0.
-        num_shards: Shards of the training data; `shard` is both.
-        speaks_for_shard: True on one rank of those that share a shard, which has the outputs.
-        why_not_evaluated: Why the model cannot be evaluated; None where it can.
-    """
-
+    # On one rank of those that share a shard: that has the outputs.
     speaks_for_shard = True
     why_not_evaluated: str | None = None
 
@@ -35,6 +29,7 @@ class Strategy:
         self.workload = workload
         self.recipe = recipe
         self.device = device
+        # Of the training data: the parts, and which this rank loads.
         self.num_shards = recipe.plan.data_parallel_size
         self.shard_index = recipe.plan.shard_of(dist.get_rank()) if self.num_shards > 1 else 0
         self.shard = self.shard_index, self.num_shards
@@ -61,16 +56,14 @@ class Strategy:
         return model
 
     def build_optimizer(self, parameters: list[nn.Parameter]) -> Optimizer:
-        """The workload's optimizer of the parameters, or of their master weights.
-
-        DTensors of each mesh are put into groups of their own: foreach kernels take no two.
-        """
+        """The workload's optimizer of the parameters, or of their master weights."""
         optimizer = self.workload.build_optimizer(iter(parameters))
         if not isinstance(optimizer, Optimizer):
             raise WorkloadError(
                 f"workload {self.workload.name!r}: build_optimizer returned "
                 f"a {type(optimizer).__name__}; return a torch.optim.Optimizer"
             )
+        # DTensors of each mesh are put into groups of their own: foreach kernels take no two.
         for group in list(optimizer.param_groups):
             by_mesh: dict[DeviceMesh | None, list[nn.Parameter]] = {}
             for parameter in group["params"]:

@@ -59,14 +59,11 @@ class TensorParallel(Strategy):
 
 
 def plan_layers(model: nn.Module, size: int) -> dict[nn.Module, ParallelStyle]:
-    """How each layer of the model is split over `size` ranks; layers that stay whole are left out.
-
-    Only plain nn.Linear layers are split: a subclass may compute otherwise, and a shared weight
-    would be split in the other module too.
-    """
+    """How layers of the model are split over `size` ranks; those that stay whole are left out."""
     uses = Counter(
         id(weight) for module in model.modules() for weight in module.parameters(recurse=False)
     )
+    # A subclass may compute otherwise, and a shared weight would be split in the other module too.
     divisible = [
         module
         for module in model.modules()

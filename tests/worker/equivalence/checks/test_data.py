@@ -20,8 +20,8 @@ from perfsuite.worker.equivalence.checks.data import check_data, gather_evidence
 from perfsuite.worker.equivalence.proof import Case
 from perfsuite.worker.equivalence.trace.recording import read_epochs
 from perfsuite.worker.equivalence.trace.trace import Trace, Weights
-from perfsuite.worker.training.build import seed_random_numbers
 from perfsuite.worker.training.loaders import EpochBatches
+from perfsuite.worker.training.trainer import seed_random_numbers
 
 CPU = torch.device("cpu")
 SEED = 5

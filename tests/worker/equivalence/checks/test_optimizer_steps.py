@@ -19,8 +19,7 @@ from perfsuite.worker.equivalence.checks.optimizer_steps import check_optimizer_
 from perfsuite.worker.equivalence.proof import Case, Proof
 from perfsuite.worker.equivalence.trace.recording import record_run
 from perfsuite.worker.equivalence.trace.trace import Step, Trace, Weights, join_traces
-from perfsuite.worker.training.build import build_trainer
-from perfsuite.worker.training.trainer import Trainer
+from perfsuite.worker.training.trainer import Trainer, build_trainer
 
 # torch says so itself when it builds Adagrad's sparse step.
 pytestmark = pytest.mark.filterwarnings("ignore:Sparse invariant checks")

@@ -15,8 +15,8 @@ from perfsuite import Recipe, Workload
 from perfsuite.records.stages import untimed
 from perfsuite.worker.equivalence.comparison import Tensors
 from perfsuite.worker.equivalence.references.averaging import PowerSGD, average
-from perfsuite.worker.training.build import build_trainer
 from perfsuite.worker.training.step import compute_loss, scale_loss
+from perfsuite.worker.training.trainer import build_trainer
 
 CPU = torch.device("cpu")
 NUM_STEPS = 6

@@ -19,8 +19,8 @@ from perfsuite.worker.equivalence.trace.draws import (
     read_random_state,
 )
 from perfsuite.worker.equivalence.trace.recording import record_run
-from perfsuite.worker.training.build import build_trainer
 from perfsuite.worker.training.step import train_step
+from perfsuite.worker.training.trainer import build_trainer
 from perfsuite.worker.workloads.transformer import transformer_tiny
 
 CPU = torch.device("cpu")

@@ -16,9 +16,8 @@ from perfsuite.worker.equivalence.comparison import Tensors
 from perfsuite.worker.equivalence.trace.draws import restore_random_state
 from perfsuite.worker.equivalence.trace.recording import record_run
 from perfsuite.worker.equivalence.trace.trace import RankTrace
-from perfsuite.worker.training.build import build_trainer
 from perfsuite.worker.training.step import train_step
-from perfsuite.worker.training.trainer import Trainer
+from perfsuite.worker.training.trainer import Trainer, build_trainer
 
 CPU = torch.device("cpu")
 GENERATOR = torch.Generator().manual_seed(8)

@@ -14,7 +14,6 @@ from torch.utils.data import Dataset, TensorDataset, default_collate
 from perfsuite import Recipe, Workload
 from perfsuite.records.stages import untimed
 from perfsuite.worker.training.batches import call_model, map_tensors
-from perfsuite.worker.training.build import build_trainer, seed_random_numbers
 from perfsuite.worker.training.step import (
     clip_gradients,
     compute_loss,
@@ -22,7 +21,7 @@ from perfsuite.worker.training.step import (
     prepare_batch,
     scale_loss,
 )
-from perfsuite.worker.training.trainer import Trainer
+from perfsuite.worker.training.trainer import Trainer, build_trainer, seed_random_numbers
 
 CPU = torch.device("cpu")
 SEED = 3

@@ -13,11 +13,10 @@ from perfsuite import Recipe, Workload
 from perfsuite.errors import NotExercisedError
 from perfsuite.records.stages import untimed
 from perfsuite.worker.training.batches import map_tensors
-from perfsuite.worker.training.build import build_trainer
 from perfsuite.worker.training.parallel import data_parallel
 from perfsuite.worker.training.parallel.data_parallel import require_replicas
 from perfsuite.worker.training.step import finish_gradients, prepare_batch
-from perfsuite.worker.training.trainer import choose_strategy
+from perfsuite.worker.training.trainer import build_trainer, choose_strategy
 
 CPU = torch.device("cpu")
 # Of float32; the limit of the reduction check is 2 eps sqrt(ranks * accumulation steps).

@@ -10,8 +10,8 @@ from torch.distributed.tensor.debug import CommDebugMode
 
 from perfsuite import Recipe, Workload
 from perfsuite.records.stages import untimed
-from perfsuite.worker.training.build import build_trainer
 from perfsuite.worker.training.step import evaluate_batch, train_step
+from perfsuite.worker.training.trainer import build_trainer
 
 CPU = torch.device("cpu")
 EPS = torch.finfo(torch.float32).eps

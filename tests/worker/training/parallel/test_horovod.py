@@ -15,9 +15,8 @@ from torch.distributed.tensor.debug import CommDebugMode
 from perfsuite import Recipe, RecipeError, Workload
 from perfsuite.errors import NotExercisedError
 from perfsuite.records.stages import untimed
-from perfsuite.worker.training.build import build_trainer
 from perfsuite.worker.training.step import train_step
-from perfsuite.worker.training.trainer import choose_strategy
+from perfsuite.worker.training.trainer import build_trainer, choose_strategy
 
 CPU = torch.device("cpu")
 EPS = torch.finfo(torch.float32).eps

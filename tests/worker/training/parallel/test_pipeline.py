@@ -12,9 +12,9 @@ from torch.utils.data import default_collate
 
 from perfsuite import Recipe, RecipeError, Workload, WorkloadError
 from perfsuite.records.stages import untimed
-from perfsuite.worker.training.build import build_trainer
 from perfsuite.worker.training.parallel.pipeline import Pipeline
 from perfsuite.worker.training.step import eval_mode
+from perfsuite.worker.training.trainer import build_trainer
 
 CPU = torch.device("cpu")
 SCHEDULES = ["pp:2:gpipe", "pp:2:1f1b", "pp:2:interleaved"]

@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from perfsuite import Recipe, RecipeError, Workload
 from perfsuite.records.stages import untimed
-from perfsuite.worker.training.build import build_trainer
+from perfsuite.worker.training.trainer import build_trainer
 
 CPU = torch.device("cpu")
 

@@ -10,8 +10,8 @@ from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
 
 from perfsuite import Recipe, RecipeError, Workload
-from perfsuite.worker.training.build import build_trainer
 from perfsuite.worker.training.parallel.tensor_parallel import TensorParallel, plan_layers
+from perfsuite.worker.training.trainer import build_trainer
 
 CPU = torch.device("cpu")
 EPS = torch.finfo(torch.float32).eps
