@@ -128,7 +128,7 @@ def base_of(request: GateRequest, folders: Sequence[Path]) -> Base | str | None:
 def collect(
     arm: Arm, timeout_s: float = LAUNCH_TIMEOUT_S, names: Sequence[str] = (), hash_seed: int = 0
 ) -> Launch:
-    """Return a launch that has collected an arm's cells, and run those that are named, uncounted."""
+    """Return a launch that has collected an arm's cells, and run the named ones, uncounted."""
     plan = PairPlan(
         number=0,
         first=arm.name,
