@@ -1,10 +1,8 @@
-"""The gate of one pytest session: `pytest PATHS --benchmark-compare`.
-
-Refuses silent passes, has cells judged before the first test runs, and gives each its verdict.
-"""
+"""The gate of one pytest session, `pytest PATHS --benchmark-compare`: a verdict for each cell."""
 
 import dataclasses
-from collections.abc import Callable, Generator, Sequence
+import functools
+from collections.abc import Callable, Generator, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +19,7 @@ from perfsuite.gate.judge.trial import draw_seed
 from perfsuite.gate.request import base_of
 from perfsuite.gate.run_gate import GateResult, run_gate
 from perfsuite.plugin.fixtures import OUTCOME
+from perfsuite.plugin.output import say
 from perfsuite.plugin.recorder import benchmarks_of, is_benchmark
 from perfsuite.plugin.session.choices import Choices
 from perfsuite.plugin.session.saving import STORAGE, RunSaver
@@ -71,24 +70,15 @@ def refuse_silent_passes(config: pytest.Config, *, is_under_torchrun: bool) -> N
 
 
 class SessionGate:
-    """The verdicts of one session's cells.
-
-    The reports of cells that stored runs leave open are held until pairs have judged all of these.
-    """
+    """The verdicts of one session's cells; what stored runs leave open, pairs judge at its end."""
 
     def __init__(
-        self,
-        config: pytest.Config,
-        choices: Choices,
-        saver: RunSaver,
-        *,
-        say: Callable[[str], None],
-        finish: Finish,
+        self, config: pytest.Config, choices: Choices, saver: RunSaver, *, finish: Finish
     ) -> None:
         self._config = config
         self._durations = choices.durations
         self._saver = saver
-        self._say = say
+        self._say = functools.partial(say, config)
         self._finish = finish
         # With what the session has found, and what is left of its budget.
         self._request = choices.gate
@@ -109,11 +99,7 @@ class SessionGate:
         return dataclasses.replace(self._first, cells=tuple(cells))
 
     def judge(self, items: Sequence[pytest.Item], sharding: Sharding) -> None:
-        """Judge the cells that stored runs say too little about; the others wait for their test.
-
-        Raises a SettingError where the base, a path, or the run to compare with is not there, and a
-        PerfsuiteError where the trees cannot be made, or a file of exceptions cannot be read.
-        """
+        """Judge the cells that stored runs say too little about; the others wait for their test."""
         cells = self._selected = [item.nodeid for item in items if is_benchmark(item)]
         if not cells:
             return
@@ -142,12 +128,12 @@ class SessionGate:
         kept = kept_names(request.pairs_file, head)
         # A stored run has no launch of the base to compare the mathematics with.
         screens = not request.refuses_numerics_change
-        at_once = [
+        waiting = frozenset(
             name
             for name in cells
-            if printable(name) in kept or not (screens and history.can_screen(name))
-        ]
-        self._first = self._run(at_once, waiting=frozenset(cells).difference(at_once))
+            if screens and history.can_screen(name) and printable(name) not in kept
+        )
+        self._first = self._run(set(cells) - waiting, waiting=waiting)
         self._judged = {cell.name: cell for cell in self._first.cells if sharding.owns(cell.name)}
         for cell in self._judged.values():
             self._record(cell)
@@ -205,16 +191,17 @@ class SessionGate:
                 _show(item, reports)
 
     def _judge_open(self) -> dict[str, CellVerdict]:
+        assert self._first is not None
         try:
             # Whether a change touches them is known by now.
-            result = self._run(list(self._open), judges_identical=True)
-            found = {cell.name: cell for cell in result.cells}
-            refusal = None if self._first is None else self._first.refusal
+            result = self._run(self._open, judges_identical=True)
+            found, refusal = {cell.name: cell for cell in result.cells}, self._first.refusal
         except PerfsuiteError as error:
             found, refusal = {}, f"the pairs could not be run: {error}"
-        verdicts = {name: found.get(name) or _unknown(name, refusal) for name in self._open}
-        for name, extra_info in self._open.items():
-            verdicts[name] = self._record(verdicts[name], extra_info)
+        verdicts = {
+            name: self._record(found.get(name) or _unknown(name, refusal), extra_info)
+            for name, extra_info in self._open.items()
+        }
         self._open.clear()
         return verdicts
 
@@ -293,11 +280,10 @@ class SessionGate:
         digest = self._saver.digests.of(name, digested) or "unknown"
         return history.screen(name, cell, digest, policy, self._say)
 
-    def _run(self, cells: Sequence[str], **changes: Any) -> GateResult:
+    def _run(self, cells: Iterable[str], **changes: Any) -> GateResult:
         """Judge cells in what is left of the session's budget."""
-        request = dataclasses.replace(
-            self._request, cells=frozenset(cells), seed=draw_seed(), **changes
-        )
+        changes |= {"cells": frozenset(cells), "seed": draw_seed()}
+        request = dataclasses.replace(self._request, **changes)
         result = run_gate(request, say=self._say)
         if result.judgement is not None:
             left_s = max(0.0, request.budget.max_s - result.judgement.wall_s)
