@@ -1,7 +1,4 @@
-"""The fixtures of the plugin: what a test calls to measure, to prove, and to run ranks.
-
-Every session imports this, to list the fixtures; what they need is imported when a test calls one.
-"""
+"""The fixtures of the plugin; what they need is imported when a test calls one."""
 
 from __future__ import annotations
 
@@ -278,10 +275,9 @@ def _measuring(
 
 
 class _Cell:
-    """A test that was collected as a cell: what measures it, and where its times are recorded."""
+    """A test that was collected as a cell, what measures it, and where its times are recorded."""
 
     def __init__(self, request: pytest.FixtureRequest, benchmark: Any) -> None:
-        """Raises a SettingError for another test."""
         self._request, self._benchmark = request, benchmark
         self.runner = request.config.stash[RUNNER]()
         if not is_cell(request.node):

@@ -1,7 +1,7 @@
 """Options and ini values, resolved once: command line before ini file before default.
 
-Every message says where a value came from. Nothing below reads options, ini or the environment.
-What a change itself sets in the ini file is refused where it would pass by its own word.
+Nothing below reads them. What a change itself sets in the ini file is refused where it would pass
+by its own word.
 """
 
 import datetime
@@ -43,32 +43,20 @@ _OURS = ("-o", "perf_gate=on")
 
 @dataclass(frozen=True, kw_only=True)
 class Choices:
-    """Everything that the options say.
+    """Everything that the options say."""
 
-    Attributes:
-        policy: How ranks are run; its device may be "auto".
-        num_rounds: Of a cell that names no number; None where a gate chooses.
-        wait_s: How long to wait for another timing session.
-        require_gpus: GPUs without which nothing runs.
-        results: Folder of run.json and cells.jsonl.
-        durations: Where it is written how long cells took; None for the stored runs.
-        is_gate: Whether `--benchmark-compare` is the gate.
-        gate: How cells are judged, unless a marker says otherwise.
-        membership: This process's place among those that torchrun started; None where it is alone.
-    """
-
-    policy: GroupPolicy
-    num_rounds: int | None
-    wait_s: float
+    policy: GroupPolicy  # its device may be "auto"
+    num_rounds: int | None  # of a cell that names no number; None where a gate chooses
+    wait_s: float  # for another timing session
     matrix: str
     require_gpus: int
-    results: Path
+    results: Path  # the folder of run.json and cells.jsonl
     checks_numerics: bool
     shard: Shard
-    durations: str | None
-    is_gate: bool
-    gate: GateRequest
-    membership: Membership | None
+    durations: str | None  # where it is written how long cells took; None for the stored runs
+    is_gate: bool  # under --benchmark-compare
+    gate: GateRequest  # unless a marker says otherwise
+    membership: Membership | None  # among the processes that torchrun started
 
 
 def one_of(*allowed: str) -> tuple[Callable[[str], str], str]:

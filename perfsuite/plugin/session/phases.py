@@ -1,7 +1,4 @@
-"""How a phase of a test (setup, call, teardown) ended, apart from what its subtests report before.
-
-pytest has a subtest reported as it has a test reported, while the test still runs.
-"""
+"""How a phase of a test (setup, call, teardown) ended; its subtests are reported while it runs."""
 
 from collections.abc import Generator
 from typing import Literal

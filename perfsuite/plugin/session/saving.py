@@ -34,7 +34,6 @@ from perfsuite.system.urls import AnyPath, RemotePath, locate
 # 11 is an inconclusive cell, 5 that no test was found.
 _LESSER_EXITS: Final = (ExitCode.OK, ExitCode.INCONCLUSIVE, pytest.ExitCode.NO_TESTS_COLLECTED)
 
-
 # Tells later plugins where run.json was written, and the tolerance and limit of its verdicts.
 WRITTEN_RUN = pytest.StashKey[tuple[Path, float, float]]()
 # Where runs are stored; None where files cannot be stored there.
@@ -53,14 +52,7 @@ _NUMBERED = "[0-9][0-9][0-9][0-9]_"
 
 
 class RunSaver:
-    """The plugin of one session that stamps its run and makes each file of it whole or absent.
-
-    Attributes:
-        write_errors: The files that could not be written, and why; shown at the end.
-        shard: Which part of a session this is; None of a whole one.
-        failed: What failed by itself, tests and files that could not be collected.
-        verdicts: What the gate decided of each cell, before the report of its test is logged.
-    """
+    """The plugin of one session that stamps its run and makes each file of it whole or absent."""
 
     def __init__(
         self,
@@ -74,13 +66,15 @@ class RunSaver:
         `probe_device` returns seconds of each probe of a rank's GPU, by name.
         """
         self.write_errors: list[str] = []
-        self.shard: ShardStamp | None = None
+        self.shard: ShardStamp | None = None  # None of a whole session
+        # Tests that failed by themselves, and files that could not be collected.
         self.failed: set[str] = set()
+        # The gate adds a cell's before the report of its test is logged.
+        self.verdicts: dict[str, CellVerdict] = {}
         self._config = config
-        self._environ = dict(environ)
+        self._environ = environ
         self._num_cores = num_cores
         self._probe_device = probe_device
-        self.verdicts: dict[str, CellVerdict] = {}
         self._durations_s: defaultdict[str, float] = defaultdict(float)
 
     @cached_property
@@ -158,16 +152,15 @@ class RunSaver:
             fingerprint = None
         # Half a second of probing is not spent on a run that is not kept.
         kept = (f"benchmark_{name}" for name in ("save", "autosave", "json"))
+        verdicts = self.verdicts.items()
         return RunStamp(
             fingerprint=fingerprint,
             probe_s=self.probe_s if any(map(self._config.getoption, kept)) else None,
             num_failed=len(self.failed),
             is_pull_request=is_pull_request(self._environ),
-            verdicts={name: one.word for name, one in self.verdicts.items()},
-            accepted=tuple(
-                sorted(n for n, one in self.verdicts.items() if one.is_accepted_slowdown)
-            ),
-            exceptions={n: one.accepted for n, one in self.verdicts.items() if one.accepted},
+            verdicts={name: one.word for name, one in verdicts},
+            accepted=tuple(sorted(name for name, one in verdicts if one.is_accepted_slowdown)),
+            exceptions={name: one.accepted for name, one in verdicts if one.accepted},
             durations_s={name: round(self._durations_s[name], 3) for name in records},
             digests={
                 name: digest
@@ -216,11 +209,9 @@ def write_run(config: pytest.Config, path: Path) -> None:
 
 
 def put_stamp(output_json: dict[str, Any], stamp: RunStamp) -> None:
-    """Put the stamp where `read_run` looks for it; for `pytest_benchmark_update_json`.
-
-    The benchmarks come last, so that `read_head` need not read them.
-    """
+    """Put the stamp where `read_run` looks for it."""
     output_json[STAMP_KEY] = msgspec.to_builtins(stamp)
+    # Last, so that `read_head` need not read them.
     output_json["benchmarks"] = output_json.pop("benchmarks")
 
 
@@ -285,10 +276,7 @@ class UrlStorage:
     def __str__(self) -> str:
         return str(self._place)
 
-    @property
-    def location(self) -> str:
-        """The place, for people."""
-        return str(self._place)
+    location = property(__str__)
 
     def get(self, name: str) -> RemotePath:
         """Return the path of a run of this machine."""

@@ -37,12 +37,7 @@ class PhaseEnd:
 
 
 class TorchrunSession:
-    """The plugin of a session of several ranks.
-
-    Attributes:
-        finished: The cells that were finished before torchrun started the ranks again.
-        has_lost: Whether another rank's pytest is gone, and the running test not finished.
-    """
+    """The plugin of a session of several ranks."""
 
     def __init__(
         self,
@@ -52,8 +47,8 @@ class TorchrunSession:
         output: HeldOutput | None,
     ) -> None:
         """Silence this rank unless it is the first; raises a UsageError for process pools."""
-        self.finished: dict[str, CellLine] = {}
-        self.has_lost = False
+        self.finished: dict[str, CellLine] = {}  # before torchrun started the ranks again
+        self.has_lost = False  # another rank's pytest, while a test ran
         self._config = config
         self._membership = membership
         self._cells_file = cells_file
