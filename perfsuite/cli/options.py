@@ -1,14 +1,11 @@
-"""The options that verbs share, and what they open with them.
-
-Each field of `Recipe` becomes an option, made from the field itself, so that no verb names it.
-"""
+"""The options that verbs share, those of each field of `Recipe`, and what they open with them."""
 
 import copy
 import functools
 import inspect
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Any, TypeVar, get_args, get_type_hints
@@ -113,7 +110,7 @@ def takes_recipe(
     `fixed` fields get no option: the verb sets them itself, and begins with these values. The verb
     raises `RecipeError` where the options make no recipe.
     """
-    options = {name: option for name, option in _recipe_options().items() if name not in fixed}
+    options = {option.name: option for option in _recipe_options() if option.name not in fixed}
 
     @functools.wraps(verb)
     def with_options(**values: Any) -> None:
@@ -133,20 +130,13 @@ def takes_recipe(
     return with_options
 
 
-def _recipe_options() -> dict[str, inspect.Parameter]:
-    types = get_type_hints(Recipe)
-    return {
-        name: inspect.Parameter(
-            name,
-            inspect.Parameter.KEYWORD_ONLY,
-            default=getattr(Recipe, name),
-            # Named in full, or typer would add a --no-... to each switch.
-            annotation=Annotated[
-                types[name], typer.Option(f"--{name.replace('_', '-')}", help=text)
-            ],
-        )
-        for name, text in _HELP.items()
-    }
+def _recipe_options() -> Iterator[inspect.Parameter]:
+    kind = inspect.Parameter.KEYWORD_ONLY
+    for name, text in _HELP.items():
+        # Named in full, or typer would add a --no-... to each switch.
+        option = typer.Option(f"--{name.replace('_', '-')}", help=text)
+        annotation = Annotated[get_type_hints(Recipe)[name], option]
+        yield inspect.Parameter(name, kind, default=getattr(Recipe, name), annotation=annotation)
 
 
 def open_session(

@@ -34,11 +34,6 @@ _ADVICE = (
 )
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
-    """Declare the options and their ini twins."""
-    options.add_options(parser)
-
-
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
     """Come before pytest-benchmark, which reads its own options next."""

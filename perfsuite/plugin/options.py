@@ -68,7 +68,7 @@ _HIDDEN = (
 OPTIONS = (*_SHOWN, *_HIDDEN)
 
 
-def add_options(parser: pytest.Parser) -> None:
+def pytest_addoption(parser: pytest.Parser) -> None:
     """Declare every option and its ini twin."""
     group = parser.getgroup("perfsuite", "performance of PyTorch training")
     for option in OPTIONS:

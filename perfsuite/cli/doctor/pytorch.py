@@ -1,7 +1,4 @@
-"""torch as a rank finds it: its build, its GPUs, and whether ranks can talk to each other.
-
-The functions that run in a rank load torch by name, as this process must not.
-"""
+"""torch as a rank finds it, which loads it by name, as this process must not."""
 
 import contextlib
 import importlib
@@ -138,9 +135,8 @@ def torch_finding(facts: Mapping[str, Any], num_gpus: int) -> Finding:
     built_with = (f"{name} {facts[name]}" for name in ("CUDA", "cuDNN", "NCCL") if facts[name])
     libraries = ", ".join(built_with) or "no CUDA"
     threads = counted(facts["num_threads"], "thread")
-    text = (
-        f"{facts['version']} ({libraries}), {threads} a rank, {counted(facts['num_gpus'], 'GPU')}"
-    )
+    gpus = counted(facts["num_gpus"], "GPU")
+    text = f"{facts['version']} ({libraries}), {threads} a rank, {gpus}"
     if facts["num_gpus"] == num_gpus:
         return Finding("torch", "ok", text)
     if facts["CUDA"] is None:

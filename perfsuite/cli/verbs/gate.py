@@ -113,11 +113,19 @@ def gate(
     check_writable(*request.outputs)
     result = run_gate(request, say=say, machine=options.wait_for_machine())
     _print(result)
-    write_json(json_file, **_document(result))
+    judged = result.judgement
+    ended = result.leniency.ends(result.code)
+    write_json(
+        json_file,
+        **pick(result, "cells seed arms refusal", arms="differs"),
+        pairs=0 if judged is None else judged.num_pairs,
+        wall_s=None if judged is None else judged.wall_s,
+        exit_code=ended,
+    )
     if markdown is not None:
         told = report_on_verdicts(result.cells, refusal=result.refusal, differs=result.differs)
         write_atomically(markdown, to_markdown(told).encode())
-    if (ended := result.leniency.ends(result.code)) != result.code:
+    if ended != result.code:
         typer.echo(f"advisory: would have ended in {result.code:d}")
     raise typer.Exit(ended)
 
@@ -193,17 +201,6 @@ def _print(result: GateResult) -> None:
         typer.echo(f"{pairs} in {judged.wall_s:.0f} s, seed {result.seed}")
 
 
-def _document(result: GateResult) -> dict[str, Any]:
-    """The verb's JSON, with all that it takes to compute a verdict again."""
-    judged = result.judgement
-    return {
-        **pick(result, "cells seed arms refusal", arms="differs"),
-        "pairs": 0 if judged is None else judged.num_pairs,
-        "wall_s": None if judged is None else judged.wall_s,
-        "exit_code": result.leniency.ends(result.code),
-    }
-
-
 def explain(
     base: Annotated[str, typer.Argument(help="A stored run, such as baselines/.../0001_a.json.")],
     head: Annotated[str, typer.Argument(help="The run to explain, such as results/run.json.")],
@@ -218,15 +215,14 @@ def explain(
             f"{cell!r} is not a cell of both runs; they share {len(common)}"
             + (f", {common[0]!r} for one" if common else "")
         )
-    names = common if cell is None else [cell]
     cells = []
-    for name in names:
+    for name in common if cell is None else [cell]:
         old, new = before.cells[name], after.cells[name]
         explanation = explain_stored(old, new)
         cells.append({"id": name, **msgspec.to_builtins(explanation)})
         change = _change(old.median_s, new.median_s)
         typer.echo(printable(f"{name}: {change}; {explanation_text(explanation)}"))
-    if not names:
+    if not cells:
         typer.echo("the two runs share no cell")
     write_json(json_file, cells=cells)
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from datetime import date
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Final
 
 import typer
 from rich.console import Console
@@ -92,8 +92,17 @@ def history(
     if html is not None:
         write_site(html, stored, [(one, [*_overview(one), *describe(one)]) for one in found])
         typer.echo(f"written to {html / PAGE}")
+    cells = [
+        {
+            "id": one.timeline.cell,
+            "runs": one.timeline.points,
+            "is_long_enough": one.trend is not None,
+            **pick(one, "changes drift"),
+        }
+        for one in found
+    ]
     refused = [{"path": str(one.path), "reason": one.reason} for one in stored.refused]
-    write_json(json_file, cells=[_cell(one) for one in found], refused=refused)
+    write_json(json_file, cells=cells, refused=refused)
     if fails_on_change and any(one.is_slower for one in found):
         raise typer.Exit(ExitCode.REGRESSION)
 
@@ -169,10 +178,8 @@ def describe(one: CellHistory) -> list[str]:
     """Return what became of a cell, a sentence for each change."""
     if one.trend is None:
         return [f"too few to tell: from {MIN_VALUES} runs on a change can be seen"]
-    sentences = [_describe_change(change) for change in one.changes]
-    if one.drift is not None:
-        sentences.append(_describe_drift(one.drift))
-    return sentences or ["no change and no drift"]
+    drifts = [] if one.drift is None else [_describe_drift(one.drift)]
+    return [*map(_describe_change, one.changes), *drifts] or ["no change and no drift"]
 
 
 def _describe_change(change: DatedChange) -> str:
@@ -207,9 +214,8 @@ def _advise(one: CellHistory) -> list[str]:
     """How to find the commit behind the newest slowdown that no entry accepts."""
     for change in reversed(one.changes):
         if change.is_open and (change.num_commits or 0) > 1:
-            good, bad = (
-                short_commit(point.commit or "") for point in (change.before, change.after)
-            )
+            ends = change.before, change.after
+            good, bad = (short_commit(point.commit or "") for point in ends)
             cell = shlex.quote(one.timeline.cell)
             return [f"which commit it was: perfsuite bisect --good {good} --bad {bad} {cell}"]
     return []
@@ -221,12 +227,3 @@ _COLUMNS: Final[tuple[Column[CellHistory], ...]] = (
     Column("", "times", lambda one: _sparkline(one.timeline.times_s()), is_number=False),
     Column("", "what became of it", lambda one: "; ".join(describe(one)), is_number=False),
 )
-
-
-def _cell(one: CellHistory) -> dict[str, Any]:
-    return {
-        "id": one.timeline.cell,
-        "runs": one.timeline.points,
-        "is_long_enough": one.trend is not None,
-        **pick(one, "changes drift"),
-    }
