@@ -10,15 +10,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
+from perfsuite import errors
 from perfsuite.cli.doctor.findings import Finding, Status
-from perfsuite.errors import (
-    DeviceError,
-    MissingPackageError,
-    PerfsuiteError,
-    SettingError,
-    import_extra,
-    require_torch,
-)
 from perfsuite.experiments.rank_session import Session
 from perfsuite.ranks.messages import GroupPolicy
 from perfsuite.units import counted
@@ -32,13 +25,13 @@ _WAKING_S = 60.0
 def examine_torch(environ: Mapping[str, str] = os.environ) -> list[Finding]:
     """Return what fresh ranks find about torch, torchvision and gloo; none without torch."""
     try:
-        require_torch()
-    except SettingError as error:
-        status: Status = "ok" if isinstance(error, MissingPackageError) else "fail"
+        errors.require_torch()
+    except errors.SettingError as error:
+        status: Status = "ok" if isinstance(error, errors.MissingPackageError) else "fail"
         return [Finding("torch", status, str(error), "only cells that train need it")]
     try:
         session = Session(_POLICY, say=print)
-    except DeviceError as error:
+    except errors.DeviceError as error:
         return [Finding("ranks", "fail", f"cannot be started: {error}", "see nvidia-smi")]
     return [
         finding_of_ranks(
@@ -65,7 +58,6 @@ def examine_torch(environ: Mapping[str, str] = os.environ) -> list[Finding]:
 
 
 def _examine_nccl(num_gpus: int) -> list[Finding]:
-    """Sum over all visible GPUs, where there are any."""
     if not num_gpus:
         return []
     session = Session(replace(_POLICY, device="cuda", timeout_s=_WAKING_S), say=print)
@@ -80,19 +72,15 @@ def _examine_nccl(num_gpus: int) -> list[Finding]:
 
 
 def finding_of_ranks(
-    ask: Callable[[], list[Any]],
-    subject: str,
-    judge: Callable[[list[Any]], Finding],
-    *,
-    advice: str,
+    ask: Callable[[], list[Any]], subject: str, judge: Callable[[list[Any]], Finding], advice: str
 ) -> Finding:
     """Return `judge` of what `ask()` returned of each rank, or why it failed, with the advice."""
     try:
         with contextlib.redirect_stdout(io.StringIO()):  # the ranks' logs
             answers = ask()
-    except MissingPackageError as error:
+    except errors.MissingPackageError as error:
         return Finding(subject, "ok", str(error))
-    except (PerfsuiteError, OSError, EOFError) as error:
+    except (errors.PerfsuiteError, OSError, EOFError) as error:
         # EOFError: the server that ranks are forked from ended, as torch does where it cannot load.
         reason = str(error).partition("\n")[0] or type(error).__name__
         return Finding(subject, "fail", reason, advice)
@@ -116,7 +104,7 @@ def read_torch() -> dict[str, Any]:
 
 def read_torchvision() -> str:
     """Return the version of torchvision, which fails beside a torch of another build."""
-    version: str = import_extra("torchvision", "workloads").__version__
+    version: str = errors.import_extra("torchvision", "workloads").__version__
     return version
 
 

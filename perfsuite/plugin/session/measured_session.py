@@ -12,13 +12,7 @@ from typing import TYPE_CHECKING, NoReturn
 import msgspec
 import pytest
 
-from perfsuite.errors import (
-    BusyMachineError,
-    ExitCode,
-    NotExercisedError,
-    PerfsuiteError,
-    WriteError,
-)
+from perfsuite import errors
 from perfsuite.experiments.rank_session import Session
 from perfsuite.plugin import recorder
 from perfsuite.plugin.fixtures import OUTCOME, is_cell
@@ -109,7 +103,8 @@ class MeasuredSession:
             return {}
         try:
             return self._session.probe_device()
-        except PerfsuiteError as error:  # a GPU was lost meanwhile; the run is kept all the same
+        except errors.PerfsuiteError as error:
+            # A GPU was lost meanwhile, and the run is kept all the same.
             say(self._config, f"the GPU was not probed: {error}")
             return {}
 
@@ -163,7 +158,7 @@ class MeasuredSession:
             pytest.exit(
                 f"perfsuite: {required} GPUs are required (--perf-require-gpus), and {found} "
                 "are visible; run on another machine, or lower the number",
-                returncode=ExitCode.REFUSED,
+                returncode=errors.ExitCode.REFUSED,
             )
         is_whole = not session.testsfailed or session.config.option.continue_on_collection_errors
         if self._gate is not None and is_whole:
@@ -181,15 +176,15 @@ class MeasuredSession:
         if self._session is not None:
             self._saver.leave_out(item.nodeid, self._session.take_waited_s())
         error = call.excinfo.value if call.excinfo is not None else None
-        if isinstance(error, BusyMachineError):
-            pytest.exit(f"perfsuite: {error}", returncode=ExitCode.REFUSED)
-        if isinstance(error, NotExercisedError):
+        if isinstance(error, errors.BusyMachineError):
+            pytest.exit(f"perfsuite: {error}", returncode=errors.ExitCode.REFUSED)
+        if isinstance(error, errors.NotExercisedError):
             path, line_number, _ = item.location
             report.outcome = "skipped"
             report.longrepr = (str(path), (line_number or 0) + 1, f"NOT EXERCISED: {error}")
-        elif isinstance(error, PerfsuiteError):
+        elif isinstance(error, errors.PerfsuiteError):
             report.longrepr = f"{type(error).__name__}: {error}"
-        if isinstance(error, PerfsuiteError):
+        if isinstance(error, errors.PerfsuiteError):
             recorder.expect_no_record(getattr(item, "funcargs", {}).get("benchmark"))
         if not phases.is_over(item, report):
             return report
@@ -250,7 +245,7 @@ class MeasuredSession:
                 write_atomically(path, encode_line(line) + b"\n")
             else:
                 append_line(path, encode_line(line))
-        except WriteError as error:
+        except errors.WriteError as error:
             self._saver.fail(error)
 
     def pytest_report_teststatus(self, report: pytest.TestReport) -> tuple[str, str, str] | None:
@@ -292,7 +287,7 @@ class MeasuredSession:
         gate = self.choices.gate
         try:
             saving.write_run(self._config, path)
-        except WriteError as error:
+        except errors.WriteError as error:
             if not self._saver.write_errors:  # one line for what lies in one folder
                 self._saver.fail(error)
             return
@@ -308,7 +303,7 @@ class MeasuredSession:
             return own
         # This includes cells that vanished, were not reached, or were skipped only here.
         result = self._gate.result
-        return ExitCode.NOTHING_COMPARED if result is None else result.code
+        return errors.ExitCode.NOTHING_COMPARED if result is None else result.code
 
     @pytest.hookimpl(trylast=True)
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
