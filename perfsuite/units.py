@@ -1,7 +1,4 @@
-"""Seconds, bytes and ratios as people write and read them.
-
-Below the reports all is seconds, bytes and plain ratios, without "ms", "GiB" or "%".
-"""
+"""Seconds, bytes and ratios as people write and read them; only reports show "ms" or "%"."""
 
 import itertools
 import math

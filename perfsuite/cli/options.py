@@ -107,8 +107,7 @@ def takes_recipe(
 ) -> Callable[..., None]:
     """Return a verb that takes a `recipe`, with an option for each field in its place.
 
-    `fixed` fields get no option: the verb sets them itself, and begins with these values. The verb
-    raises `RecipeError` where the options make no recipe.
+    `fixed` fields get no option: the verb sets them itself, and begins with these values.
     """
     options = {option.name: option for option in _recipe_options() if option.name not in fixed}
 
@@ -159,8 +158,7 @@ def pytest_command(paths: Sequence[str] | None, select: str | None) -> Command:
 def command_call(words: Sequence[str], given: Mapping[str, Any]) -> Command:
     """Return the call of pytest whose only cell is a command, in this folder.
 
-    `given` are arguments of `command_benchmark`. Raises a SettingError for one that is wrong, or
-    where the program is not there.
+    `given` are arguments of `command_benchmark`; a SettingError says which is wrong.
     """
     folder = Path.cwd()
     launch = plan_launch(words, root=folder, name=given.get("name"))

@@ -184,20 +184,17 @@ def describe(one: CellHistory) -> list[str]:
 
 def _describe_change(change: DatedChange) -> str:
     low, high = change.interval
+    where = f"between {change.before} and {change.after}"
+    if change.num_commits:
+        where += f", {counted(change.num_commits, 'commit')}"
+    elif change.num_commits == 0:
+        where += ", so not by a commit"
     accepted = "" if change.accepted is None else f", accepted: {change.accepted}"
     recovered = ", recovered since" * change.is_recovered
     return (
         f"{'slower' if change.ratio > 1 else 'faster'} by {format_ratio(abs(change.ratio - 1))} "
-        f"({format_change(low)} to {format_change(high)}) {_where(change)}{accepted}{recovered}"
+        f"({format_change(low)} to {format_change(high)}) {where}{accepted}{recovered}"
     )
-
-
-def _where(change: DatedChange) -> str:
-    text = f"between {change.before} and {change.after}"
-    if change.num_commits is None:
-        return text
-    commits = counted(change.num_commits, "commit") if change.num_commits else "so not by a commit"
-    return f"{text}, {commits}"
 
 
 def _describe_drift(drift: DatedDrift) -> str:

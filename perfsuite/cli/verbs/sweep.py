@@ -76,10 +76,7 @@ def sweep(
 
 
 def parse_counts(text: str) -> list[int]:
-    """Return the numbers of workers that "0..10" or "0,1,2,4" names, ascending.
-
-    Raises a SettingError where the text names none, or too many workers.
-    """
+    """Return the numbers of workers that "0..10" or "0,1,2,4" names, ascending."""
     if match := re.fullmatch(r"(\d{1,4})\.\.(\d{1,4})", text):
         counts = list(range(int(match[1]), int(match[2]) + 1))
     elif re.fullmatch(r"\d{1,4}(,\d{1,4})*", text):

@@ -134,8 +134,7 @@ def resolve(
 ) -> Choices:
     """Return the choices that command line, ini file and defaults make.
 
-    `given_environ` is what launches of the gate get, the environment before any conftest. Raises a
-    SettingError that names a value that is not allowed, its source and what is.
+    `given_environ` is what launches of the gate get, the environment before any conftest.
     """
     value = {option.name: _value(config, option) for option in OPTIONS}
     names = given(config).keys()
@@ -283,8 +282,7 @@ _EFFECTS = {
 def refuse_change(config: pytest.Config, environ: Mapping[str, str], *, measures: bool) -> None:
     """Refuse such a setting in an ini file, unless the base's has it too or nothing is lost by it.
 
-    `measures` says whether the session would be gated without any setting. Raises a SettingError
-    where the change brings one, or the base is not known.
+    `measures` says whether the session would be gated without any setting.
     """
     typed = _typed(config, environ)
     settings = given(config)

@@ -29,10 +29,6 @@ from perfsuite.records.run_file import StoredCell
 from perfsuite.records.verdict import CellVerdict
 from perfsuite.system.untrusted import printable
 
-_NO_GATE_UNDER_TORCHRUN = (
-    "--benchmark-compare is the gate, which starts the ranks of both sides on one machine, and "
-    "torchrun has started this session; gate without torchrun, or add --perf-gate=off"
-)
 # Each with what takes it back: so pytest-benchmark has it.
 _MEASURE_NOTHING = {
     "--benchmark-disable": "--benchmark-enable",
@@ -42,7 +38,8 @@ _MEASURE_NOTHING = {
 }
 # Puts a verdict into the reports of a cell.
 Finish = Callable[[pytest.Item, Sequence[pytest.TestReport], CellVerdict], None]
-_NOT_REACHED = "it was selected, and the session ended before it had a verdict"
+# What pytest-benchmark keeps of a test beside its times.
+_ExtraInfo = dict[str, Any] | None
 
 
 def refuse_silent_passes(config: pytest.Config, *, is_under_torchrun: bool) -> None:
@@ -56,17 +53,17 @@ def refuse_silent_passes(config: pytest.Config, *, is_under_torchrun: bool) -> N
                 f"write: pytest {compare} --benchmark-compare"
             )
     if is_under_torchrun:
-        raise pytest.UsageError(_NO_GATE_UNDER_TORCHRUN)
+        raise pytest.UsageError(
+            "--benchmark-compare is the gate, which starts the ranks of both sides on one machine, "
+            "and torchrun has started this session; gate without torchrun, or add --perf-gate=off"
+        )
+    measures = "--benchmark-compare measures nothing beside"
     is_worker = hasattr(config, "workerinput")
     if is_worker or config.getoption("dist", "no") != "no" or config.getoption("numprocesses", 0):
-        raise pytest.UsageError(
-            "--benchmark-compare measures nothing beside xdist's -n; use -n0, or leave it out"
-        )
+        raise pytest.UsageError(f"{measures} xdist's -n; use -n0, or leave it out")
     for flag, opposite in _MEASURE_NOTHING.items():
         if config.getoption(flag, False) and not config.getoption(opposite, False):
-            raise pytest.UsageError(
-                f"--benchmark-compare measures nothing beside {flag}; leave it out"
-            )
+            raise pytest.UsageError(f"{measures} {flag}; leave it out")
 
 
 class SessionGate:
@@ -86,8 +83,8 @@ class SessionGate:
         self._selected: list[str] = []
         self._judged: dict[str, CellVerdict] = {}
         self._history: History | None = None
-        # The cells that stored runs leave open, with the `extra_info` of their benchmarks.
-        self._open: dict[str, dict[str, Any] | None] = {}
+        # The cells that stored runs leave open, and that wait for their pairs.
+        self.open_cells: dict[str, _ExtraInfo] = {}
         self._held: list[tuple[pytest.Item, Sequence[pytest.TestReport]]] = []
 
     @property
@@ -149,18 +146,12 @@ class SessionGate:
         else:
             return None
         if verdict is None:
-            self._open[item.nodeid] = _extra_info(item)
+            self.open_cells[item.nodeid] = _extra_info(item)
             return None
         return self._record(verdict, _extra_info(item))
 
-    def is_open(self, name: str) -> bool:
-        """Whether a cell waits for its pairs."""
-        return name in self._open
-
     @pytest.hookimpl(tryfirst=True)
-    def pytest_runtest_protocol(
-        self, item: pytest.Item, nextitem: pytest.Item | None
-    ) -> object | None:
+    def pytest_runtest_protocol(self, item: pytest.Item, nextitem: pytest.Item | None) -> object:
         """Run a cell that stored runs may leave open; any other is pytest's to run."""
         name, history = item.nodeid, self._history
         if history is None or not is_benchmark(item) or name in self._judged:
@@ -170,7 +161,7 @@ class SessionGate:
         runner: Any = item.config.pluginmanager.get_plugin("runner")
         item.ihook.pytest_runtest_logstart(nodeid=name, location=item.location)
         reports = runner.runtestprotocol(item, nextitem=nextitem, log=False)
-        if self.is_open(name):
+        if name in self.open_cells:
             self._held.append((item, reports))
         else:
             _show(item, reports)
@@ -182,7 +173,7 @@ class SessionGate:
         """Have all cells that are open judged at once, after the last test."""
         try:
             result = yield
-            verdicts = self._judge_open() if self._open else {}
+            verdicts = self._judge_open() if self.open_cells else {}
             for item, reports in self._held:
                 self._finish(item, reports, verdicts[item.nodeid])
             return result
@@ -194,24 +185,23 @@ class SessionGate:
         assert self._first is not None
         try:
             # Whether a change touches them is known by now.
-            result = self._run(self._open, judges_identical=True)
+            result = self._run(self.open_cells, judges_identical=True)
             found, refusal = {cell.name: cell for cell in result.cells}, self._first.refusal
         except PerfsuiteError as error:
             found, refusal = {}, f"the pairs could not be run: {error}"
         verdicts = {
             name: self._record(found.get(name) or _unknown(name, refusal), extra_info)
-            for name, extra_info in self._open.items()
+            for name, extra_info in self.open_cells.items()
         }
-        self._open.clear()
+        self.open_cells.clear()
         return verdicts
 
     def end(self) -> None:
         """Give a word to each selected cell that has none: its silence would pass."""
         for name in self._selected if self._first is not None else ():
             if name not in self._saver.verdicts:
-                self._record(
-                    CellVerdict(name=name, word="INVALID", by="collection", reason=_NOT_REACHED)
-                )
+                reason = "it was selected, and the session ended before it had a verdict"
+                self._record(CellVerdict(name=name, word="INVALID", by="collection", reason=reason))
 
     @pytest.hookimpl(trylast=True)
     def pytest_unconfigure(self, config: pytest.Config) -> None:
@@ -229,18 +219,16 @@ class SessionGate:
         if self._first is None or not is_benchmark(item):
             return
         if report.failed:
-            self._open.pop(item.nodeid, None)
+            self.open_cells.pop(item.nodeid, None)
             self._record(_failed(item.nodeid, report, error), _extra_info(item))
         elif item.nodeid not in self._judged:  # only the pairs know whether the base has it
-            self._open[item.nodeid] = _extra_info(item)
+            self.open_cells[item.nodeid] = _extra_info(item)
         elif self._judged[item.nodeid].by == "identical":  # so the base skips it too
             reason = f"skipped: {report.longreprtext.partition(chr(10))[0]}"
             verdict = CellVerdict(name=item.nodeid, word="SKIPPED", by="test", reason=reason)
             self._record(verdict, _extra_info(item))
 
-    def _record(
-        self, verdict: CellVerdict, extra_info: dict[str, Any] | None = None
-    ) -> CellVerdict:
+    def _record(self, verdict: CellVerdict, extra_info: _ExtraInfo = None) -> CellVerdict:
         """Show a verdict as it counts in the table, stamp it, keep it beside its cell's times."""
         assert self._first is not None
         verdict = self._first.leniency.mark(verdict)
@@ -307,8 +295,7 @@ def _failed(name: str, report: pytest.TestReport, error: BaseException | None) -
     return CellVerdict(name=name, word="ERROR", by="test", reason=reason)
 
 
-def _extra_info(item: Any) -> dict[str, Any] | None:
-    """What pytest-benchmark keeps of a test beside its times."""
+def _extra_info(item: Any) -> _ExtraInfo:
     return getattr(getattr(item, "funcargs", {}).get("benchmark"), "extra_info", None)
 
 

@@ -42,13 +42,11 @@ class MeasuredSession:
     """One pytest session's cells: the choices for them, what runs them, what became of them."""
 
     def __init__(self, config: pytest.Config, choices: Choices, ownership: Ownership) -> None:
-        """Have pytest call its hooks from now on; raises a UsageError for what cannot be done.
-
-        Where it is not ours, it runs ranks for the fixtures and changes nothing else.
-        """
+        """Have pytest call its hooks from now on; raises a UsageError for what cannot be done."""
         self._config = config
         self._environ, num_cores = ownership.environ, ownership.num_cores
         self.choices = choices
+        # If not, it runs ranks for the fixtures and changes nothing else.
         self._is_ours = ownership.is_ours
         self._saver = saving.RunSaver(config, self._environ, num_cores, self._probe_device)
         self._saver.failed |= set(ownership.failed_collections)
@@ -174,7 +172,7 @@ class MeasuredSession:
         """Show a user's mistake in one message, and keep the line of a cell that ended."""
         report = yield
         if self._session is not None:
-            self._saver.leave_out(item.nodeid, self._session.take_waited_s())
+            self._saver.durations_s[item.nodeid] -= self._session.take_waited_s()
         error = call.excinfo.value if call.excinfo is not None else None
         if isinstance(error, errors.BusyMachineError):
             pytest.exit(f"perfsuite: {error}", returncode=errors.ExitCode.REFUSED)
@@ -195,7 +193,8 @@ class MeasuredSession:
         is_passed = report.when == "call" and report.passed
         if is_passed and self._gate and (verdict := self._gate.verdict_of(item)) is not None:
             self._tell(item, report, verdict)
-        if report.when == "call" and not (self._gate and self._gate.is_open(item.nodeid)):
+        is_open = self._gate is not None and item.nodeid in self._gate.open_cells
+        if report.when == "call" and not is_open:
             self._keep_line(item, report, error)
         return report
 

@@ -39,9 +39,6 @@ WRITTEN_RUN = pytest.StashKey[tuple[Path, float, float]]()
 # Where runs are stored; None where files cannot be stored there.
 STORAGE = pytest.StashKey[AnyPath | None]()
 
-# Called with what cannot be written.
-Fail = Callable[[WriteError], None]
-
 _DEFAULT_OF_PYTEST_BENCHMARK = "file://./.benchmarks"
 # Where people review what they commit.
 _DEFAULT = "file://./baselines"
@@ -59,12 +56,9 @@ class RunSaver:
         config: pytest.Config,
         environ: Mapping[str, str],
         num_cores: int,
-        probe_device: Callable[[], Mapping[str, float]],
+        probe_device: Callable[[], Mapping[str, float]],  # seconds of each probe of a rank's GPU
     ) -> None:
-        """Take the machine as it was before any test could change what this process sees of it.
-
-        `probe_device` returns seconds of each probe of a rank's GPU, by name.
-        """
+        """Take the machine as it was before any test could change what this process sees of it."""
         self.write_errors: list[str] = []
         self.shard: ShardStamp | None = None  # None of a whole session
         # Tests that failed by themselves, and files that could not be collected.
@@ -75,7 +69,8 @@ class RunSaver:
         self._environ = environ
         self._num_cores = num_cores
         self._probe_device = probe_device
-        self._durations_s: defaultdict[str, float] = defaultdict(float)
+        # Of tests, less what they waited for the machine.
+        self.durations_s: defaultdict[str, float] = defaultdict(float)
 
     @cached_property
     def fingerprint(self) -> str:
@@ -114,7 +109,7 @@ class RunSaver:
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Count a test that failed by itself, in whichever phase, and how long it took."""
-        self._durations_s[report.nodeid] += report.duration
+        self.durations_s[report.nodeid] += report.duration
         verdict = self.verdicts.get(report.nodeid)
         is_verdicts = report.when == "call" and verdict is not None and verdict.shown == "FAIL"
         if report.failed and not hasattr(report, "wasxfail") and not is_verdicts:
@@ -124,10 +119,6 @@ class RunSaver:
         """Keep that a file could not be written; a full disk refuses the line of each cell."""
         if str(error) not in self.write_errors:
             self.write_errors.append(str(error))
-
-    def leave_out(self, fullname: str, seconds: float) -> None:
-        """Do not count a part of a test's duration: it waited for the machine."""
-        self._durations_s[fullname] -= seconds
 
     def pytest_keyboard_interrupt(self) -> None:
         """Count a session that was cut off: what it was at has no report, but may have times."""
@@ -161,7 +152,7 @@ class RunSaver:
             verdicts={name: one.word for name, one in verdicts},
             accepted=tuple(sorted(name for name, one in verdicts if one.is_accepted_slowdown)),
             exceptions={name: one.accepted for name, one in verdicts if one.accepted},
-            durations_s={name: round(self._durations_s[name], 3) for name in records},
+            durations_s={name: round(self.durations_s[name], 3) for name in records},
             digests={
                 name: digest
                 for name, record in records.items()
@@ -220,7 +211,7 @@ def encode_run(output_json: Any) -> bytes:
     return json.dumps(output_json, ensure_ascii=True, indent=4, default=str).encode()
 
 
-def use_storage(config: pytest.Config, fail: Fail) -> None:
+def use_storage(config: pytest.Config, fail: Callable[[WriteError], None]) -> None:
     """Store where the option says, else under `baselines/`; raises a UsageError for a wrong URL."""
     given: str = config.getoption("benchmark_storage")
     session = recorder.session_of(config)
@@ -255,7 +246,7 @@ class FolderStorage(FileStorage):
 
     save = _save
 
-    def __init__(self, place: Path, session: Any, fail: Fail) -> None:
+    def __init__(self, place: Path, session: Any, fail: Callable[[WriteError], None]) -> None:
         super().__init__(  # type: ignore[no-untyped-call]
             place, session.logger, default_machine_id=session.machine_id
         )
@@ -267,7 +258,7 @@ class UrlStorage:
 
     save = _save
 
-    def __init__(self, place: RemotePath, session: Any, fail: Fail) -> None:
+    def __init__(self, place: RemotePath, session: Any, fail: Callable[[WriteError], None]) -> None:
         self.logger = session.logger
         self._place = place
         self._machine: str = session.machine_id

@@ -74,10 +74,7 @@ def durations_place(config: pytest.Config, named: str | None) -> AnyPath | None:
 
 
 def cut(config: pytest.Config, names: Sequence[str], shard: Shard, named: str | None) -> Sharding:
-    """Return which of the cells, by node id, are this shard's, by durations in a place if named.
-
-    Raises a SettingError where that has no cell's duration, a StorageError for an unreadable one.
-    """
+    """Return which of the cells, by node id, are this shard's, by durations in a place if named."""
     if shard.is_whole:
         return Sharding(shard=shard, cells=frozenset(names), others=frozenset())
     place = durations_place(config, named)

@@ -96,7 +96,6 @@ class TorchrunSession:
         pytest.exit(text, returncode=pytest.ExitCode.USAGE_ERROR)
 
     def _resume(self, peers: Peers) -> None:
-        """Learn from the first rank what is finished."""
         if self._membership.num_restarts == 0:
             return
         finished: dict[str, CellLine] = {}
@@ -114,10 +113,7 @@ class TorchrunSession:
     def agree_on(
         self, item: pytest.Item, report: pytest.TestReport, error: BaseException | None
     ) -> None:
-        """Have a phase of a test end here as it ended where it did not pass.
-
-        A failure of another rank makes `report` one, and so does a skip; `error` was raised here.
-        """
+        """Have a phase of a test end here as on the rank where it failed, or was skipped."""
         if self._peers is None or self.has_lost:
             return
         outcome, text = end_of(item, report)
@@ -170,7 +166,6 @@ def keep_finished(path: Path, *, since_s: float) -> dict[str, CellLine]:
 
     Skipped cells cost nothing and are not kept, nor is a line that was cut off. A file that is
     older than the launch, which began at `since_s` by the system's clock, is another launch's.
-    Raises a WriteError where the file cannot be written.
     """
     if not path.exists() or path.stat().st_mtime < since_s:
         return {}
