@@ -6,7 +6,7 @@ import io
 import ipaddress
 import os
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -22,53 +22,48 @@ _POLICY = GroupPolicy(timeout_s=20.0, collective_timeout_s=5.0)
 _WAKING_S = 60.0
 
 
-def examine_torch(environ: Mapping[str, str] = os.environ) -> list[Finding]:
-    """Return what fresh ranks find about torch, torchvision and gloo; none without torch."""
+def examine_torch(environ: Mapping[str, str] = os.environ) -> Iterator[Finding]:
+    """Yield what fresh ranks find about torch, torchvision, gloo and NCCL; none without torch."""
     try:
         errors.require_torch()
     except errors.SettingError as error:
         status: Status = "ok" if isinstance(error, errors.MissingPackageError) else "fail"
-        return [Finding("torch", status, str(error), "only cells that train need it")]
+        yield Finding("torch", status, str(error), "only cells that train need it")
+        return
     try:
         session = Session(_POLICY, say=print)
     except errors.DeviceError as error:
-        return [Finding("ranks", "fail", f"cannot be started: {error}", "see nvidia-smi")]
-    return [
-        finding_of_ranks(
-            lambda: session.run_function(1, read_torch, ()),
-            "torch",
-            lambda facts: torch_finding(facts[0], session.hardware.num_gpus),
-            advice="see what `python -c 'import torch'` says, and install torch again",
-        ),
-        finding_of_ranks(
-            lambda: session.run_function(1, read_torchvision, ()),
-            "torchvision",
-            lambda versions: Finding("torchvision", "ok", versions[0]),
-            advice="install torch and torchvision together, from one index",
-        ),
-        finding_of_ranks(
-            lambda: session.run_function(2, sum_over_ranks, ()),
-            "gloo",
-            sum_finding,
-            advice="see that the loopback interface is up: ip link set lo up",
-        ),
-        *_examine_nccl(session.hardware.num_gpus),
-        interface_finding(socket.gethostname(), _own_address(), environ.get("GLOO_SOCKET_IFNAME")),
-    ]
-
-
-def _examine_nccl(num_gpus: int) -> list[Finding]:
-    if not num_gpus:
-        return []
-    session = Session(replace(_POLICY, device="cuda", timeout_s=_WAKING_S), say=print)
-    return [
-        finding_of_ranks(
-            lambda: session.run_function(num_gpus, sum_over_ranks, ()),
+        yield Finding("ranks", "fail", f"cannot be started: {error}", "see nvidia-smi")
+        return
+    num_gpus = session.hardware.num_gpus
+    yield finding_of_ranks(
+        lambda: session.run_function(1, read_torch, ()),
+        "torch",
+        lambda facts: torch_finding(facts[0], num_gpus),
+        advice="see what `python -c 'import torch'` says, and install torch again",
+    )
+    yield finding_of_ranks(
+        lambda: session.run_function(1, read_torchvision, ()),
+        "torchvision",
+        lambda versions: Finding("torchvision", "ok", versions[0]),
+        advice="install torch and torchvision together, from one index",
+    )
+    yield finding_of_ranks(
+        lambda: session.run_function(2, sum_over_ranks, ()),
+        "gloo",
+        sum_finding,
+        advice="see that the loopback interface is up: ip link set lo up",
+    )
+    if num_gpus:
+        on_gpus = Session(replace(_POLICY, device="cuda", timeout_s=_WAKING_S), say=print)
+        yield finding_of_ranks(
+            lambda: on_gpus.run_function(num_gpus, sum_over_ranks, ()),
             "NCCL",
             lambda sums: sum_finding(sums, "NCCL"),
             advice="see what NCCL says with NCCL_DEBUG=INFO",
         )
-    ]
+    chosen = environ.get("GLOO_SOCKET_IFNAME")
+    yield interface_finding(socket.gethostname(), _own_address(), chosen)
 
 
 def finding_of_ranks(

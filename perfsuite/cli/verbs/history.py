@@ -13,6 +13,7 @@ import typer
 from rich.console import Console
 from rich.progress import track
 
+from perfsuite import units
 from perfsuite.cli import options
 from perfsuite.cli.output import JsonFile, pick, write_json
 from perfsuite.cli.site import write_site
@@ -25,14 +26,6 @@ from perfsuite.report.terminal.tables import table_of
 from perfsuite.stats.trend import MIN_VALUES
 from perfsuite.system.untrusted import printable
 from perfsuite.system.urls import locate
-from perfsuite.units import (
-    counted,
-    format_change,
-    format_ratio,
-    format_seconds,
-    option_ratio,
-    short_commit,
-)
 
 # A run on each working day of a year.
 _NUM_RUNS = 250
@@ -74,7 +67,7 @@ def history(
             f"--fingerprint is {fingerprint!r}, which no environment has; use one that 'perfsuite "
             "baseline list' shows, or leave it out for this machine's"
         )
-    least = option_ratio("--smallest", smallest)
+    least = units.option_ratio("--smallest", smallest)
     stored = read_history(
         Path.cwd(),
         locate(storage, "--storage"),
@@ -154,13 +147,13 @@ def _known(cell: str, stored: StoredHistory) -> str:
 
 def _overview(one: CellHistory) -> Iterator[str]:
     points = one.timeline.points
-    runs = counted(len(points), "run")
+    runs = units.counted(len(points), "run")
     yield f"{one.timeline.cell}: {runs}, {points[0]} to {points[-1]}"
     if num_elsewhere := one.timeline.num_elsewhere:
         yield f"further runs, whose ranks found another environment: {num_elsewhere}"
     if one.trend is not None:
         times_s = one.timeline.times_s()
-        ends = f"{format_seconds(min(times_s))} to {format_seconds(max(times_s))}"
+        ends = f"{units.format_seconds(min(times_s))} to {units.format_seconds(max(times_s))}"
         yield f"{_sparkline(times_s)} {ends}"
 
 
@@ -186,14 +179,15 @@ def _describe_change(change: DatedChange) -> str:
     low, high = change.interval
     where = f"between {change.before} and {change.after}"
     if change.num_commits:
-        where += f", {counted(change.num_commits, 'commit')}"
+        where += f", {units.counted(change.num_commits, 'commit')}"
     elif change.num_commits == 0:
         where += ", so not by a commit"
     accepted = "" if change.accepted is None else f", accepted: {change.accepted}"
     recovered = ", recovered since" * change.is_recovered
+    direction = "slower" if change.ratio > 1 else "faster"
     return (
-        f"{'slower' if change.ratio > 1 else 'faster'} by {format_ratio(abs(change.ratio - 1))} "
-        f"({format_change(low)} to {format_change(high)}) {where}{accepted}{recovered}"
+        f"{direction} by {units.format_ratio(abs(change.ratio - 1))} "
+        f"({units.format_change(low)} to {units.format_change(high)}) {where}{accepted}{recovered}"
     )
 
 
@@ -203,7 +197,7 @@ def _describe_drift(drift: DatedDrift) -> str:
     accepted = "" if drift.accepted is None else f", accepted: {drift.accepted}"
     return (
         f"drifts by {rate} a week ({low} to {high}), "
-        f"{format_change(drift.total_ratio)} since {drift.since}{accepted}"
+        f"{units.format_change(drift.total_ratio)} since {drift.since}{accepted}"
     )
 
 
@@ -212,7 +206,7 @@ def _advise(one: CellHistory) -> list[str]:
     for change in reversed(one.changes):
         if change.is_open and (change.num_commits or 0) > 1:
             ends = change.before, change.after
-            good, bad = (short_commit(point.commit or "") for point in ends)
+            good, bad = (units.short_commit(point.commit or "") for point in ends)
             cell = shlex.quote(one.timeline.cell)
             return [f"which commit it was: perfsuite bisect --good {good} --bad {bad} {cell}"]
     return []
