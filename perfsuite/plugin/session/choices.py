@@ -185,9 +185,8 @@ def _value(config: pytest.Config, option: Option) -> Any:
     try:
         return parse(option.default if text is None else str(text))
     except ValueError as error:
-        raise SettingError(
-            f"{name} is {text!r} ({_source(config, name)}); use {allowed}"
-        ) from error
+        source = _source(config, name)
+        raise SettingError(f"{name} is {text!r} ({source}); use {allowed}") from error
 
 
 def _source(config: pytest.Config, name: str) -> str:

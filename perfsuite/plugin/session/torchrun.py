@@ -8,7 +8,6 @@ import itertools
 import os
 import signal
 from collections.abc import Generator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
@@ -19,21 +18,12 @@ from perfsuite.errors import ExitCode, LostRankError, PerfsuiteError, WriteError
 from perfsuite.plugin import recorder
 from perfsuite.plugin.fixtures import RUNNER
 from perfsuite.plugin.output import HeldOutput, say
-from perfsuite.plugin.session.phases import PhaseOutcome, end_of
+from perfsuite.plugin.session.phases import PhaseEnd, end_of
 from perfsuite.ranks.torchrun.membership import Membership
 from perfsuite.ranks.torchrun.peers import Peers
 from perfsuite.records.cell import CellLine, Outcome, decode_line, encode_line
 from perfsuite.records.verdict import most_severe
 from perfsuite.system.files import write_atomically
-
-
-@dataclass(frozen=True, kw_only=True)
-class PhaseEnd:
-    """How a phase of a test ended on one rank and why, perhaps only because another rank failed."""
-
-    outcome: PhaseOutcome
-    text: str
-    is_consequence: bool
 
 
 class TorchrunSession:
@@ -116,12 +106,7 @@ class TorchrunSession:
         """Have a phase of a test end here as on the rank where it failed, or was skipped."""
         if self._peers is None or self.has_lost:
             return
-        outcome, text = end_of(item, report)
-        mine = PhaseEnd(
-            outcome=outcome,
-            text=text.removeprefix("Skipped: "),
-            is_consequence=isinstance(error, LostRankError),
-        )
+        mine = end_of(item, report, error)
         try:
             ends = self._peers.end_phase(mine)
         except LostRankError as lost:
@@ -133,7 +118,8 @@ class TorchrunSession:
         if rank is None or (mine.outcome == "failed" and not mine.is_consequence):
             return
         end = ends[rank]
-        text = f"rank {rank} of {self._membership.world_size} {end.outcome}: {end.text}"
+        reason = end.text.removeprefix("Skipped: ")
+        text = f"rank {rank} of {self._membership.world_size} {end.outcome}: {reason}"
         path, line_number, _ = report.location
         is_skip = end.outcome == "skipped"
         report.outcome = end.outcome
