@@ -86,10 +86,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def given(config: pytest.Config, *, overridden: Container[str] = ()) -> dict[str, str]:
-    """Return the values from the command line or else an ini file, of `overridden` ones the ini's.
-
-    Something else than the user has set the command line's value of these.
-    """
+    """Return what the command line says, else the ini file; of `overridden` ones the ini file."""
     found = {}
     for option in OPTIONS:
         value = None if option.name in overridden else config.getoption(option.flag)

@@ -1,8 +1,4 @@
-"""Options and ini values, resolved once: command line before ini file before default.
-
-Nothing below reads them. What a change itself sets in the ini file is refused where it would pass
-by its own word.
-"""
+"""Options and ini values, resolved once: command line before ini file before default."""
 
 import datetime
 import os
@@ -269,7 +265,7 @@ def _may_be_off(root: Path, top: Path, revision: str) -> bool:
     return any(one.gate for one in brought.loosenings(EVERY_CELL))
 
 
-# What comes of each setting.
+# Settings by which a change would pass by its own word, and what comes of each.
 _EFFECTS = {
     "base": "the change would say what it is compared with",
     "base-dir": "the change would say what it is compared with",

@@ -218,15 +218,21 @@ class SessionGate:
         """Give a cell that failed or was skipped here its verdict, by the report of that phase."""
         if self._first is None or not is_benchmark(item):
             return
+        name, extra_info = item.nodeid, _extra_info(item)
         if report.failed:
-            self.open_cells.pop(item.nodeid, None)
-            self._record(_failed(item.nodeid, report, error), _extra_info(item))
-        elif item.nodeid not in self._judged:  # only the pairs know whether the base has it
-            self.open_cells[item.nodeid] = _extra_info(item)
-        elif self._judged[item.nodeid].by == "identical":  # so the base skips it too
+            self.open_cells.pop(name, None)
+            phase = "" if report.when == "call" else f" in its {report.when}"
+            # A strict xfail that passed, or another plugin, can fail a test that raised nothing.
+            text = report.longreprtext if error is None else f"{type(error).__name__}: {error}"
+            reason = f"head's test failed{phase}: {text.partition(chr(10))[0]}"
+            verdict = CellVerdict(name=name, word="ERROR", by="test", reason=reason)
+            self._record(verdict, extra_info)
+        elif name not in self._judged:  # only the pairs know whether the base has it
+            self.open_cells[name] = extra_info
+        elif self._judged[name].by == "identical":  # so the base skips it too
             reason = f"skipped: {report.longreprtext.partition(chr(10))[0]}"
-            verdict = CellVerdict(name=item.nodeid, word="SKIPPED", by="test", reason=reason)
-            self._record(verdict, _extra_info(item))
+            verdict = CellVerdict(name=name, word="SKIPPED", by="test", reason=reason)
+            self._record(verdict, extra_info)
 
     def _record(self, verdict: CellVerdict, extra_info: _ExtraInfo = None) -> CellVerdict:
         """Show a verdict as it counts in the table, stamp it, keep it beside its cell's times."""
@@ -285,14 +291,6 @@ def _unknown(name: str, refusal: str | None) -> CellVerdict:
         return CellVerdict(name=name, word="NO-BASELINE", by="collection", reason=refusal)
     reason = "a launch of head with the same command line has no such cell"
     return CellVerdict(name=name, word="INVALID", by="collection", reason=reason)
-
-
-def _failed(name: str, report: pytest.TestReport, error: BaseException | None) -> CellVerdict:
-    phase = "" if report.when == "call" else f" in its {report.when}"
-    # A strict xfail that passed, or another plugin, can fail a test that raised nothing.
-    text = report.longreprtext if error is None else f"{type(error).__name__}: {error}"
-    reason = f"head's test failed{phase}: {text.partition(chr(10))[0]}"
-    return CellVerdict(name=name, word="ERROR", by="test", reason=reason)
 
 
 def _extra_info(item: Any) -> _ExtraInfo:

@@ -1,8 +1,7 @@
 """What pytest-benchmark stores of a session: whole files, stamped, and none over another.
 
 Its JSON and its saves stay its own; only how they reach the disk is replaced, and whether they may
-serve as a baseline is added. When collection has ended, its session is handed a storage of a folder
-or a URL, which is to it what it makes itself.
+serve as a baseline is added.
 """
 
 import json
