@@ -88,11 +88,9 @@ class MeasuredSession:
         if self._session is None:
             if self._torchrun is None:  # which ends all of its processes alike
                 self._signals.enter_context(ends_on_signals(_end_session))
+            choices, show = self.choices, partial(say, self._config)
             self._session = Session(
-                self.choices.policy,
-                say=partial(say, self._config),
-                num_rounds=self.choices.num_rounds,
-                wait_s=self.choices.wait_s,
+                choices.policy, say=show, num_rounds=choices.num_rounds, wait_s=choices.wait_s
             )
         return self._session
 
@@ -109,7 +107,7 @@ class MeasuredSession:
     @property
     def is_gated(self) -> bool:
         """Whether the gate compares, and not pytest-benchmark, which would take any newest file."""
-        # With --benchmark-compare-fail that compares too.
+        # With --benchmark-compare-fail pytest-benchmark compares too.
         return self._gate is not None and not self._config.getoption("benchmark_compare_fail", None)
 
     def choose_cells(self, items: list[pytest.Item]) -> None:
