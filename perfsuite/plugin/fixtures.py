@@ -219,10 +219,9 @@ def command_benchmark(request: pytest.FixtureRequest, benchmark: Any) -> Measure
     ) -> Outcome:
         from perfsuite.experiments.user_code import plan_launch
 
-        root = request.config.rootpath
         return cell.record(
             cell.session.measure_command,
-            plan_launch(command, root=root, cwd=cwd, env=env, name=name),
+            plan_launch(command, root=request.config.rootpath, cwd=cwd, env=env, name=name),
             metrics=metrics,
             num_steps=steps,
             num_warmup=warmup,

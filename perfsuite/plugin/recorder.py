@@ -18,13 +18,9 @@ _PLUGIN_NAME = "pytest-benchmark"
 _NO_STORAGE = "file://."
 _NO_COMPARISON: list[str] = []
 # The attributes of its session that make it write or compare, with values that make it do neither.
-_WRITING = {
-    "json": None,
-    "save": None,
-    "autosave": False,
-    "histogram": False,
-    "cprofile_dump": False,
-    "compare_fail": None,
+_WRITING: dict[str, bool | None] = {
+    **dict.fromkeys(("json", "save", "compare_fail"), None),
+    **dict.fromkeys(("autosave", "histogram", "cprofile_dump"), False),
 }
 
 

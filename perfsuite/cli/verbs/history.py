@@ -128,8 +128,7 @@ def _show_one(cell: str, stored: StoredHistory, smallest: float) -> CellHistory:
 def _show_refused(stored: StoredHistory) -> None:
     for refused in stored.refused[:_MOST_REFUSED]:
         typer.echo(printable(str(refused)), err=True)
-    num_more = len(stored.refused) - _MOST_REFUSED
-    if num_more > 0:
+    if (num_more := len(stored.refused) - _MOST_REFUSED) > 0:
         typer.echo(f"and {num_more} more; see 'perfsuite baseline list'", err=True)
     typer.echo("no stored run of this environment can be used", err=True)
 

@@ -22,10 +22,7 @@ _COMMENTS = ".github/workflows/performance-comment.yml"
 # pytest takes its configuration from the first file that has one of these sections (pytest's
 # documentation, "Configuration file formats").
 _PYTEST_SECTIONS = {
-    "pytest.toml": ("pytest",),
-    ".pytest.toml": ("pytest",),
-    "pytest.ini": ("pytest",),
-    ".pytest.ini": ("pytest",),
+    **dict.fromkeys(("pytest.toml", ".pytest.toml", "pytest.ini", ".pytest.ini"), ("pytest",)),
     "pyproject.toml": ("tool.pytest", "tool.pytest.ini_options"),
     "tox.ini": ("pytest",),
     "setup.cfg": ("tool:pytest",),

@@ -267,8 +267,7 @@ def _may_be_off(root: Path, top: Path, revision: str) -> bool:
 
 # Settings by which a change would pass by its own word, and what comes of each.
 _EFFECTS = {
-    "base": "the change would say what it is compared with",
-    "base-dir": "the change would say what it is compared with",
+    **dict.fromkeys(("base", "base-dir"), "the change would say what it is compared with"),
     "gate": "--benchmark-compare would gate nothing",
     "numerics": "no cell would be shown to compute as one process",
 }
