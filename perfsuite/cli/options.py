@@ -130,12 +130,13 @@ def takes_recipe(
 
 
 def _recipe_options() -> Iterator[inspect.Parameter]:
-    kind = inspect.Parameter.KEYWORD_ONLY
+    kind, types = inspect.Parameter.KEYWORD_ONLY, get_type_hints(Recipe)
     for name, text in _HELP.items():
         # Named in full, or typer would add a --no-... to each switch.
         option = typer.Option(f"--{name.replace('_', '-')}", help=text)
-        annotation = Annotated[get_type_hints(Recipe)[name], option]
-        yield inspect.Parameter(name, kind, default=getattr(Recipe, name), annotation=annotation)
+        yield inspect.Parameter(
+            name, kind, default=getattr(Recipe, name), annotation=Annotated[types[name], option]
+        )
 
 
 def open_session(

@@ -292,15 +292,13 @@ class _Cell:
         """Return what `measure(*args, **how, is_timed=...)` finds, and have it recorded."""
         import msgspec
 
-        from perfsuite.plugin.session.torchrun import finished_outcome
-
         item, benchmark = self._request.node, self._benchmark
         if OUTCOME in item.stash:
             raise SettingError(
                 f"{item.nodeid} has measured a cell already, and a test has one place to store its "
                 "times; parametrize the test, or write another"
             )
-        outcome = finished_outcome(self.runner.finished, item.nodeid)
+        outcome = self.runner.finished_outcome(item.nodeid)
         if outcome is None:
             with _packing_own_modules(self._request):
                 outcome = measure(*args, **how, is_timed=recorder.is_recorded(item))

@@ -86,13 +86,12 @@ def write_starters(
 ) -> tuple[list[str], list[str]]:
     """Return which files were written and which were there; each option adds its workflow."""
     paths = [*_STARTERS, *([] if num_gpus is None else [_ON_GPUS]), *([_COMMENTS] * comments)]
-    configured = _pytest_configuration(folder)
-    if configured is None:
+    if (configured := _pytest_configuration(folder)) is not None:
+        configuration = _with_gate(folder / configured)
+    else:
         # The gate's arms import from these in any case (`import_roots`); so do other sessions.
         pythonpath = "src ." if (folder / "src").is_dir() else "."
         configured, configuration = "pytest.ini", _CONFIGURATION.format(pythonpath=pythonpath)
-    else:
-        configuration = _with_gate(folder / configured)
     written, kept = [], []
     for path in paths:
         if (folder / path).exists():
