@@ -48,12 +48,8 @@ def compare_recipes(
         raise SettingError(
             "a and b are the same recipe; say what differs, such as --b precision=amp-bf16"
         )
-    request = ComparisonRequest(
-        **cells,
-        tolerance=bounds[0],
-        limit=bounds[1],
-        budget=Budget(max_pairs=max_pairs, max_s=60 * max_minutes),
-    )
+    budget = Budget(max_pairs=max_pairs, max_s=60 * max_minutes)
+    request = ComparisonRequest(**cells, tolerance=bounds[0], limit=bounds[1], budget=budget)
     with closing(options.open_session(device)) as session:
         numerics = {name: check_numerics(session, cell).numerics for name, cell in cells.items()}
         comparison = compare(Bench(session=session, seed=seed, say=say), request)

@@ -146,8 +146,7 @@ def _known(cell: str, stored: StoredHistory) -> str:
 
 def _overview(one: CellHistory) -> Iterator[str]:
     points = one.timeline.points
-    runs = units.counted(len(points), "run")
-    yield f"{one.timeline.cell}: {runs}, {points[0]} to {points[-1]}"
+    yield f"{one.timeline.cell}: {units.counted(len(points), 'run')}, {points[0]} to {points[-1]}"
     if num_elsewhere := one.timeline.num_elsewhere:
         yield f"further runs, whose ranks found another environment: {num_elsewhere}"
     if one.trend is not None:
