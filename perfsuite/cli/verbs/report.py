@@ -24,13 +24,9 @@ from perfsuite.system.untrusted import printable
 from perfsuite.system.urls import locate
 from perfsuite.units import option_bounds
 
-Runs = Annotated[
-    list[str],
-    typer.Argument(metavar="RUN.json...", help="Files of pytest-benchmark, by path or URL."),
-]
-
 
 @explained(
+    runs="Files of pytest-benchmark, by path or URL.",
     profiles="Show its learning curve; repeatable.",
     html="Write index.html there, all else beside it.",
     markdown="For a summary or a comment.",
@@ -47,7 +43,7 @@ Runs = Annotated[
     limit="What verdicts are drawn against.",
 )
 def report(
-    runs: Runs,
+    runs: Annotated[list[str], typer.Argument(metavar="RUN.json...")],
     profiles: Annotated[list[Path] | None, typer.Option("--profile", metavar="FILE")] = None,
     html: Annotated[Path | None, typer.Option(metavar="DIR")] = None,
     markdown: Annotated[Path | None, typer.Option(metavar="FILE")] = None,
