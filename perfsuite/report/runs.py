@@ -28,17 +28,12 @@ _WHAT_TO_DO = "name a file that pytest-benchmark wrote, such as results/run.json
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """One session of benchmarks.
+    """One session of benchmarks, or the shards of one: then they are its `parts`.
 
-    Attributes:
-        machine: What it ran on, for people; None where the file does not say.
-        accepted: Names of the cells that only a reviewed exception let through.
-        rows: Its cells, in the file's order, then those that were judged and not measured.
-        num_failed: Tests that failed by themselves, cells or not.
-        missing: Cells that measured nothing and why, one line each, as far as that is known.
-        parts: The shards that were merged into it.
-        gaps: What keeps it from being a whole session, one line each.
-        remarks: Notes on what its verdicts rest on and how it was put together, one line each.
+    `rows` are its cells in the file's order, then those that were judged and not measured;
+    `accepted` names those that only a reviewed exception let through. `num_failed` tests failed by
+    themselves. A line each: `missing` cells and why, `gaps` that keep it from being a whole
+    session, and `remarks` on what its verdicts rest on.
     """
 
     path: AnyPath
@@ -55,11 +50,6 @@ class Run:
     parts: tuple[Run, ...] = ()
     gaps: tuple[str, ...] = ()
     remarks: tuple[str, ...] = ()
-
-    @property
-    def measured(self) -> tuple[Row, ...]:
-        """The cells with a time."""
-        return tuple(row for row in self.rows if row.step_time_s is not None)
 
     @property
     def unjudged(self) -> tuple[str, ...]:

@@ -9,7 +9,7 @@ from perfsuite.report.formats.html import html_page, svg_files
 from perfsuite.report.formats.latex import to_latex
 from perfsuite.report.formats.markdown import to_markdown
 from perfsuite.report.model import Report
-from perfsuite.report.scaling.tables import scaling_json
+from perfsuite.report.scaling.section import scaling_json
 from perfsuite.system.files import remove_file, write_atomically
 
 PAGE = "index.html"
