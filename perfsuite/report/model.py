@@ -18,10 +18,7 @@ from perfsuite.system.untrusted import printable
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """A report, the most severe verdicts first; sources and remarks have a line each.
-
-    What a verdict is drawn against, 0.02 = 2 %, holds where it names none itself.
-    """
+    """A report, the most severe verdicts first; sources and remarks have a line each."""
 
     summary: Summary
     rows: tuple[Row, ...]
@@ -30,6 +27,7 @@ class Report:
     advice: tuple[Advice, ...]
     sources: tuple[str, ...]
     remarks: tuple[str, ...]
+    # What a verdict is drawn against that names none itself, 0.02 = 2 %.
     tolerance: float = 0.02
     limit: float = 0.05
 

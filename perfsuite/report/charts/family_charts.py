@@ -44,9 +44,7 @@ def _workers(kind: str, family: Family) -> Picture:
         step_s, spread_s = member.step_time_s, intervals.robust_sd(member.row.rounds_s)
         points.append((float(member.value), step_s))
         error_bars.append((max(step_s - spread_s, 0.0), step_s + spread_s))
-    line = PlotLine(
-        name="step, ± its spread over rounds", points=tuple(points), error_bars=tuple(error_bars)
-    )
+    line = PlotLine(name="step, ± its spread over rounds", points=points, error_bars=error_bars)
     return draw_lines([line], kind, family.name, ("num_workers", "step"), format_seconds)
 
 

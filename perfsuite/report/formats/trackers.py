@@ -2,7 +2,7 @@
 
 TensorBoard, Weights & Biases and MLflow get a run for each cell of each file, by their own clients,
 which are optional extras: rounds and losses along the step axis, the recipe as configuration, all
-else as summary. Of the other formats each names its source.
+else as summary. The other formats have their sources beside them.
 """
 
 import contextlib
@@ -55,10 +55,7 @@ def log_to_tensorboard(runs: Sequence[Run], folder: Path) -> None:
 
 
 def log_to_wandb(runs: Sequence[Run], report: Report) -> None:
-    """Log one run for each cell of each run, and one with the files and the report.
-
-    The client's own environment variables decide whether it sends anything.
-    """
+    """Log one run for each cell of each run, and one with the files and the report."""
     wandb = import_extra("wandb", "wandb")
     with _explained(
         "--wandb", wandb.errors.Error, "log in with 'wandb login', or set WANDB_MODE=offline"
@@ -152,10 +149,8 @@ def _logged(row: Row) -> dict[int, dict[str, float]]:
 
 
 def to_bencher(report: Report) -> str:
-    """Return a benchmark for each cell; a step's bounds are its spread over rounds.
-
-    Source: bencher.dev/docs/reference/bencher-metric-format.
-    """
+    """Return a benchmark for each cell; a step's bounds are its spread over rounds."""
+    # bencher.dev/docs/reference/bencher-metric-format
     cells = {}
     for row in report.rows:
         measures = {key: {"value": value} for key, value in numbers_of(row).items()}
@@ -167,10 +162,8 @@ def to_bencher(report: Report) -> str:
 
 
 def to_action_benchmark(report: Report) -> str:
-    """Return an entry for each number of each cell that is better the smaller it is.
-
-    Source: `BenchmarkResult` in benchmark-action/github-action-benchmark, src/extract.ts.
-    """
+    """Return an entry for each number of each cell that is better the smaller it is."""
+    # `BenchmarkResult` in benchmark-action/github-action-benchmark, src/extract.ts
     entries = [
         {"name": f"{row.name} {key}", "unit": _COSTS[key], "value": value}
         for row in report.rows
@@ -181,12 +174,9 @@ def to_action_benchmark(report: Report) -> str:
 
 
 def to_hud(report: Report) -> str:
-    """Return a record for each number of each cell, for PyTorch's HUD.
-
-    The upload adds repository and commit. Source: "Benchmark results format" in pytorch/pytorch,
-    wiki page PyTorch-OSS-benchmark-infra; pytorch/test-infra, clickhouse_db_schema/
-    oss_ci_benchmark_v3.
-    """
+    """Return a record for each number of each cell; the upload adds repository and commit."""
+    # "Benchmark results format" in pytorch/pytorch, wiki page PyTorch-OSS-benchmark-infra, and
+    # pytorch/test-infra, clickhouse_db_schema/oss_ci_benchmark_v3
     records = []
     for row in report.rows:
         about = {key: str(value) for key, value in _config_of(row).items()}

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from functools import partial
 from typing import Final
 
-from perfsuite.report.charts.line_chart import PlotLine, draw_lines
+from perfsuite.report.charts.line_chart import PlotLine, draw_lines, line_of_intervals
 from perfsuite.report.charts.sections import Grid, Picture, Section, draw_each
 from perfsuite.report.rows import NOT_AVAILABLE, Column, at
 from perfsuite.report.scaling import cost_model
@@ -21,7 +21,6 @@ _MOST_ROWS: Final = 200
 
 
 def _interval_over(cell: ScaledCell) -> str | None:
-    """What the interval covers: of the cell, and of the base."""
     if cell.base is None:
         return None
     basis = "" if cell.basis == cell.base.basis else f" {cell.basis}"
@@ -96,7 +95,7 @@ def _draw_throughput(group: Sequence[ScalingSeries]) -> Picture:
     lines = [
         PlotLine(
             name=series.mode,
-            points=tuple((float(cell.num_devices), cell.samples_per_s) for cell in series.cells),
+            points=[(float(cell.num_devices), cell.samples_per_s) for cell in series.cells],
         )
         for series in group
     ]
@@ -112,14 +111,13 @@ def _draw_throughput(group: Sequence[ScalingSeries]) -> Picture:
 
 
 def _draw_efficiency(group: Sequence[ScalingSeries]) -> Picture:
-    lines: list[PlotLine] = []
-    for series in group:
-        points, error_bars = [], []
-        for cell in series.cells:
-            found = cell.efficiency or Interval(centre=1.0, low=1.0, high=1.0)
-            points.append((float(cell.num_devices), found.centre))
-            error_bars.append(found.bounds or (found.centre, found.centre))
-        lines.append(PlotLine(name=series.mode, points=tuple(points), error_bars=tuple(error_bars)))
+    of_base = Interval(centre=1.0, low=1.0, high=1.0)
+    lines = [
+        line_of_intervals(
+            series.mode, ((cell.num_devices, cell.efficiency or of_base) for cell in series.cells)
+        )
+        for series in group
+    ]
     widest = max(x for line in lines for x, _ in line.points)
     lines += [line for series in group for line in _model_lines(series)]
     is_wider = max(x for line in lines for x, _ in line.points) > widest
@@ -128,14 +126,13 @@ def _draw_efficiency(group: Sequence[ScalingSeries]) -> Picture:
 
 
 def _model_lines(series: ScalingSeries) -> Iterator[PlotLine]:
-    """What the model says of the cells, and beyond them."""
     expected = [cell.expected for cell in series.cells if cell.expected is not None]
     widest = series.cells[-1].num_devices
     found = [*expected, *(one for one in series.estimates if one.num_devices > widest)]
     for side, name in enumerate(("without overlap", "with full overlap")) if found else ():
         yield PlotLine(
             name=f"{series.mode}, estimated {name}",
-            points=tuple((float(one.num_devices), one.efficiency[side]) for one in found),
+            points=[(float(one.num_devices), one.efficiency[side]) for one in found],
             is_reference=True,
         )
 

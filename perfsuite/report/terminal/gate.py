@@ -59,8 +59,7 @@ def annotation_lines(
 ) -> Iterator[str]:
     """Yield a workflow command for each cell that failed or is undecided; none outside of GitHub.
 
-    It is an error where the verdict may end the session in red. The names of the cells count from
-    `root`.
+    It is an error where the verdict may end the session in red. Names of cells count from `root`.
     """
     if environ.get("GITHUB_ACTIONS") != "true":
         return
