@@ -190,18 +190,13 @@ class Session:
             )
         recipe.require_own_loader()
         name, packed = results.name_of(workload), pack(find_workload(workload))
+        record = functools.partial(messages.RecordRun, workload=packed, num_steps=num_steps)
         runs = {"tested": dataclasses.replace(recipe, pin_memory=False)}
         if recipe.checkpointing != "none":
             runs["twin"] = dataclasses.replace(runs["tested"], checkpointing="none")
         self._sweep_once()
         try:
-            recorded = [
-                self._request(
-                    messages.RecordRun(workload=packed, recipe=run, name=role, num_steps=num_steps),
-                    run,
-                )
-                for role, run in runs.items()
-            ]
+            recorded = [self._request(record(recipe=run, name=role)) for role, run in runs.items()]
             check = messages.CheckRun(workload=packed, recipe=recipe, num_steps=num_steps)
             checked = yield from prove(recorded, check)
         except NotExercisedError as error:
@@ -275,8 +270,7 @@ class Session:
         run: own_code.Run | None = None,
     ) -> Outcome:
         if job.user_code is None:
-            assert job.recipe is not None
-            request = self._request(job, job.recipe)
+            request = self._request(job)
         else:
             request = GroupRequest(
                 job=job,
@@ -296,7 +290,7 @@ class Session:
         self._require_timeable(recipe)
         packed = pack(find_workload(workload))
         job = messages.RunProfile(workload=packed, recipe=recipe, num_epochs=num_epochs)
-        replies = self._run_timed(self._request(job, recipe))
+        replies = self._run_timed(self._request(job))
         ranks = [cast(messages.ProfileTaken, reply) for reply in replies]
         return combine_profiles(job, results.name_of(workload), self.hardware.device, ranks)
 
@@ -309,7 +303,11 @@ class Session:
             self.hold_machine()
         return (run or self._launcher.run)(request)
 
-    def _request(self, job: messages.Job, recipe: Recipe) -> GroupRequest:
+    def _request(
+        self, job: messages.RunCell | messages.RecordRun | messages.RunProfile
+    ) -> GroupRequest:
+        recipe = job.recipe
+        assert recipe is not None
         if (reason := self._launcher.why_not_exercised(recipe)) is not None:
             raise NotExercisedError(reason)
         return GroupRequest(

@@ -50,6 +50,7 @@ def combine(
     # A user's own code may tell fewer on one rank than on another.
     losses = zip(*told, strict=job.user_code is None)
     precision = None if job.recipe is None else job.recipe.precision
+    has_replicas = job.recipe is not None and job.recipe.plan.properties.runs_threads
     speeds, without_speed = _speeds(precision, device, ranks, step_s)
     staged = [rank.stage_rounds or rank.rounds for rank in ranks]
     own_s = own_stage_times(staged, first.num_iterations, [rank.watched_s for rank in ranks])
@@ -60,7 +61,7 @@ def combine(
         recipe=None if job.recipe is None else job.recipe.as_dict(),
         device=device,
         world_size=len(ranks),
-        num_devices=_num_devices(job.recipe, first),
+        num_devices=len(first.environment.accelerators) if has_replicas else None,
         exercised=True,
         fingerprint=None if "fingerprint" in missing else first.environment.fingerprint,
         numerics=numerics,
@@ -86,12 +87,6 @@ def combine(
         record=record,
         missing=missing,
     )
-
-
-def _num_devices(recipe: Recipe | None, rank: CellMeasured) -> int | None:
-    """Over how many accelerators the replicas of one process are spread; None without any."""
-    has_replicas = recipe is not None and recipe.plan.properties.runs_threads
-    return len(rank.environment.accelerators) if has_replicas else None
 
 
 def _why_missing(ranks: Sequence[CellMeasured], own_s: object) -> dict[str, str]:

@@ -36,14 +36,8 @@ class Advice:
 
 def advise(rows: Sequence[Row]) -> tuple[Advice, ...]:
     """Return all that the rules find, in the order of the rules."""
-    return (
-        *_slow_ranks(rows),
-        *_loading(rows),
-        *_scaling(rows),
-        *_precision(rows),
-        *_checkpointing(rows),
-        *_noise(rows),
-    )
+    rules = (_slow_ranks, _loading, _scaling, _precision, _checkpointing, _noise)
+    return tuple(advice for rule in rules for advice in rule(rows))
 
 
 def is_slower(slow: Row, fast: Row, times_s: tuple[float, float] | None = None) -> bool:

@@ -59,7 +59,6 @@ def draw_each(
     for number, thing in enumerate(things):
         if len(drawn) == MOST_CHARTS:
             return tuple(drawn), len(things) - number
-        picture = draw_one(thing)
-        if picture is not None:
+        if (picture := draw_one(thing)) is not None:
             drawn.append(picture)
     return tuple(drawn), 0

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 # The pictures come after what most people look at.
-_PICTURES_AT: Final = 1 + COLUMNS.index(*columns_of("peak_bytes"))
+_PICTURES_AT: Final = 1 + COLUMNS.index(columns_of("peak_bytes")[0])
 _COLUMNS: Final[tuple[Column[Row], ...]] = (
     *COLUMNS[:_PICTURES_AT],
     Column("stages", "stages", sparklines.draw_stages, is_number=False),

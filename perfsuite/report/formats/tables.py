@@ -93,9 +93,7 @@ def escape_formula(value: object) -> object:
 def to_latex(report: Report) -> str:
     """Return a booktabs tabular with a row for each cell, which the workload names."""
     has_plain = any(row.record is None for row in report.rows)
-    columns = filled(
-        [column for column in _IN_PAPER if has_plain or column.key != "cell"], report.rows
-    )
+    columns = filled([one for one in _IN_PAPER if has_plain or one.key != "cell"], report.rows)
     alignment = "".join("r" if column.is_number else "l" for column in columns)
     lines = [
         "% needs \\usepackage[T1]{fontenc}, \\usepackage{textcomp} and \\usepackage{booktabs}",

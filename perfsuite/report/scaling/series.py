@@ -175,8 +175,11 @@ def describe_scaling(rows: Sequence[Row]) -> Scaling:
 def _cells(rows: Sequence[Row]) -> Iterator[ScaledCell]:
     groups: dict[tuple[int, tuple[object, ...]], list[Row]] = {}
     for row in rows:
-        batch_size = _global_batch_size(row)
-        if batch_size is not None and row.recipe is not None and not _shares_a_device(row):
+        batch_size, record, recipe = _global_batch_size(row), row.record, row.recipe
+        if batch_size is None or record is None or recipe is None:
+            continue
+        # Replicas that follow one another on a device are no scaling.
+        if record.num_devices is None or record.num_devices >= recipe.plan.size:
             groups.setdefault((batch_size, shared_fields(row, "micro_batch_size")), []).append(row)
     for (batch_size, _), launched in groups.items():
         recipe = launched[0].recipe
@@ -190,12 +193,6 @@ def _cells(rows: Sequence[Row]) -> Iterator[ScaledCell]:
             samples_s=times_s if has_many else launched[0].rounds_s or times_s,
             basis="launches" if has_many else "rounds",
         )
-
-
-def _shares_a_device(row: Row) -> bool:
-    """Whether replicas follow one another on a device, which is no scaling."""
-    num_devices = None if row.record is None else row.record.num_devices
-    return num_devices is not None and row.recipe is not None and num_devices < row.recipe.plan.size
 
 
 def _global_batch_size(row: Row) -> int | None:
