@@ -227,7 +227,7 @@ class Session:
         is_timed: bool = True,
         **code: Any,
     ) -> Outcome:
-        """Measure the loop that a function is, or the step that it builds, after its comparison."""
+        """Measure a loop, or the step that a function builds, first held to a reference."""
         argument = "build_step" if kind == "step" else "train"
         user_code = own_code.plan_function(argument, function, kind=kind, **code)
         if (needs := what_ranks_need(user_code.world_size, self.hardware)) is not None:

@@ -86,7 +86,7 @@ def name_of(words: Sequence[str], folder: Path) -> str:
 def plan_command(
     launch: CommandLaunch, *, metrics: Any = None, **code: Any
 ) -> tuple[UserCode, Run]:
-    """Return the code of a command, and what runs it; `metrics` tell of its log of step times."""
+    """Return the code of a command, and what runs it; `metrics` say where it logs its steps."""
     user_code = UserCode(name=launch.name, function=b"", kind="command", **code)
     if metrics is None:
         return user_code, partial(run_command, launch=launch)

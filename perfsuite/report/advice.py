@@ -41,7 +41,7 @@ def advise(rows: Sequence[Row]) -> tuple[Advice, ...]:
 
 
 def is_slower(slow: Row, fast: Row, times_s: tuple[float, float] | None = None) -> bool:
-    """Whether one cell takes longer than another, beyond noise; `times_s` replaces their steps."""
+    """Whether one cell takes longer than another, beyond noise; `times_s` are of equal work."""
     if slow.spread_ratio is None or fast.spread_ratio is None:  # with fewer than two rounds
         return False
     slow_s, fast_s = times_s or (slow.step_time_s or 0.0, fast.step_time_s or 0.0)

@@ -81,7 +81,7 @@ def read_runs(paths: Sequence[AnyPath]) -> tuple[Run, ...]:
 
 
 def rows_of(runs: Sequence[Run]) -> tuple[Row, ...]:
-    """Return every cell as its newest run has it, the last, with what earlier runs measured."""
+    """Return every cell as its newest run, the last, has it, with what earlier runs measured."""
     newest: dict[str, Run] = {}
     measured: dict[tuple[str, str | None], list[HistoryPoint]] = {}
     for run in runs:
