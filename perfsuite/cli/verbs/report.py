@@ -80,8 +80,8 @@ def report(
     if html is not None:
         write_folder(made, html)
         typer.echo(f"written to {html / PAGE}")
-    files = {to_markdown: markdown, to_latex: latex, to_csv: csv, trackers.to_hud: hud}
-    files |= {trackers.to_bencher: bencher, trackers.to_action_benchmark: github_action_benchmark}
+    files = {to_markdown: markdown, to_latex: latex, to_csv: csv, trackers.to_bencher: bencher}
+    files |= {trackers.to_hud: hud, trackers.to_action_benchmark: github_action_benchmark}
     for write, path in files.items():
         if path is not None:
             write_atomically(path, write(made).encode())
