@@ -232,10 +232,11 @@ def own_stage_times(
             of_stage = totals.setdefault(together[0][0], [0.0] * len(ranks))
             for rank, (_, start, end) in enumerate(together):
                 of_stage[rank] += min(end - start, progress_s)
-    num_steps, watched = num_rounds * num_iterations, list(zip(*watched_by_rank, strict=True))
+    num_steps = num_rounds * num_iterations
     own_s = {}
     for name, of_stage in totals.items():
         times_s = [max(0.0, seconds) / num_steps for seconds in of_stage]
+        watched = zip(*watched_by_rank, strict=True)
         inside = [[one.get(name, (0.0, 0.0)) for one in ranks] for ranks in watched]
         own_s[name] = _without_waiting_inside(times_s, inside)
     return own_s or None
