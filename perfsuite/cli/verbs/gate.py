@@ -25,8 +25,7 @@ from perfsuite.records.run_file import StoredRun, Unusable, read_run
 from perfsuite.report.formats.markdown import to_markdown
 from perfsuite.report.model import report_on_verdicts
 from perfsuite.report.summary import explanation_text
-from perfsuite.report.terminal.annotations import annotation_lines
-from perfsuite.report.terminal.gate import verdict_lines
+from perfsuite.report.terminal.gate import annotation_lines, verdict_lines
 from perfsuite.stats.sequential import DEFAULT_MAX_PAIRS
 from perfsuite.system.files import check_writable, write_atomically
 from perfsuite.system.untrusted import printable

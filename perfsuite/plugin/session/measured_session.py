@@ -25,8 +25,7 @@ from perfsuite.records.cell import CellLine, Outcome, encode_line
 from perfsuite.records.verdict import CellVerdict
 from perfsuite.report.rows import not_exercised_lines, slow_rank_lines
 from perfsuite.report.summary import verdict_sentence
-from perfsuite.report.terminal.annotations import annotation_lines
-from perfsuite.report.terminal.gate import verdict_lines
+from perfsuite.report.terminal.gate import annotation_lines, verdict_lines
 from perfsuite.report.terminal.tables import progress_line, terminal_table
 from perfsuite.system.files import append_line, write_atomically
 from perfsuite.system.signals import ends_on_signals, ignores_ctrl_c, shell_exit_code
