@@ -78,13 +78,9 @@ def _check_own_loader(case: Case) -> EquivalenceRow:
 class DataEvidence:
     """What the check judges.
 
-    Attributes:
-        epochs: For each epoch, from the first, and each shard the dataset's indices (S, B) as its
-            ranks drew them; a single epoch where all have the same order.
-        num_samples: Of the dataset.
-        seen: For each shard, the first batches that its ranks saw.
-        expected: The batches of the drawn indices as one process loads them, at least as many; None
-            where random numbers decide.
+    `epochs` has the indices (S, B) that the ranks of each shard drew; a single epoch where all have
+    the same order. `seen` has the first batches of each shard, and `expected` at least as many that
+    one process loads; None where random numbers decide.
     """
 
     epochs: list[list[Tensor]]
@@ -115,13 +111,17 @@ def gather_evidence(case: Case) -> DataEvidence:
 
 
 def _load_expected(dataset: Any, case: Case) -> list[list[Any]] | None:
+    # Directly from the dataset, so that no mistake of a loader is on both sides.
+    fetch_all = getattr(dataset, "__getitems__", None)
+    fetch = fetch_all or (lambda indices: [dataset[index] for index in indices])
+
     def load(shard: int, num_batches: int, seed: int) -> tuple[list[Any], bool]:
         """The first batches of a shard, and whether the dataset drew random numbers."""
         indices = itertools.chain.from_iterable(case.trace.indices[shard])
         seed_random_numbers(seed)
         before = read_random_state(case.device)
         loaded = [
-            default_collate(_fetch(dataset, batch))
+            default_collate(list(fetch(batch)))
             for batch in itertools.islice(indices, max(num_batches, _NUM_LOADED_AGAIN))
         ]
         return loaded, bool(modules_that_drew(before, read_random_state(case.device)))
@@ -137,20 +137,8 @@ def _load_expected(dataset: Any, case: Case) -> list[list[Any]] | None:
     return None if draws or find_differences(again, expected[0], 1) else expected
 
 
-def _fetch(dataset: Any, indices: list[int]) -> list[Any]:
-    """The samples directly from the dataset, so that no mistake of a loader is on both sides."""
-    fetch_all = getattr(dataset, "__getitems__", None)
-    if fetch_all is not None:
-        return list(fetch_all(indices))
-    return [dataset[index] for index in indices]
-
-
-# A number of wrong samples, and the reason to report.
-_Mismatch = tuple[int, str]
-
-
-def _find_mismatches(evidence: DataEvidence) -> Iterator[_Mismatch]:
-    """Yield all mismatches; the first one is the one to report."""
+def _find_mismatches(evidence: DataEvidence) -> Iterator[tuple[int, str]]:
+    """Yield how many samples are wrong, and why; the first mismatch is the one to report."""
     size, num_samples = evidence.batch_size, evidence.num_samples
     for epoch, shards in enumerate(evidence.epochs, start=1):
         indices = torch.cat([shard.flatten() for shard in shards])
@@ -189,7 +177,9 @@ def _find_mismatches(evidence: DataEvidence) -> Iterator[_Mismatch]:
         yield from _find_wrong_batches(evidence, evidence.expected)
 
 
-def _find_wrong_batches(evidence: DataEvidence, expected: list[list[Any]]) -> Iterator[_Mismatch]:
+def _find_wrong_batches(
+    evidence: DataEvidence, expected: list[list[Any]]
+) -> Iterator[tuple[int, str]]:
     found = [
         (shard, *difference)
         for shard, (batches, theirs) in enumerate(zip(evidence.seen, expected, strict=True))
@@ -200,11 +190,9 @@ def _find_wrong_batches(evidence: DataEvidence, expected: list[list[Any]]) -> It
     shard, index, place, num_samples = found[0]
     batch = evidence.seen[shard][index]
     of_shards = [n for n, theirs in enumerate(expected) if n != shard and is_among(batch, theirs)]
-    cause = (
-        f"the loader does not know its rank, for shard {of_shards[0]} has this batch"
-        if of_shards
-        else "another order or dataset on the rank, or the rank or a loader worker changed it"
-    )
+    cause = "another order or dataset on the rank, or the rank or a loader worker changed it"
+    if of_shards:
+        cause = f"the loader does not know its rank, for shard {of_shards[0]} has this batch"
     yield (
         sum(difference[-1] for difference in found),
         f"batch {index + 1} on the ranks of shard {shard}: {place} differs from what one process "
@@ -246,13 +234,13 @@ def _with_sample(shard: Tensor, sample: Tensor) -> Tensor:
 
 
 def _with_flipped_bit(batch: Any) -> Any:
-    num_flipped = 0
+    is_flipped = False
 
     def flip(tensor: Tensor) -> Tensor:
-        nonlocal num_flipped
-        if num_flipped or not tensor.numel():
+        nonlocal is_flipped
+        if is_flipped or not tensor.numel():
             return tensor
-        num_flipped += 1
+        is_flipped = True
         flipped = tensor.detach().clone(memory_format=torch.contiguous_format)
         flipped.view(-1).view(torch.uint8)[0] ^= 1
         return flipped
@@ -275,7 +263,6 @@ def _describe(evidence: DataEvidence) -> Iterator[str]:
         yield f"the ranks saw bit for bit what one process loads (batches: {num_batches})"
     num_samples = evidence.num_samples
     if num_left_out := num_samples - sum(map(torch.numel, shards)):
-        share = (
-            f"{num_left_out} of {num_samples} samples ({format_ratio(num_left_out / num_samples)})"
-        )
-        yield f"bias: each training epoch leaves out {share}"
+        share = format_ratio(num_left_out / num_samples)
+        left_out = f"{num_left_out} of {num_samples} samples ({share})"
+        yield f"bias: each training epoch leaves out {left_out}"

@@ -40,7 +40,8 @@ def check_reduction(case: Case) -> Proof | str:
     reference = case.reference()
     layers = [one for one in reference.trainer.module.modules() if one.training]
     is_synchronised = any(isinstance(layer, nn.SyncBatchNorm) for layer in layers)
-    if is_synchronised and recipe.plan.data_parallel_size > 1:
+    is_divided = recipe.plan.data_parallel_size > 1
+    if is_synchronised and is_divided:
         return "SyncBatchNorm: a rank's gradient is no function of its shard alone"
     proof = Proof(check="T0", on_bug=case.on_step)
     reduce = _reduction(case, reference)
@@ -51,10 +52,8 @@ def check_reduction(case: Case) -> Proof | str:
         case.on_step()
         passes = _run_shards(reference, step, recipe)
         # The ranks of a pipeline share a batch, and each draws for its stages.
-        if recipe.plan.data_parallel_size == 1:
-            reason = passes[0].why_not_repeated(by_several=True)
-            if reason is not None:
-                return reason
+        if not is_divided and (reason := passes[0].why_not_repeated(by_several=True)) is not None:
+            return reason
         shares = [one.gradients for one in passes]
         expected = reduce(shares)
         limit = _limit(step.gradients, case)
@@ -118,25 +117,21 @@ def _run_shard(
     reference: Reference, step: Step, index: int, recipe: Recipe, *, draws_anew: bool = False
 ) -> Pass:
     reference.load(step.before)
-    return reference.run(
-        step.shards[index],
-        scale=step.scale,
-        num_chunks=recipe.plan.num_chunks,
-        draws_anew=draws_anew,
-    )
+    shard, num_chunks = step.shards[index], recipe.plan.num_chunks
+    return reference.run(shard, scale=step.scale, num_chunks=num_chunks, draws_anew=draws_anew)
 
 
 def _compare(
     step: Step, number: int, passes: Sequence[Pass], expected: Tensors, limit: Limit
 ) -> list[comparison.Discrepancy]:
     # Rank 0 saw the first shard. A buffer that a rank does not have is not compared.
-    wrong = [
+    wrong = (
         f"shard {index}: {one.wrong_draw}" if len(passes) > 1 else one.wrong_draw
         for index, one in enumerate(passes)
         if one.wrong_draw is not None
-    ]
+    )
     return [
-        *comparison.judge_draws(next(iter(wrong), None), number),
+        *comparison.judge_draws(next(wrong, None), number),
         *comparison.judge_losses(step.losses, [one.loss for one in passes], number, limit),
         *_judge(step.gradients, expected, number, limit),
         *comparison.judge("buffer", step.buffers, passes[0].buffers, number, limit),
@@ -175,8 +170,8 @@ def _bugs(
 
 def _limit(gradients: Tensors, case: Case) -> Limit:
     dtypes = {gradient.dtype for gradient in gradients.values()}
-    if case.recipe.comm_hook in _HOOK_DTYPES:
-        dtypes.add(_HOOK_DTYPES[case.recipe.comm_hook])
+    if (hook_dtype := _HOOK_DTYPES.get(case.recipe.comm_hook)) is not None:
+        dtypes.add(hook_dtype)
     is_ordered = not case.trace.sparse
     low = PRECISION_POLICIES[case.recipe.precision].autocast_dtype
     if case.recipe.plan.properties.cuts_model and low is not None:

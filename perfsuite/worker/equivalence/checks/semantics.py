@@ -7,10 +7,11 @@ a parallel path a different computation.
 """
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 
 import torch
 
@@ -22,15 +23,9 @@ from perfsuite.worker.equivalence.comparison import Tensors, scaled
 from perfsuite.worker.equivalence.limits import Limit, is_low_precision
 from perfsuite.worker.equivalence.planted_bugs import Bug
 from perfsuite.worker.equivalence.proof import Case, Proof
+from perfsuite.worker.equivalence.references import single_process
 from perfsuite.worker.equivalence.references.averaging import average
-from perfsuite.worker.equivalence.references.single_process import (
-    Pass,
-    Reference,
-    UnjoinableError,
-    UnrepeatableError,
-    one_batch,
-    slice_batch,
-)
+from perfsuite.worker.equivalence.references.single_process import Pass, Reference
 from perfsuite.worker.equivalence.trace.trace import MicroBatch, Step
 from perfsuite.worker.measure.device import is_accelerator
 from perfsuite.worker.training.batches import num_samples
@@ -45,14 +40,14 @@ def check_semantics(case: Case) -> Proof | EquivalenceRow | str:
     for number, step in enumerate(case.trace.steps, start=1):
         case.on_step()
         if recipe.comm_hook != "none":
-            compressed = step.gradients
-            step = dataclasses.replace(step, gradients=references.average_uncompressed(step))
-            losses.append(comparison.measure_errors(compressed, step.gradients).total)
+            uncompressed = references.average_uncompressed(step)
+            losses.append(comparison.measure_errors(step.gradients, uncompressed).total)
+            step = dataclasses.replace(step, gradients=uncompressed)
         try:
             expected, evidence = _judge(references, step, number)
-        except UnrepeatableError as error:
+        except single_process.UnrepeatableError as error:
             return EquivalenceRow.of(recipe, proof.check, "not exercised", str(error))
-        except UnjoinableError as error:
+        except single_process.UnjoinableError as error:
             return str(error)
         if expected.is_too_coarse:
             off = f"plain float32 is off by {expected.errors.total:.1e} here"
@@ -90,7 +85,7 @@ class _Expected(ExpectedStep):
     truth: Pass
     plain: Pass
 
-    @property
+    @cached_property
     def buffer_limit(self) -> Limit:
         """From the errors of the plain pass: a mean near 0 is off by more than all together."""
         errors = comparison.measure_buffer_errors(self.plain.buffers, self.truth.buffers)
@@ -120,8 +115,9 @@ class _References:
         Without `with_plain` the truth stands for both, where T1 can do with its smallest limit.
         """
         recipe, device = self.case.recipe, self.case.device
-        micro_batches = [micro_batch for shard in step.shards for micro_batch in shard]
-        batch = one_batch(micro_batches, heads_first=self.heads_first)
+        batch = single_process.one_batch(
+            [*itertools.chain(*step.shards)], heads_first=self.heads_first
+        )
         by_several = recipe.plan.properties.cuts_model or len(batch.draws or ()) > 1
         plain = None
         if with_plain or is_low_precision(recipe) or is_accelerator(device):
@@ -132,12 +128,12 @@ class _References:
             if batch.draws is not None and plain.wrong_draw is None:
                 batch = dataclasses.replace(batch, draws=[plain.draws])
             if (reason := self._why_parts_draw(plain)) is not None:
-                raise UnrepeatableError(reason)
+                raise single_process.UnrepeatableError(reason)
         truth = self._find_truth(step, batch)
         plain = plain or truth
         for one in (plain, truth):
             if (reason := one.why_not_repeated(by_several=by_several)) is not None:
-                raise UnrepeatableError(reason)
+                raise single_process.UnrepeatableError(reason)
         return _Expected(recipe=recipe, number=number, truth=truth, plain=plain, batch=batch)
 
     def _why_parts_draw(self, plain: Pass) -> str | None:
@@ -152,14 +148,16 @@ class _References:
     def average_uncompressed(self, step: Step) -> Tensors:
         """The gradients of a step if nothing compressed their reduction, scaled as recorded."""
         self.plain.load(step.before)
-        return average([part for shard in _parts(self.plain, step) for part in shard], "none")
+        return average([*itertools.chain(*_parts(self.plain, step))], "none")
 
     def _find_truth(self, step: Step, batch: MicroBatch) -> Pass:
         self.truth.load(step.before)
         try:
             return self.truth.run([batch])
         except torch.OutOfMemoryError as error:
-            raise UnjoinableError(f"no room for the float64 reference ({error})") from error
+            raise single_process.UnjoinableError(
+                f"no room for the float64 reference ({error})"
+            ) from error
         except RuntimeError as error:
             # After an error of its own a GPU refuses everything.
             if self.notes or "CUDA error" in str(error):
@@ -188,8 +186,7 @@ def _judge(
         if all(one.is_within for one in found):
             return reordered, found
         references.heads_first = False
-    lacks_plain = expected.plain is expected.truth
-    if lacks_plain and not all(one.is_within for one in evidence):
+    if expected.plain is expected.truth and not all(one.is_within for one in evidence):
         expected = references.compute(step, number)
         evidence = _judge_step(step, expected)
     return expected, evidence
@@ -227,7 +224,9 @@ def _bugs(references: _References, step: Step, expected: _Expected) -> Iterator[
         (references.truth, expected.truth) if is_low else (references.plain, expected.plain)
     )
     if size > 1:
-        half = scaled(reference.run([slice_batch(expected.batch, 0, size // 2)]).gradients, 1)
+        half = scaled(
+            reference.run([single_process.slice_batch(expected.batch, 0, size // 2)]).gradients, 1
+        )
         yield planted_bugs.lost_samples(half)
     if right.draws:
         anew = reference.run([expected.batch], draws_anew=True).gradients
@@ -244,7 +243,7 @@ def _hypotheses(plain: Reference, step: Step, expected: _Expected) -> Iterator[B
     share = 1 / sum(map(len, step.shards))
     yield planted_bugs.summed_loss(scaled(expected.plain.gradients, share))
     parts = [[scaled(part, 1 / step.scale) for part in shard] for shard in _parts(plain, step)]
-    yield planted_bugs.mean_of_means(average([part for shard in parts for part in shard], "none"))
+    yield planted_bugs.mean_of_means(average([*itertools.chain(*parts)], "none"))
     num_steps = len(step.shards[0])
     for which, kept in (("first", slice(1, None)), ("last", slice(None, -1))):
         left = [part for shard in parts for part in shard[kept]]
@@ -280,12 +279,9 @@ def _why_vacuous(references: _References, step: Step, expected: _Expected) -> It
     finer = "amp-bf16" if recipe.has_float8 else "fp32"
     reference = references.build(finer)
     reference.load(step.before)
+    paths = reference.run([expected.batch]).gradients, scaled(step.gradients, 1 / step.scale)
     finer_error, error = (
-        comparison.measure_errors(gradients, expected.truth.gradients).total
-        for gradients in (
-            reference.run([expected.batch]).gradients,
-            scaled(step.gradients, 1 / step.scale),
-        )
+        comparison.measure_errors(gradients, expected.truth.gradients).total for gradients in paths
     )
     if error <= limits.LOW_PRECISION_RATIO * finer_error:
         yield (
@@ -302,7 +298,7 @@ def _find_cause(
 ) -> str | None:
     if (batchnorm := diagnosis.explain_batchnorm(references.truth.trainer.module)) is not None:
         return batchnorm
-    case = references.case
+    case, plan = references.case, references.case.recipe.plan
     if discrepancy.what == "buffer":
         if case.recipe.grad_accumulation_steps > 1:
             return "the forward pass changes a buffer, once for each micro-batch"
@@ -314,9 +310,7 @@ def _find_cause(
     expected = expected_of_first if is_first else references.compute(step, discrepancy.step)
     references.plain.load(step.before)
     hypotheses = [*_hypotheses(references.plain, step, expected), *(bugs if is_first else ())]
-    tested = scaled(step.gradients, 1 / step.scale)
-    plan = case.recipe.plan
-    right = expected.plain.gradients
+    tested, right = scaled(step.gradients, 1 / step.scale), expected.plain.gradients
     if plan.axes and (cause := diagnosis.explain_parts(tested, right, plan)):
         return cause
     return diagnosis.explain_gradients(tested, right, hypotheses)

@@ -121,9 +121,8 @@ class PowerSGD:
             for gradient in gradients:
                 gradient.copy_(mean)
 
-        self._lost[index] = [
-            own - bucket.memory for own, bucket in zip(whole, buckets, strict=True)
-        ]
+        pairs = zip(whole, buckets, strict=True)
+        self._lost[index] = [own - bucket.memory for own, bucket in pairs]
 
     def _draw_q(self, bucket: _Bucket) -> Tensor:
         generator = torch.Generator().manual_seed(int(self._random.randint(_NUM_SEEDS)))
@@ -192,6 +191,5 @@ def _columns(vector: Tensor, matrices: Sequence[Tensor]) -> list[Tensor]:
 
 
 def _normalize(columns: Sequence[Tensor]) -> None:
-    # Which orthogonalizes a matrix of one column.
-    for column in columns:
+    for column in columns:  # which orthogonalizes a matrix of one column
         column /= torch.linalg.vector_norm(column, dim=1, keepdim=True)

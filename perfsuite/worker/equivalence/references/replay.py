@@ -24,11 +24,9 @@ class Replay(DrawMode):  # type: ignore[no-untyped-call]
     sees the samples from the first up to the second of the third in `rows`. One dimension may hold
     both the samples and the heads of attention: with `heads_first` sample by sample for each head.
 
-    Attributes:
-        has_heads: Whether a dimension of several parts held more than their samples.
-        given: The draws of the whole batch, as they were given out.
-        wrong: How the run's draws differ from what one process draws; the first says most.
-        unknown: Why the run's draws cannot be given out to this pass.
+    Afterwards `has_heads` says whether a dimension of several parts held more than their samples,
+    `given` what was drawn for the whole batch, `wrong` how the run's draws differ from what one
+    process draws, the most telling first, and `unknown` why they cannot be given to this pass.
     """
 
     def __init__(

@@ -31,14 +31,11 @@ _BOUNDS = frozenset({"n", "high", "to"})
 
 @dataclass(frozen=True, kw_only=True)
 class Draw:
-    """What one call of an operator drew.
+    """What one call of an operator, such as "aten.bernoulli_", drew.
 
-    Attributes:
-        operator: Its name, such as "aten.bernoulli_".
-        arguments: Its floating arguments: a probability, a mean.
-        bound: What the integers that it draws are below; None where it draws no integers.
-        values: On the CPU, masks as booleans; None where the operator keeps them to itself.
-        stage: The stage of a pipeline that called it; 0 where the model is whole.
+    `arguments` are its floating ones: a probability, a mean. Integers that it draws are below
+    `bound`. `values` are on the CPU, masks as booleans; None where the operator keeps them to
+    itself. `stage` is that of the pipeline, 0 where the model is whole.
     """
 
     operator: str
