@@ -1,11 +1,12 @@
 """Whether the ranks see the right data: each sample once, in a new order each epoch.
 
-Judges the indices that the ranks' samplers draw, and the first few batches themselves. S batches of
-an epoch on a shard, B samples each.
+Judges the indices that the ranks' samplers draw, and the first few batches themselves: pairs
+(inputs, target) of nested containers, as `default_collate` makes them. S batches of an epoch on a
+shard, B samples each.
 """
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -18,8 +19,8 @@ from perfsuite.records.equivalence import EquivalenceRow, NumericsStatus
 from perfsuite.units import format_ratio
 from perfsuite.worker.equivalence.planted_bugs import describe_missed
 from perfsuite.worker.equivalence.proof import Case
-from perfsuite.worker.equivalence.trace.batch_difference import find_differences, is_among
 from perfsuite.worker.equivalence.trace.draws import modules_that_drew, read_random_state
+from perfsuite.worker.equivalence.trace.trace import Step
 from perfsuite.worker.training.batches import map_tensors
 from perfsuite.worker.training.build import seed_random_numbers
 
@@ -266,3 +267,74 @@ def _describe(evidence: DataEvidence) -> Iterator[str]:
         share = format_ratio(num_left_out / num_samples)
         left_out = f"{num_left_out} of {num_samples} samples ({share})"
         yield f"bias: each training epoch leaves out {left_out}"
+
+
+def find_differences(
+    batches: Sequence[Any], expected: Sequence[Any], batch_size: int
+) -> list[tuple[int, str, int]]:
+    """Return the index of each batch that differs, its first such part, how many samples.
+
+    More may be expected than there is. A list may equal a tuple.
+    """
+    differences = []
+    for index, (batch, theirs) in enumerate(zip(batches, expected, strict=False)):
+        wrong = _wrong_parts(batch, theirs, batch_size)
+        if wrong:
+            num_samples = int(torch.stack(list(wrong.values())).any(dim=0).sum())
+            differences.append((index, next(iter(wrong)), num_samples))
+    return differences
+
+
+def is_among(batch: Any, batches: Iterable[Any]) -> bool:
+    """Whether a batch is one of these, bit for bit."""
+    return any(not _wrong_parts(batch, one, 1) for one in batches)
+
+
+def have_equal_shards(step: Step) -> bool:
+    """Whether two shards hold the same samples, so that their mean changes nothing."""
+    return any(
+        len(one) == len(other)
+        and all(is_among(a.batch, [b.batch]) for a, b in zip(one, other, strict=True))
+        for one, other in itertools.combinations(step.shards, 2)
+    )
+
+
+def _wrong_parts(batch: Any, expected: Any, batch_size: int) -> dict[str, Tensor]:
+    """For each part that differs, which samples do (B,)."""
+    ours, theirs = (
+        dict([*_parts(inputs, "inputs"), *_parts(target, "target")])
+        for inputs, target in (batch, expected)
+    )
+    if ours.keys() != theirs.keys():
+        return {"the structure": torch.ones(batch_size, dtype=torch.bool)}
+    wrong = {place: _wrong_samples(ours[place], theirs[place], batch_size) for place in theirs}
+    return {place: samples for place, samples in wrong.items() if samples.any()}
+
+
+def _parts(value: Any, place: str) -> Iterator[tuple[str, Any]]:
+    """Each tensor, string and number in nested containers, with its place."""
+    if isinstance(value, Mapping):
+        for key, part in value.items():
+            yield from _parts(part, f"{place}[{key!r}]")
+    elif isinstance(value, list | tuple):
+        for index, part in enumerate(value):
+            yield from _parts(part, f"{place}[{index}]")
+    else:
+        yield place, value
+
+
+def _wrong_samples(ours: Any, theirs: Any, batch_size: int) -> Tensor:
+    """Which samples differ (B,); all of them where the samples cannot be separated."""
+    if isinstance(ours, Tensor) and isinstance(theirs, Tensor):
+        if (ours.dtype, ours.shape) == (theirs.dtype, theirs.shape):
+            differs = _bytes(ours) != _bytes(theirs)
+            if ours.shape[:1] == (batch_size,):
+                return differs.view(batch_size, differs.numel() // batch_size).any(dim=1)
+            return differs.any().expand(batch_size)
+        return torch.ones(batch_size, dtype=torch.bool)
+    # repr separates 0.0 from -0.0, and is the same for any nan.
+    return torch.full((batch_size,), type(ours) is not type(theirs) or repr(ours) != repr(theirs))
+
+
+def _bytes(tensor: Tensor) -> Tensor:
+    return tensor.detach().cpu().reshape(-1).view(torch.uint8)

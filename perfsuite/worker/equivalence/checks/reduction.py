@@ -14,6 +14,7 @@ from torch import nn
 
 from perfsuite.records.recipe import Recipe
 from perfsuite.worker.equivalence import comparison, planted_bugs
+from perfsuite.worker.equivalence.checks.data import have_equal_shards
 from perfsuite.worker.equivalence.comparison import Tensors
 from perfsuite.worker.equivalence.diagnosis import explain_gradients
 from perfsuite.worker.equivalence.limits import Limit, above_noise, reduction_limit
@@ -57,13 +58,20 @@ def check_reduction(case: Case) -> Proof | str:
         shares = [one.gradients for one in passes]
         expected = reduce(shares)
         limit = _limit(step.gradients, case)
-        proof.evidence += _compare(step, number, passes, expected, limit)
-        proof.plant_buffers(step.before.buffers, passes[0].buffers, limit)
+        # Rank 0 saw the first shard. A buffer that a rank does not have is not compared.
+        buffers = passes[0].buffers
+        proof.evidence += [
+            *comparison.judge_draws(_find_wrong_draw(passes), number),
+            *comparison.judge_losses(step.losses, [one.loss for one in passes], number, limit),
+            *_judge(step.gradients, expected, number, limit),
+            *comparison.judge("buffer", step.buffers, buffers, number, limit),
+        ]
+        proof.plant_buffers(step.before.buffers, buffers, limit)
         if number == 1:
             bugs = list(_bugs(reference, step, passes, expected, recipe))
             proof.plant(bugs, lambda tested: _judge(tested, expected, 1, limit))  # noqa: B023
             proof.find_cause = partial(_find_cause, case, reference, passes, expected, bugs)
-    if any(step.has_equal_shards for step in case.trace.steps):
+    if any(have_equal_shards(step) for step in case.trace.steps):
         proof.vacuous.append(
             "two ranks saw the same data, so that a missing reduction would change nothing"
         )
@@ -121,21 +129,11 @@ def _run_shard(
     return reference.run(shard, scale=step.scale, num_chunks=num_chunks, draws_anew=draws_anew)
 
 
-def _compare(
-    step: Step, number: int, passes: Sequence[Pass], expected: Tensors, limit: Limit
-) -> list[comparison.Discrepancy]:
-    # Rank 0 saw the first shard. A buffer that a rank does not have is not compared.
-    wrong = (
-        f"shard {index}: {one.wrong_draw}" if len(passes) > 1 else one.wrong_draw
-        for index, one in enumerate(passes)
-        if one.wrong_draw is not None
-    )
-    return [
-        *comparison.judge_draws(next(wrong, None), number),
-        *comparison.judge_losses(step.losses, [one.loss for one in passes], number, limit),
-        *_judge(step.gradients, expected, number, limit),
-        *comparison.judge("buffer", step.buffers, passes[0].buffers, number, limit),
-    ]
+def _find_wrong_draw(passes: Sequence[Pass]) -> str | None:
+    for index, one in enumerate(passes):
+        if one.wrong_draw is not None:
+            return f"shard {index}: {one.wrong_draw}" if len(passes) > 1 else one.wrong_draw
+    return None
 
 
 def _judge(

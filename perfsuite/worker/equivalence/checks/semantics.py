@@ -18,14 +18,21 @@ import torch
 from perfsuite.records.equivalence import EquivalenceRow, semantic_check
 from perfsuite.units import listed
 from perfsuite.worker.equivalence import comparison, diagnosis, limits, planted_bugs
+from perfsuite.worker.equivalence.checks.data import have_equal_shards
 from perfsuite.worker.equivalence.checks.expected_step import ExpectedStep
 from perfsuite.worker.equivalence.comparison import Tensors, scaled
 from perfsuite.worker.equivalence.limits import Limit, is_low_precision
 from perfsuite.worker.equivalence.planted_bugs import Bug
 from perfsuite.worker.equivalence.proof import Case, Proof
-from perfsuite.worker.equivalence.references import single_process
 from perfsuite.worker.equivalence.references.averaging import average
-from perfsuite.worker.equivalence.references.single_process import Pass, Reference
+from perfsuite.worker.equivalence.references.single_process import (
+    Pass,
+    Reference,
+    UnjoinableError,
+    UnrepeatableError,
+    one_batch,
+    slice_batch,
+)
 from perfsuite.worker.equivalence.trace.trace import MicroBatch, Step
 from perfsuite.worker.measure.device import is_accelerator
 from perfsuite.worker.training.batches import num_samples
@@ -45,9 +52,9 @@ def check_semantics(case: Case) -> Proof | EquivalenceRow | str:
             step = dataclasses.replace(step, gradients=uncompressed)
         try:
             expected, evidence = _judge(references, step, number)
-        except single_process.UnrepeatableError as error:
+        except UnrepeatableError as error:
             return EquivalenceRow.of(recipe, proof.check, "not exercised", str(error))
-        except single_process.UnjoinableError as error:
+        except UnjoinableError as error:
             return str(error)
         if expected.is_too_coarse:
             off = f"plain float32 is off by {expected.errors.total:.1e} here"
@@ -115,9 +122,7 @@ class _References:
         Without `with_plain` the truth stands for both, where T1 can do with its smallest limit.
         """
         recipe, device = self.case.recipe, self.case.device
-        batch = single_process.one_batch(
-            [*itertools.chain(*step.shards)], heads_first=self.heads_first
-        )
+        batch = one_batch([*itertools.chain(*step.shards)], heads_first=self.heads_first)
         by_several = recipe.plan.properties.cuts_model or len(batch.draws or ()) > 1
         plain = None
         if with_plain or is_low_precision(recipe) or is_accelerator(device):
@@ -128,12 +133,12 @@ class _References:
             if batch.draws is not None and plain.wrong_draw is None:
                 batch = dataclasses.replace(batch, draws=[plain.draws])
             if (reason := self._why_parts_draw(plain)) is not None:
-                raise single_process.UnrepeatableError(reason)
+                raise UnrepeatableError(reason)
         truth = self._find_truth(step, batch)
         plain = plain or truth
         for one in (plain, truth):
             if (reason := one.why_not_repeated(by_several=by_several)) is not None:
-                raise single_process.UnrepeatableError(reason)
+                raise UnrepeatableError(reason)
         return _Expected(recipe=recipe, number=number, truth=truth, plain=plain, batch=batch)
 
     def _why_parts_draw(self, plain: Pass) -> str | None:
@@ -155,9 +160,7 @@ class _References:
         try:
             return self.truth.run([batch])
         except torch.OutOfMemoryError as error:
-            raise single_process.UnjoinableError(
-                f"no room for the float64 reference ({error})"
-            ) from error
+            raise UnjoinableError(f"no room for the float64 reference ({error})") from error
         except RuntimeError as error:
             # After an error of its own a GPU refuses everything.
             if self.notes or "CUDA error" in str(error):
@@ -224,9 +227,7 @@ def _bugs(references: _References, step: Step, expected: _Expected) -> Iterator[
         (references.truth, expected.truth) if is_low else (references.plain, expected.plain)
     )
     if size > 1:
-        half = scaled(
-            reference.run([single_process.slice_batch(expected.batch, 0, size // 2)]).gradients, 1
-        )
+        half = scaled(reference.run([slice_batch(expected.batch, 0, size // 2)]).gradients, 1)
         yield planted_bugs.lost_samples(half)
     if right.draws:
         anew = reference.run([expected.batch], draws_anew=True).gradients
@@ -272,7 +273,7 @@ def _why_vacuous(references: _References, step: Step, expected: _Expected) -> It
     recipe = expected.recipe
     if expected.errors.size == 0:
         yield "all gradients are zero"
-    if recipe.plan.axes and step.has_equal_shards:
+    if recipe.plan.axes and have_equal_shards(step):
         yield "two shards hold the same data, so that a missing reduction would change nothing"
     if not is_low_precision(recipe) or math.isnan(expected.truth.loss):
         return

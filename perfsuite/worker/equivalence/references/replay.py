@@ -134,8 +134,7 @@ class Replay(DrawMode):  # type: ignore[no-untyped-call]
             )
             return None
         if axes:
-            shifted = self._shift(recorded, wanted)
-            if shifted is not None:
+            if (shifted := self._shift(recorded, wanted)) is not None:
                 self._note_alike(values)
                 return self._join(shifted, axes[0])
         elif all(torch.equal(part, values[0]) for part in values):
@@ -168,7 +167,7 @@ class Replay(DrawMode):  # type: ignore[no-untyped-call]
         return torch.cat(heads, axis + self._heads_first).flatten(axis, axis + 1)
 
     def _split(self, values: Tensor, axis: int, num_heads: int) -> Tensor:
-        """The values with the samples and their heads in dimensions of their own."""
+        """Samples and heads in dimensions of their own."""
         sizes = (num_heads, -1) if self._heads_first else (-1, num_heads)
         return torch.unflatten(values, axis, sizes)
 

@@ -3,13 +3,10 @@
 Each rank leaves a `RankTrace` in a file; `join_traces` makes one `Trace`, all tensors on the CPU.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
-import itertools
 import math
-from collections import Counter
+from collections import ChainMap, Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,7 +19,6 @@ from torch import Tensor, nn
 
 from perfsuite.worker.dtensor import is_dtensor
 from perfsuite.worker.equivalence.comparison import Discrepancy, Quantity, Tensors, relative_error
-from perfsuite.worker.equivalence.trace.batch_difference import is_among
 from perfsuite.worker.equivalence.trace.draws import Draw, RandomState, join_ranks
 
 _ALL_RANKS = "on all ranks that share a batch"
@@ -148,15 +144,6 @@ class Step:
     def mean_loss(self) -> float | None:
         """The mean over the shards; None where none is told."""
         return sum(self.losses) / len(self.losses) if self.losses else None
-
-    @property
-    def has_equal_shards(self) -> bool:
-        """Whether two shards hold the same samples, so that their mean changes nothing."""
-        return any(
-            len(one) == len(other)
-            and all(is_among(a.batch, [b.batch]) for a, b in zip(one, other, strict=True))
-            for one, other in itertools.combinations(self.shards, 2)
-        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -307,9 +294,7 @@ def _share(tensors: Tensors) -> Tensors:
     digests = {name: _digest(tensor) for name, tensor in whole.items()}
     by_rank: list[dict[str, str]] = [{} for _ in range(dist.get_world_size())]
     dist.all_gather_object(by_rank, digests)
-    firsts: dict[str, str] = {}
-    for earlier in reversed(by_rank[: dist.get_rank()]):
-        firsts |= earlier
+    firsts = ChainMap(*by_rank[: dist.get_rank()])
     return {name: one for name, one in whole.items() if firsts.get(name) != digests[name]}
 
 
