@@ -1,9 +1,7 @@
-"""Every error that a user of perfsuite can meet, as one hierarchy.
+"""Every error that a user of perfsuite can meet, as one hierarchy, and the exit codes.
 
 A message says what is wrong, the value, where it came from, what is allowed and what to do. The
-plugin and the command line print the message alone: none of these is shown with a traceback of
-ours. `ExitCode` says what a process of perfsuite ends in. What an extra installs is imported here,
-so that one sentence says which.
+plugin and the command line print it alone: none of these is shown with a traceback of ours.
 """
 
 import copyreg

@@ -1,7 +1,4 @@
-"""Seconds, bytes and ratios as people write and read them.
-
-Below the reports all is seconds, bytes and plain ratios, without "ms", "GiB" or "%".
-"""
+"""Seconds, bytes and ratios as people write and read them; only reports show "ms" or "%"."""
 
 import itertools
 import math
@@ -55,8 +52,6 @@ def option_ratio(option: str, text: str) -> float:
 
 def option_bounds(tolerance: str, limit: str) -> tuple[float, float]:
     """Return the values of --tolerance and --limit.
-
-    Raises a SettingError where the tolerance is 100 % or more, or the limit is below it.
 
     >>> option_bounds("2%", "5%")
     (0.02, 0.05)

@@ -41,10 +41,7 @@ _EXIT_INTERRUPTED = shell_exit_code(signal.SIGINT)
 
 
 def main() -> None:
-    """Run the command line; a mistake is one line and 2, what cannot be written or reached 12.
-
-    A signal ends a verb as a shell expects, in one line, and what it has begun is cleared up.
-    """
+    """Run the command line; a mistake is one line and 2, what cannot be written or reached 12."""
     try:
         with ends_on_signals():
             app()
@@ -54,9 +51,8 @@ def main() -> None:
         raise
     except PerfsuiteError as error:
         sys.stderr.write(f"perfsuite: {printable_lines(str(error))}\n")
-        sys.exit(
-            ExitCode.REFUSED if isinstance(error, StorageError | WriteError) else ExitCode.USAGE
-        )
+        is_refused = isinstance(error, StorageError | WriteError)
+        sys.exit(ExitCode.REFUSED if is_refused else ExitCode.USAGE)
 
 
 def _show_version(is_given: bool) -> None:

@@ -1,14 +1,11 @@
-"""The options that verbs share, and what they open with them.
-
-Each field of `Recipe` becomes an option, made from the field itself, so that no verb names it.
-"""
+"""The options that verbs share, those of each field of `Recipe`, and what they open with them."""
 
 import copy
 import functools
 import inspect
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Any, TypeVar, get_args, get_type_hints
@@ -110,10 +107,9 @@ def takes_recipe(
 ) -> Callable[..., None]:
     """Return a verb that takes a `recipe`, with an option for each field in its place.
 
-    `fixed` fields get no option: the verb sets them itself, and begins with these values. The verb
-    raises `RecipeError` where the options make no recipe.
+    `fixed` fields get no option: the verb sets them itself, and begins with these values.
     """
-    options = {name: option for name, option in _recipe_options().items() if name not in fixed}
+    options = {option.name: option for option in _recipe_options() if option.name not in fixed}
 
     @functools.wraps(verb)
     def with_options(**values: Any) -> None:
@@ -133,20 +129,14 @@ def takes_recipe(
     return with_options
 
 
-def _recipe_options() -> dict[str, inspect.Parameter]:
-    types = get_type_hints(Recipe)
-    return {
-        name: inspect.Parameter(
-            name,
-            inspect.Parameter.KEYWORD_ONLY,
-            default=getattr(Recipe, name),
-            # Named in full, or typer would add a --no-... to each switch.
-            annotation=Annotated[
-                types[name], typer.Option(f"--{name.replace('_', '-')}", help=text)
-            ],
+def _recipe_options() -> Iterator[inspect.Parameter]:
+    kind, types = inspect.Parameter.KEYWORD_ONLY, get_type_hints(Recipe)
+    for name, text in _HELP.items():
+        # Named in full, or typer would add a --no-... to each switch.
+        option = typer.Option(f"--{name.replace('_', '-')}", help=text)
+        yield inspect.Parameter(
+            name, kind, default=getattr(Recipe, name), annotation=Annotated[types[name], option]
         )
-        for name, text in _HELP.items()
-    }
 
 
 def open_session(
@@ -169,8 +159,7 @@ def pytest_command(paths: Sequence[str] | None, select: str | None) -> Command:
 def command_call(words: Sequence[str], given: Mapping[str, Any]) -> Command:
     """Return the call of pytest whose only cell is a command, in this folder.
 
-    `given` are arguments of `command_benchmark`. Raises a SettingError for one that is wrong, or
-    where the program is not there.
+    `given` are arguments of `command_benchmark`; a SettingError says which is wrong.
     """
     folder = Path.cwd()
     launch = plan_launch(words, root=folder, name=given.get("name"))

@@ -44,10 +44,8 @@ _BACKWARD: dict[str | None, Word] = {"FAIL": "faster", "IMPROVED": "slower"}
 class ComparisonRequest:
     """Two trainings; b is compared with a.
 
-    Attributes:
-        tolerance: A difference up to this counts as none, 0.02 = 2 %.
-        limit: "The same" is within this.
-        budget: What each of at most two judgements may cost.
+    A difference up to the tolerance counts as none, 0.02 = 2 %, and "the same" is within the limit.
+    The budget is that of each of at most two judgements.
     """
 
     a: Cell
@@ -61,11 +59,8 @@ class ComparisonRequest:
 class Comparison:
     """What the pairs came to; ratios are b / a, 1.05 = b takes 5 % longer for a sample.
 
-    Attributes:
-        interval: The bounds that decided.
-        raw: Seconds per sample of both launches of each pair, a first.
-        num_samples: Of an iteration, by "a" and "b".
-        records: Of the last launches, by "a" and "b".
+    `interval` has the bounds that decided, `raw` the seconds per sample of both launches of each
+    pair. By "a" and "b": the samples of an iteration, and the records of the last launches.
     """
 
     word: Word
@@ -86,11 +81,7 @@ class Comparison:
 
 
 def check_numerics(session: Session, cell: Cell) -> EquivalenceReport:
-    """Return the proof that a cell computes what one process would.
-
-    Raises an EquivalenceError where it does not, and a NotExercisedError where this machine would
-    measure something else.
-    """
+    """Return the proof that a cell computes what one process would, and that it was exercised."""
     report = session.require_equivalence(cell.workload, cell.recipe)
     # What a loader of the user's own gives is no question of this machine.
     missing = [row for row in report.rows if row.status == "not exercised" and row.check != "data"]
@@ -155,12 +146,8 @@ def _count_samples(bench: Bench, cell: Cell) -> int:
 
 
 def _judge(
-    bench: Bench,
-    request: ComparisonRequest,
-    cells: tuple[Cell, Cell],
-    num_samples: tuple[int, int],
+    bench: Bench, request: ComparisonRequest, cells: tuple[Cell, Cell], num_samples: tuple[int, int]
 ) -> tuple[Trial, Decision, float]:
-    """Return the trial of the second cell against the first, its decision, and its duration."""
     base, head = cells
     policy = CellPolicy(
         tolerance=request.tolerance,
@@ -168,9 +155,10 @@ def _judge(
         floor_s=0.0,  # the user asked for every difference
         num_samples=num_samples,
     )
+    device = bench.session.hardware.device
     judgement = judge(
-        _arm("base", base, bench.session.hardware.device),
-        _arm("head", head, bench.session.hardware.device),
+        _arm("base", base, device),
+        _arm("head", head, device),
         {f"{_FILE.name}::test_training": policy},
         budget=request.budget,
         seed=bench.seed,

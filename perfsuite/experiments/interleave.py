@@ -1,8 +1,4 @@
-"""Several cells measured in turn, over and over, so that the machine's drift is in all of them.
-
-One launch of each cell is a repetition; repetitions are the replicates, and the order within each
-is drawn anew. For many cells that need no verdict of the gate.
-"""
+"""Several cells measured in turn, over and over, so that the machine's drift is in all of them."""
 
 import random
 import statistics
@@ -24,7 +20,7 @@ Key = TypeVar("Key")
 ROUND_S = 0.3
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Cell:
     """What is measured: an activity of a workload, a name or "module:attribute", and its recipe."""
 
@@ -35,14 +31,13 @@ class Cell:
 
 def paired_ratio(times_s: Sequence[float], others_s: Sequence[float]) -> Interval:
     """Return where the ratio of two cells' times within a repetition lies."""
-    return geometric_interval(
-        [time_s / other_s for time_s, other_s in zip(times_s, others_s, strict=True)]
-    )
+    pairs = zip(times_s, others_s, strict=True)
+    return geometric_interval([time_s / other_s for time_s, other_s in pairs])
 
 
 @dataclass(frozen=True, kw_only=True)
 class Bench:
-    """What experiments measure with; the order of cells is drawn with the seed."""
+    """What experiments measure with; the order of cells is drawn anew for each repetition."""
 
     session: Session
     seed: int
@@ -54,10 +49,7 @@ class Bench:
         return self.session.measure_cell(workload, recipe, is_timed=False)
 
     def measure(self, cells: Mapping[Key, Cell]) -> dict[Key, list[Outcome]]:
-        """Return the outcomes of every cell, one a repetition.
-
-        The text of a key names its cell in the lines shown.
-        """
+        """Return the outcomes of every cell, one a repetition; its key names it in lines shown."""
         random_numbers = random.Random(self.seed)
         outcomes: dict[Key, list[Outcome]] = {key: [] for key in cells}
         for repetition in range(1, self.num_repetitions + 1):

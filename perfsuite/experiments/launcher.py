@@ -1,7 +1,7 @@
 """What starts the ranks of a session's groups: this process alone, or all that torchrun started."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from perfsuite.errors import PerfsuiteError
 from perfsuite.ranks.group import run_group
@@ -19,6 +19,7 @@ class LocalLauncher:
 
     def __init__(self, hardware: Hardware, lock: TimingLock) -> None:
         self.hardware = hardware
+        self.run: Callable[[GroupRequest], list[Reply]] = run_group
         self._lock = lock
 
     def hold_machine(self) -> None:
@@ -29,10 +30,6 @@ class LocalLauncher:
         """Return why the ranks would measure something else than the recipe, None if not."""
         return why_not_exercised(recipe, self.hardware)
 
-    def run(self, request: GroupRequest) -> list[Reply]:
-        """Run a group that this process forks."""
-        return run_group(request)
-
 
 class TorchrunLauncher(LocalLauncher):
     """This process and its peers start one rank each; they call every method in the same order."""
@@ -41,16 +38,14 @@ class TorchrunLauncher(LocalLauncher):
         self, hardware: Hardware, lock: TimingLock, peers: Peers, gpus: Sequence[str]
     ) -> None:
         """Gather the places of all peers; `gpus` are the UUIDs of those that this process sees."""
-        self._topology = Topology(tuple(peers.gather("topology", read_place(lock.folder, gpus))))
+        there = Topology(tuple(peers.gather("topology", read_place(lock.folder, gpus))))
+        num_gpus, num_cores = there.num_gpus, there.num_cores
         super().__init__(
-            dataclasses.replace(
-                hardware, num_gpus=self._topology.num_gpus, num_cores=self._topology.num_cores
-            ),
-            lock,
+            dataclasses.replace(hardware, num_gpus=num_gpus, num_cores=num_cores), lock
         )
-        self._peers = peers
+        self.run = MultiHostGroups(peers, there).run
+        self._topology, self._peers = there, peers
         self._holds_machines = False
-        self.run = MultiHostGroups(peers, self._topology).run  # type: ignore[method-assign]
 
     def hold_machine(self) -> None:
         """Take every machine's lock, each by the first of the ranks that share it."""

@@ -16,9 +16,7 @@ def combine_profiles(
     """Return one profile from what all ranks saw, and the profiler's output.
 
     Times are the slowest rank's alone, so that its stages add up to its wall time: the largest of
-    each stage over ranks would add up to more than any rank spent. Losses are means over the ranks
-    that hold one, right answers are summed, and `torch.profiler` ran on rank 0. `ranks` is in rank
-    order, and `name` the workload's.
+    each stage over ranks would add up to more than any rank spent. `torch.profiler` ran on rank 0.
     """
     slowest = max(ranks, key=lambda rank: sum(epoch.duration_s for epoch in rank.epochs))
     output = ranks[0].output
@@ -60,7 +58,6 @@ def combine_profiles(
 
 
 def _stages(taken: RankEpoch) -> ProfileStages:
-    """Return the five stages of one epoch, which add up to its duration."""
     spent = taken.stages_s
     load, forward, backward = (spent.get(name, 0.0) for name in ("load", "forward", "backward"))
     evaluation = spent.get("evaluation")
@@ -83,13 +80,11 @@ def _sum_stages(stages: Sequence[ProfileStages]) -> ProfileStages:
 
 
 def _mean_losses(ranks: Sequence[RankEpoch]) -> list[float]:
-    """Return the mean loss of each step over the ranks that hold one."""
     held = [rank.losses for rank in ranks if rank.losses]
     return [sum(losses) / len(losses) for losses in zip(*held, strict=True)]
 
 
 def _first_non_finite(by_epoch: Sequence[Sequence[RankEpoch]]) -> Iterator[NonFinite]:
-    """Yield the first bad loss and the first bad gradient of any rank."""
     kinds: tuple[Literal["loss", "gradient"], ...] = ("loss", "gradient")
     for what in kinds:
         for epoch, ranks in enumerate(by_epoch, start=1):
@@ -123,7 +118,6 @@ def _accuracy_per_class(ranks: Sequence[RankEpoch]) -> dict[str, float] | None:
 
 
 def _metrics(ranks: Sequence[RankEpoch]) -> dict[str, float | None]:
-    """Return the means over the samples of all ranks."""
     num_scored = sum(rank.num_scored for rank in ranks)
     totals: dict[str, float] = {}
     for rank in ranks:

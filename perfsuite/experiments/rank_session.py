@@ -54,8 +54,8 @@ class Session:
     ) -> None:
         """Prepare a session that shows lines with `say`; nothing starts before the first cell.
 
-        Device "auto" is CUDA where a GPU is visible. A cell that names no number has `num_rounds`,
-        of `round_s` at least, as in `MeasurePlan`; `wait_s` is the patience with another session.
+        A cell that names no number has `num_rounds`, of `round_s` at least, as in `MeasurePlan`;
+        `wait_s` is the patience with another session.
         """
         gpus = visible_gpus()
         hardware = Hardware(
@@ -109,11 +109,7 @@ class Session:
     def run_function(
         self, num_ranks: int, function: Callable[..., Any], args: Sequence[Any]
     ) -> list[Any]:
-        """Return what `function(*args)` returned on each of `num_ranks` ranks, in rank order.
-
-        Raises a RankFailureError that names the first rank that crashed, was killed, hung, or
-        raised, and a WorkloadError where function or arguments cannot be sent to another process.
-        """
+        """Return what `function(*args)` returned on each of `num_ranks` ranks, in rank order."""
         self._sweep_once()
         job = messages.CallFunction(call=pack((function, tuple(args))))
         request = GroupRequest(job=job, world_size=num_ranks, policy=self._policy)
@@ -121,10 +117,7 @@ class Session:
         return [unpack(cast(messages.FunctionReturned, reply).value) for reply in replies]
 
     def probe_device(self) -> dict[str, float]:
-        """Return seconds of fixed work on a rank's GPU, by name; {} without one or under torchrun.
-
-        Raises a PerfsuiteError where the GPU was lost.
-        """
+        """Return seconds of fixed work on a rank's GPU, by name; {} on a CPU or under torchrun."""
         if self.hardware.device == "cpu" or isinstance(self._launcher, TorchrunLauncher):
             return {}
         work = (_DEVICE_PROBE, self.hardware.device)
@@ -145,9 +138,7 @@ class Session:
 
         None is the session's number of rounds, and as many iterations of a round as the ranks
         choose after warming up. What is not timed is one iteration beside whatever else runs.
-        Training may first be checked, as by `require_equivalence`. Raises a NotExercisedError where
-        this machine would measure something else, a RecipeError for what is no `Recipe`, and a
-        PerfsuiteError where workload, data, training or a rank is at fault.
+        Raises a NotExercisedError where this machine would measure something else.
         """
         results.check_is_recipe(recipe)
         numerics = None
@@ -166,10 +157,7 @@ class Session:
         return self._measure(job, results.name_of(workload), is_timed, numerics)
 
     def require_equivalence(self, workload: str | Workload, recipe: Recipe) -> EquivalenceReport:
-        """Return `verify`'s report, one for recipes that differ in their loader alone.
-
-        Raises an EquivalenceError where the recipe computes something else than one process.
-        """
+        """Return `verify`'s report, one for all loaders; raises EquivalenceError on a mismatch."""
         recipe = results.without_loader(recipe)
         key = (workload, *recipe.as_dict().values())
         if key not in self._reports:
@@ -182,12 +170,7 @@ class Session:
     def verify(
         self, workload: str | Workload, recipe: Recipe, *, num_steps: int = 3
     ) -> EquivalenceReport:
-        """Report whether a recipe, with its loader workers, computes the same as one process.
-
-        There is a report, too, where this machine cannot exercise the recipe. Raises a SettingError
-        where the optimizer steps are not from 1 to 10, a RecipeError where the workload cannot be
-        trained with the recipe, and a PerfsuiteError where workload, data or a rank is at fault.
-        """
+        """Report whether a recipe, with its loader workers, computes the same as one process."""
         results.check_is_recipe(recipe)
         return run_chain(self._verify(workload, recipe, num_steps), self._launcher.run)
 
@@ -206,24 +189,19 @@ class Session:
                 f"num_steps is {num_steps!r}; use a whole number from 1 to {MAX_VERIFIED_STEPS}"
             )
         recipe.require_own_loader()
-        packed = pack(find_workload(workload))
-        try:
-            checked = yield from self._check(packed, recipe, num_steps)
-        except NotExercisedError as error:
-            return results.not_exercised(results.name_of(workload), recipe, str(error))
-        return results.report(results.name_of(workload), recipe, checked)
-
-    def _check(self, workload: bytes, recipe: Recipe, num_steps: int) -> Chain[messages.RunChecked]:
+        name, packed = results.name_of(workload), pack(find_workload(workload))
+        record = functools.partial(messages.RecordRun, workload=packed, num_steps=num_steps)
+        runs = {"tested": dataclasses.replace(recipe, pin_memory=False)}
+        if recipe.checkpointing != "none":
+            runs["twin"] = dataclasses.replace(runs["tested"], checkpointing="none")
         self._sweep_once()
-        recorded = []
-        for name in ("tested",) if recipe.checkpointing == "none" else ("tested", "twin"):
-            run = dataclasses.replace(recipe, pin_memory=False)
-            if name == "twin":
-                run = dataclasses.replace(run, checkpointing="none")
-            job = messages.RecordRun(workload=workload, recipe=run, name=name, num_steps=num_steps)
-            recorded.append(self._request(job, run))
-        check = messages.CheckRun(workload=workload, recipe=recipe, num_steps=num_steps)
-        return (yield from prove(recorded, check))
+        try:
+            recorded = [self._request(record(recipe=run, name=role)) for role, run in runs.items()]
+            check = messages.CheckRun(workload=packed, recipe=recipe, num_steps=num_steps)
+            checked = yield from prove(recorded, check)
+        except NotExercisedError as error:
+            return results.not_exercised(name, recipe, str(error))
+        return results.report(name, recipe, checked)
 
     def measure_all_reduce(
         self, parallel: str, message_bytes: int, *, is_timed: bool = True
@@ -249,12 +227,7 @@ class Session:
         is_timed: bool = True,
         **code: Any,
     ) -> Outcome:
-        """Measure the step that a user's function builds, or the loop that it is.
-
-        A step is compared first with the one that `reference` builds: an EquivalenceError says that
-        it computes something else. `code` has the other fields of `UserCode`; the rest is as in
-        `measure_cell`. Raises a SettingError for a value that is not allowed.
-        """
+        """Measure a loop, or the step that a function builds, first held to a reference."""
         argument = "build_step" if kind == "step" else "train"
         user_code = own_code.plan_function(argument, function, kind=kind, **code)
         if (needs := what_ranks_need(user_code.world_size, self.hardware)) is not None:
@@ -265,8 +238,8 @@ class Session:
             numerics, missing = own_code.compare_with_reference(
                 user_code, reference, self._policy, self._launcher.run
             )
-        plan = self._plan(is_timed, num_rounds, num_iterations)
-        outcome = self._measure_code(user_code, plan, is_timed, numerics)
+        job = _job_of(user_code, self._plan(is_timed, num_rounds, num_iterations), is_timed)
+        outcome = self._measure(job, user_code.name, is_timed, numerics)
         return msgspec.structs.replace(outcome, missing=outcome.missing | missing)
 
     def measure_command(self, launch: CommandLaunch, *, is_timed: bool, **code: Any) -> Outcome:
@@ -274,20 +247,8 @@ class Session:
         user_code, run = own_code.plan_command(launch, **code)
         if isinstance(self._launcher, TorchrunLauncher):
             raise NotExercisedError("a command starts its own ranks; measure it without torchrun")
-        return self._measure_code(user_code, self._plan(is_timed), is_timed, run=run)
-
-    def _measure_code(
-        self,
-        code: UserCode,
-        plan: messages.MeasurePlan,
-        is_timed: bool,
-        numerics: Numerics | None = None,
-        run: own_code.Run | None = None,
-    ) -> Outcome:
-        if not is_timed and code.num_steps is not None:
-            code = dataclasses.replace(code, num_steps=2, num_warmup=2)
-        job = messages.RunCell(activity=code.kind, plan=plan, user_code=code)
-        return self._measure(job, code.name, is_timed, numerics, run)
+        job = _job_of(user_code, self._plan(is_timed), is_timed)
+        return self._measure(job, user_code.name, is_timed, run=run)
 
     def _plan(
         self, is_timed: bool, num_rounds: int | None = None, num_iterations: int | None = None
@@ -309,8 +270,7 @@ class Session:
         run: own_code.Run | None = None,
     ) -> Outcome:
         if job.user_code is None:
-            assert job.recipe is not None
-            request = self._request(job, job.recipe)
+            request = self._request(job)
         else:
             request = GroupRequest(
                 job=job,
@@ -326,14 +286,11 @@ class Session:
         return results.combine(job, name, device, ranks, numerics)
 
     def profile(self, workload: str | Workload, recipe: Recipe, *, num_epochs: int) -> ProfiledRun:
-        """Train for some epochs with an evaluation after each, and return where the time went.
-
-        Raises a NotExercisedError where this machine would profile something else.
-        """
+        """Train for some epochs with an evaluation after each, and return where the time went."""
         self._require_timeable(recipe)
         packed = pack(find_workload(workload))
         job = messages.RunProfile(workload=packed, recipe=recipe, num_epochs=num_epochs)
-        replies = self._run_timed(self._request(job, recipe))
+        replies = self._run_timed(self._request(job))
         ranks = [cast(messages.ProfileTaken, reply) for reply in replies]
         return combine_profiles(job, results.name_of(workload), self.hardware.device, ranks)
 
@@ -346,7 +303,11 @@ class Session:
             self.hold_machine()
         return (run or self._launcher.run)(request)
 
-    def _request(self, job: messages.Job, recipe: Recipe) -> GroupRequest:
+    def _request(
+        self, job: messages.RunCell | messages.RecordRun | messages.RunProfile
+    ) -> GroupRequest:
+        recipe = job.recipe
+        assert recipe is not None
         if (reason := self._launcher.why_not_exercised(recipe)) is not None:
             raise NotExercisedError(reason)
         return GroupRequest(
@@ -361,6 +322,12 @@ class Session:
         if reason is not None and self._launcher.why_not_exercised(recipe) is None:
             proven = "" if numerics is None else f"; its numerics are {numerics.status}"
             raise NotExercisedError(reason + proven)
+
+
+def _job_of(code: UserCode, plan: messages.MeasurePlan, is_timed: bool) -> messages.RunCell:
+    if not is_timed and code.num_steps is not None:
+        code = dataclasses.replace(code, num_steps=2, num_warmup=2)
+    return messages.RunCell(activity=code.kind, plan=plan, user_code=code)
 
 
 def call_by_name(name: str, *args: Any) -> Any:

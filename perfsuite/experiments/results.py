@@ -1,7 +1,4 @@
-"""From the replies of the ranks to what is kept: outcomes of cells, reports of checks.
-
-Which rank is slow, and where, is what each took itself, less its waiting for another.
-"""
+"""From the replies of the ranks to what is kept: outcomes of cells, reports of checks."""
 
 import dataclasses
 import itertools
@@ -9,8 +6,11 @@ import math
 import statistics
 from collections.abc import Sequence
 
+import msgspec
+
 from perfsuite.errors import RecipeError
 from perfsuite.ranks.messages import CellMeasured, RoundTimes, RunCell, RunChecked
+from perfsuite.records import equivalence
 from perfsuite.records.cell import (
     CellRecord,
     Counts,
@@ -20,12 +20,7 @@ from perfsuite.records.cell import (
     StepPercentiles,
     TensorDigest,
 )
-from perfsuite.records.equivalence import (
-    EquivalenceReport,
-    EquivalenceRow,
-    Numerics,
-    semantic_check,
-)
+from perfsuite.records.equivalence import EquivalenceReport, Numerics
 from perfsuite.records.recipe import Recipe
 from perfsuite.records.workload import Workload
 from perfsuite.system.gpus import peak_flops_per_s
@@ -55,16 +50,18 @@ def combine(
     # A user's own code may tell fewer on one rank than on another.
     losses = zip(*told, strict=job.user_code is None)
     precision = None if job.recipe is None else job.recipe.precision
+    has_replicas = job.recipe is not None and job.recipe.plan.properties.runs_threads
     speeds, without_speed = _speeds(precision, device, ranks, step_s)
     staged = [rank.stage_rounds or rank.rounds for rank in ranks]
     own_s = own_stage_times(staged, first.num_iterations, [rank.watched_s for rank in ranks])
+    slowest = None if own_s is None else {name: t.index(max(t)) for name, t in own_s.items()}
     missing = without_speed | _why_missing(ranks, own_s)
     record = CellRecord(
         workload=name,
         recipe=None if job.recipe is None else job.recipe.as_dict(),
         device=device,
         world_size=len(ranks),
-        num_devices=_num_devices(job.recipe, first),
+        num_devices=len(first.environment.accelerators) if has_replicas else None,
         exercised=True,
         fingerprint=None if "fingerprint" in missing else first.environment.fingerprint,
         numerics=numerics,
@@ -78,9 +75,7 @@ def combine(
         operators=first.operators,
         weights=add_digests([rank.weights for rank in ranks]),
         rank_stages_s=own_s,
-        slow_ranks={name: times.index(max(times)) for name, times in own_s.items()}
-        if own_s
-        else None,
+        slow_ranks=slowest,
         step_s=step_percentiles(rounds_by_rank),
         tflops=speeds["tflops"],
         mfu=speeds["mfu"],
@@ -92,12 +87,6 @@ def combine(
         record=record,
         missing=missing,
     )
-
-
-def _num_devices(recipe: Recipe | None, rank: CellMeasured) -> int | None:
-    """Over how many accelerators the replicas of one process are spread; None without any."""
-    has_replicas = recipe is not None and recipe.plan.properties.runs_threads
-    return len(rank.environment.accelerators) if has_replicas else None
 
 
 def _why_missing(ranks: Sequence[CellMeasured], own_s: object) -> dict[str, str]:
@@ -140,12 +129,8 @@ def _speeds(
 
 def _busiest(counts: Sequence[Counts]) -> Counts:
     """Return, count by count, the largest over ranks; None where any rank has none."""
-
-    def largest(name: str) -> int | None:
-        values = [getattr(one, name) for one in counts]
-        return None if None in values else max(values)
-
-    return Counts(**{name: largest(name) for name in Counts.__struct_fields__})
+    by_name = {name: [getattr(one, name) for one in counts] for name in Counts.__struct_fields__}
+    return Counts(**{name: None if None in of else max(of) for name, of in by_name.items()})
 
 
 def add_digests(
@@ -158,11 +143,7 @@ def add_digests(
     """
     steps = [
         tuple(
-            TensorDigest(
-                sum(part.num_elements for part in parts),
-                sum(part.total for part in parts),
-                sum(part.squares for part in parts),
-            )
+            TensorDigest(*map(sum, zip(*map(msgspec.structs.astuple, parts), strict=True)))
             for parts in itertools.zip_longest(*step, fillvalue=TensorDigest(0, 0.0, 0.0))
         )
         for step in zip(*ranks, strict=False)
@@ -187,10 +168,7 @@ def _memory(ranks: Sequence[CellMeasured]) -> Memory | None:
 def slowest_rank_times(
     rounds_by_rank: Sequence[Sequence[RoundTimes]], num_iterations: int
 ) -> list[float]:
-    """Return seconds per iteration of each round: the slowest rank's from the common start.
-
-    Raises a ValueError where the ranks have different numbers of rounds.
-    """
+    """Return seconds per iteration of each round: the slowest rank's from the common start."""
     return [
         max(times.duration_s for times in ranks) / num_iterations
         for ranks in zip(*rounds_by_rank, strict=True)
@@ -206,12 +184,12 @@ def combine_stages(
     """Return seconds per iteration of each stage: the maximum over ranks of the rank's mean.
 
     The stages may come from different ranks, so they need not add up to the step time. `other` is
-    a rank's duration less its stages, again the maximum over ranks. On an accelerator it is the
-    time when the device did nothing of the kind: copies, and the wait for a batch. The host
-    loads while the device computes, so that "load" counts in full and is no part of the duration.
+    a rank's duration less its stages. On an accelerator it is the time when the device did nothing
+    of the kind: copies, and the wait for a batch. The host loads while the device computes, so
+    that "load" counts in full and is no part of the duration.
     """
     means = [_mean_stages(rounds, num_iterations, overlaps_loading) for rounds in rounds_by_rank]
-    names = ("load", "forward", "backward", "optimizer", "evaluation", "other")
+    names = StageTimes.__struct_fields__
     return StageTimes(
         **{name: max((one[name] for one in means if name in one), default=None) for name in names}
     )
@@ -255,16 +233,13 @@ def own_stage_times(
             for rank, (_, start, end) in enumerate(together):
                 of_stage[rank] += min(end - start, progress_s)
     num_steps = num_rounds * num_iterations
-    return {
-        name: _without_waiting_inside(
-            [max(0.0, seconds) / num_steps for seconds in of_stage],
-            [
-                [one.get(name, (0.0, 0.0)) for one in ranks]
-                for ranks in zip(*watched_by_rank, strict=True)
-            ],
-        )
-        for name, of_stage in totals.items()
-    } or None
+    own_s = {}
+    for name, of_stage in totals.items():
+        times_s = [max(0.0, seconds) / num_steps for seconds in of_stage]
+        watched = zip(*watched_by_rank, strict=True)
+        inside = [[one.get(name, (0.0, 0.0)) for one in ranks] for ranks in watched]
+        own_s[name] = _without_waiting_inside(times_s, inside)
+    return own_s or None
 
 
 def _without_waiting_inside(
@@ -313,8 +288,8 @@ def report(workload: str, recipe: Recipe, checked: RunChecked) -> EquivalenceRep
 
 def not_exercised(workload: str, recipe: Recipe, reason: str) -> EquivalenceReport:
     """Return the report of a recipe that could not be exercised."""
-    check = "T0" if recipe.plan.world_size > 1 else semantic_check(recipe.precision)
-    row = EquivalenceRow.of(recipe, check, "not exercised", reason)
+    check = "T0" if recipe.plan.world_size > 1 else equivalence.semantic_check(recipe.precision)
+    row = equivalence.EquivalenceRow.of(recipe, check, "not exercised", reason)
     return report(workload, recipe, RunChecked(rows=(row,), inapplicable={}))
 
 

@@ -1,8 +1,4 @@
-"""How many loader workers pay off: the fewest within noise of the best, and when more hurt.
-
-Every number of workers is measured once in each repetition, so two numbers are compared by the
-ratios within repetitions, which are free of the machine's drift.
-"""
+"""How many loader workers pay off: the fewest within noise of the best, and when more hurt."""
 
 import dataclasses
 import itertools
@@ -27,7 +23,7 @@ def sweep_workers(
     """Return times of an optimizer step and of loading a batch alone, by ascending `counts`."""
     cells = {
         f"{activity} with num_workers={count}": Cell(
-            workload=workload, recipe=with_workers(recipe, count), activity=activity
+            workload, with_workers(recipe, count), activity
         )
         for activity in _ACTIVITIES
         for count in counts

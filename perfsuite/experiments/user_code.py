@@ -9,18 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from perfsuite.errors import EquivalenceError, SettingError
+from perfsuite.experiments.results import not_exercised
 from perfsuite.ranks import messages
 from perfsuite.ranks.chains import prove, run_chain
 from perfsuite.ranks.command.group import CommandLaunch, run_command
 from perfsuite.ranks.command.metrics import Metrics, run_logged
 from perfsuite.ranks.messages import GroupPolicy, GroupRequest, Reply, UserCode
 from perfsuite.ranks.pickling import pack
-from perfsuite.records.equivalence import (
-    EquivalenceReport,
-    EquivalenceRow,
-    Numerics,
-    semantic_check,
-)
+from perfsuite.records.equivalence import EquivalenceReport, Numerics
 from perfsuite.records.recipe import Recipe
 from perfsuite.units import counted
 
@@ -31,11 +27,7 @@ Run = Callable[[GroupRequest], list[Reply]]
 
 
 def plan_function(argument: str, function: Any, **code: Any) -> UserCode:
-    """Return the code of a function that an argument of a test gives.
-
-    Raises a SettingError for what cannot be called without arguments and for another field that is
-    not allowed, and a WorkloadError for what cannot be sent to another process.
-    """
+    """Return the code of a function that an argument of a test gives; raises a SettingError."""
     if not callable(function):
         raise SettingError(f"{argument} is {function!r}; use a function without arguments")
     try:
@@ -78,16 +70,13 @@ def plan_launch(
 
 
 def name_of(words: Sequence[str], folder: Path) -> str:
-    """Return the name of a command: its first argument that is a file, without the suffix.
-
-    A file of the folder is named from there, since each arm of a gate has a folder of its own.
-    A module's name where it runs one, else that of its program.
-    """
+    """Return a command's name: of its first file without the suffix, its module or its program."""
     files = [word for word in words[1:] if (folder / word).is_file()]
     modules = [after for word, after in itertools.pairwise(words) if word == "-m"]
     if modules and not files:
         return modules[-1]
     path = Path((files or [Path(words[0]).name])[0])
+    # A file of the folder is named from there: each arm of a gate has a folder of its own.
     if path.is_absolute():
         path, top = path.resolve(), folder.resolve()
         path = path.relative_to(top) if path.is_relative_to(top) else Path(path.name)
@@ -97,11 +86,7 @@ def name_of(words: Sequence[str], folder: Path) -> str:
 def plan_command(
     launch: CommandLaunch, *, metrics: Any = None, **code: Any
 ) -> tuple[UserCode, Run]:
-    """Return the code of a command, and what runs it; `code` has other fields of `UserCode`.
-
-    `metrics` says where a command without the hook logs the times of its steps. Raises a
-    SettingError for a value that is not allowed.
-    """
+    """Return the code of a command, and what runs it; `metrics` say where it logs its steps."""
     user_code = UserCode(name=launch.name, function=b"", kind="command", **code)
     if metrics is None:
         return user_code, partial(run_command, launch=launch)
@@ -111,15 +96,11 @@ def plan_command(
 def compare_with_reference(
     code: UserCode, reference: object, policy: GroupPolicy, run: Run
 ) -> tuple[Numerics, dict[str, str]]:
-    """Return what the first steps of both show, and by name why something was not compared.
-
-    Raises an EquivalenceError where the step computes something else than the reference.
-    """
+    """Return what the first steps of both show, and by name why something was not compared."""
     missing: dict[str, str] = {}
     if reference is None:
-        recipe, check = Recipe(precision=code.precision), semantic_check(code.precision)
-        none_given = EquivalenceRow.of(recipe, check, "not exercised", "no reference= is given")
-        rows: tuple[EquivalenceRow, ...] = (none_given,)
+        recipe = Recipe(precision=code.precision)
+        rows = not_exercised(code.name, recipe, "no reference= is given").rows
     else:
         plan = plan_function("reference", reference, kind="step", precision=code.precision)
         record = messages.RecordSteps(user_code=code, num_steps=_NUM_STEPS)

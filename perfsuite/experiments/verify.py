@@ -22,7 +22,7 @@ EXIT_CODES: dict[NumericsStatus, ExitCode] = {
 def verify_one(
     session: Session, workload: str, recipe: Recipe, num_steps: int
 ) -> EquivalenceReport:
-    """Return the report of one recipe; raises a PerfsuiteError where the recipe is at fault."""
+    """Return the report of one recipe; a rank that fails did not exercise it."""
     try:
         return session.verify(workload, recipe, num_steps=num_steps)
     except RankFailureError as error:
@@ -36,11 +36,7 @@ def verify_every(
     num_steps: int,
     show: Callable[[int, EquivalenceReport], None],
 ) -> list[EquivalenceReport]:
-    """Return the reports of many recipes; one that cannot train the workload is not exercised.
-
-    `show` is called with how many are done, and with each report as it comes. Raises a
-    SettingError where a package is not there.
-    """
+    """Return the reports of many recipes; `show` gets how many are done, and each as it comes."""
     reports: list[EquivalenceReport] = []
     outcomes = session.verify_each(workload, recipes, num_steps=num_steps)
     for recipe, outcome in zip(recipes, outcomes, strict=True):

@@ -1,7 +1,4 @@
-"""A pytest plugin with one cell, that of a command: what `perfsuite gate -- COMMAND` launches.
-
-`command_cell.ini` beside it loads it, and nothing of the user's.
-"""
+"""A pytest plugin with one cell, that of a command: what `perfsuite gate -- COMMAND` launches."""
 
 import json
 from collections.abc import Callable
@@ -15,7 +12,6 @@ class _Cell(pytest.Function):
 
     @property
     def nodeid(self) -> str:
-        """The name of the command."""
         return self.name
 
 
@@ -36,7 +32,6 @@ def pytest_collection(session: pytest.Session) -> bool:
 
     cell = _Cell.from_parent(session, name=arguments["name"], callobj=measure)
     session.items, session.testscollected = [cell], 1
-    hook = config.hook
-    hook.pytest_collection_modifyitems(session=session, config=config, items=session.items)
-    hook.pytest_collection_finish(session=session)
+    config.hook.pytest_collection_modifyitems(session=session, config=config, items=session.items)
+    config.hook.pytest_collection_finish(session=session)
     return True

@@ -1,7 +1,4 @@
-"""The fixtures of the plugin: what a test calls to measure, to prove, and to run ranks.
-
-Every session imports this, to list the fixtures; what they need is imported when a test calls one.
-"""
+"""The fixtures of the plugin; what they need is imported when a test calls one."""
 
 from __future__ import annotations
 
@@ -222,10 +219,9 @@ def command_benchmark(request: pytest.FixtureRequest, benchmark: Any) -> Measure
     ) -> Outcome:
         from perfsuite.experiments.user_code import plan_launch
 
-        root = request.config.rootpath
         return cell.record(
             cell.session.measure_command,
-            plan_launch(command, root=root, cwd=cwd, env=env, name=name),
+            plan_launch(command, root=request.config.rootpath, cwd=cwd, env=env, name=name),
             metrics=metrics,
             num_steps=steps,
             num_warmup=warmup,
@@ -278,10 +274,9 @@ def _measuring(
 
 
 class _Cell:
-    """A test that was collected as a cell: what measures it, and where its times are recorded."""
+    """A test that was collected as a cell, what measures it, and where its times are recorded."""
 
     def __init__(self, request: pytest.FixtureRequest, benchmark: Any) -> None:
-        """Raises a SettingError for another test."""
         self._request, self._benchmark = request, benchmark
         self.runner = request.config.stash[RUNNER]()
         if not is_cell(request.node):

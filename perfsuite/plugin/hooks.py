@@ -34,11 +34,6 @@ _ADVICE = (
 )
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
-    """Declare the options and their ini twins."""
-    options.add_options(parser)
-
-
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
     """Come before pytest-benchmark, which reads its own options next."""
@@ -54,26 +49,19 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 class Ownership:
-    """Whether a session is ours; decided once, when collection ends.
-
-    Attributes:
-        environ: The environment before any test could change it.
-        num_cores: Cores of this process, likewise.
-        failed_collections: Node ids of what could not be collected.
-        held_output: Of a rank that may turn out to be silent; None elsewhere.
-        is_ours: What was decided; False until then.
-    """
+    """Whether a session is ours; decided once, when collection ends."""
 
     def __init__(self, config: pytest.Config) -> None:
+        # Before any test can change them.
         self.environ = dict(os.environ)
-        self._is_arm = "PERFSUITE_ARM_CHANNEL" in self.environ
         self.num_cores = len(os.sched_getaffinity(0))
         self.failed_collections: list[str] = []
-        self.held_output: HeldOutput | None = None
+        self.held_output: HeldOutput | None = None  # of a rank that may turn out to be silent
+        self.is_ours = False
+        self._is_arm = "PERFSUITE_ARM_CHANNEL" in self.environ
         self._config = config
         self._measured: MeasuredSession | None = None
         self._choices: Choices | None = None
-        self.is_ours = False
         given = options.given(config, overridden=_SET_BY_ARMS if self._is_arm else ())
         if given not in ({}, {"gate": "off"}):  # which alone makes no session ours
             self._choices = self._resolve()
@@ -130,9 +118,7 @@ class Ownership:
 
         try:
             self._choices = self._choices or self._resolve()
-            self._measured = MeasuredSession(
-                self._config, self._choices, self, is_ours=self.is_ours
-            )
+            self._measured = MeasuredSession(self._config, self._choices, self)
         except pytest.UsageError as error:
             recorder.write_nothing(self._config)  # nor say that there is nothing to write
             if hasattr(self._config, "workeroutput"):

@@ -1,7 +1,4 @@
-"""The `--perf-*` options and their ini twins, as pytest lists them.
-
-Every pytest session imports this; what a value may be is in `choices`, which only ours import.
-"""
+"""The `--perf-*` options and their ini twins; every session imports this, only ours `choices`."""
 
 import argparse
 from collections.abc import Container
@@ -12,20 +9,13 @@ import pytest
 
 @dataclass(frozen=True)
 class Option:
-    """One option and its ini twin.
+    """One option and its ini twin."""
 
-    Attributes:
-        name: Without prefix, with hyphens: "collective-timeout".
-        metavar: What a value is; "on|off" are the words that it may be.
-        default: As text, where neither command line nor ini file gives one.
-        is_repeated: May be given several times, and in the ini file a value a line.
-    """
-
-    name: str
-    metavar: str
-    default: str
+    name: str  # without prefix, with hyphens: "collective-timeout"
+    metavar: str  # what a value is; "on|off" are the words that it may be
+    default: str  # as text, where neither command line nor ini file gives one
     help: str
-    is_repeated: bool = False
+    is_repeated: bool = False  # on the command line, and in the ini file a value a line
 
     @property
     def flag(self) -> str:
@@ -78,7 +68,7 @@ _HIDDEN = (
 OPTIONS = (*_SHOWN, *_HIDDEN)
 
 
-def add_options(parser: pytest.Parser) -> None:
+def pytest_addoption(parser: pytest.Parser) -> None:
     """Declare every option and its ini twin."""
     group = parser.getgroup("perfsuite", "performance of PyTorch training")
     for option in OPTIONS:
@@ -86,27 +76,19 @@ def add_options(parser: pytest.Parser) -> None:
         # argparse takes what follows a % for its own.
         shown = argparse.SUPPRESS if option in _HIDDEN else text.replace("%", "%%")
         action = "append" if option.is_repeated else "store"
-        group.addoption(
-            option.flag, action=action, metavar=option.metavar, default=None, help=shown
-        )
+        group.addoption(option.flag, action=action, metavar=option.metavar, help=shown)
         parser.addini(option.ini, help=f"{option.help}; see {option.flag}", default=None)
     parser.addini(
         "perf_share",
         help="files that git ignores, and both arms of a gate may use; from the rootdir",
         type="args",
-        default=[],
     )
 
 
 def given(config: pytest.Config, *, overridden: Container[str] = ()) -> dict[str, str]:
-    """Return the values that options have from the command line or else an ini file.
-
-    Of those that are `overridden`, something else than the user has set the command line's value.
-    """
-    found = {
-        option.name: config.getini(option.ini)
-        if option.name in overridden or config.getoption(option.flag) is None
-        else config.getoption(option.flag)
-        for option in OPTIONS
-    }
+    """Return what the command line says, else the ini file; of `overridden` ones the ini file."""
+    found = {}
+    for option in OPTIONS:
+        value = None if option.name in overridden else config.getoption(option.flag)
+        found[option.name] = config.getini(option.ini) if value is None else value
     return {name: value for name, value in found.items() if value is not None}

@@ -1,7 +1,4 @@
-"""What reaches the terminal: lines past the capture, and the output of ranks that may be silent.
-
-Of the processes that torchrun starts, only the first prints, where their session is ours.
-"""
+"""What reaches the terminal: lines past the capture, and the output of ranks that may be silent."""
 
 import contextlib
 import os
@@ -58,7 +55,6 @@ class _HeldStream:
         self._held: list[str] | None = []
 
     def write(self, text: str) -> int:
-        """Keep the text, or pass it on."""
         put = self._stream.write if self._held is None else self._held.append
         put(text)
         return len(text)
@@ -74,7 +70,7 @@ class _HeldStream:
 
 
 class HeldOutput:
-    """Both streams of this process."""
+    """Both streams of a rank under torchrun: only the first prints, where the session is ours."""
 
     def __init__(self) -> None:
         self.stderr = sys.stderr

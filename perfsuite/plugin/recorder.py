@@ -1,11 +1,9 @@
-"""pytest-benchmark as the recorder of what ranks measured, and what perfsuite changes in it.
+"""pytest-benchmark as the recorder of what ranks measured; every pytest session imports this.
 
 Its own fixture, table, JSON and storage stay in use. It has no hooks for what is changed here (its
 clock, when it looks for stored runs, where and how it stores its own), so attributes of its session
 and of its fixture are set. Checked against pytest-benchmark 5.1 to 5.3. What a gate's launches
 change is in `gate/arms/launched/arm_plugin.py`, which can import nothing of this.
-
-Every pytest session imports this.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,13 +18,9 @@ _PLUGIN_NAME = "pytest-benchmark"
 _NO_STORAGE = "file://."
 _NO_COMPARISON: list[str] = []
 # The attributes of its session that make it write or compare, with values that make it do neither.
-_WRITING = {
-    "json": None,
-    "save": None,
-    "autosave": False,
-    "histogram": False,
-    "cprofile_dump": False,
-    "compare_fail": None,
+_WRITING: dict[str, bool | None] = {
+    **dict.fromkeys(("json", "save", "compare_fail"), None),
+    **dict.fromkeys(("autosave", "histogram", "cprofile_dump"), False),
 }
 
 
@@ -49,10 +43,7 @@ def withhold_storage(config: pytest.Config) -> Given:
 
 
 def give_options_back(config: pytest.Config, given: Given) -> Given:
-    """Show the options as they were given, now that pytest-benchmark has read them.
-
-    Returns what they are: what a conftest has set meanwhile goes before what was withheld.
-    """
+    """Show, and return, the options as they were given, or as a conftest has set them meanwhile."""
     if given.storage is None:
         return given
     option = config.option
@@ -109,9 +100,8 @@ def replace_json_writer(config: pytest.Config, write: Callable[[Path, Any], bool
 
 def write_nothing(config: pytest.Config) -> None:
     """Have pytest-benchmark write no file, whatever the options say."""
-    session = session_of(config)
-    for name, nothing in _WRITING.items() if session is not None else ():
-        setattr(session, name, nothing)
+    if (session := session_of(config)) is not None:
+        vars(session).update(_WRITING)
 
 
 def benchmarks_of(config: pytest.Config) -> Sequence[Any]:
@@ -124,11 +114,9 @@ CLOCK = pytest.StashKey[list[float]]()
 
 
 def rank_clock_of(reported: list[float]) -> Callable[[], float]:
-    """Return a clock that is read in pairs: it shows 0, and then what was reported between.
+    """Return a clock that is read in pairs: it shows 0, and then what was reported between."""
 
-    No sum is formed, so the stored numbers are bit for bit the reported ones.
-    """
-
+    # No sum is formed, so the stored numbers are bit for bit the reported ones.
     def rank_clock() -> float:
         return reported.pop() if reported else 0.0
 

@@ -1,7 +1,4 @@
-"""The pytest plugin that `perfsuite run` adds: a report of what the session has just written.
-
-A process of its own makes it, so that no fault of it changes the session's exit code.
-"""
+"""The pytest plugin that `perfsuite run` adds: a report of what the session has just written."""
 
 import subprocess
 import sys
@@ -11,6 +8,7 @@ import pytest
 from perfsuite.plugin.session.saving import WRITTEN_RUN
 from perfsuite.report.formats.folder import PAGE
 
+# A process of its own, so that no fault of the report changes the session's exit code.
 _COMMAND = (sys.executable, "-c", "from perfsuite.cli.app import main; main()", "report")
 
 
@@ -25,12 +23,8 @@ def pytest_terminal_summary(
     path, tolerance, limit = written
     folder = path.parent / "report"
     bounds = (f"--tolerance={tolerance!r}", f"--limit={limit!r}")
-    ended = subprocess.run(
-        [*_COMMAND, str(path), "--html", str(folder), *bounds],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    command = [*_COMMAND, str(path), "--html", str(folder), *bounds]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
     if ended.returncode == 0:
         terminalreporter.write_line(f"report: {folder / PAGE}")
     else:

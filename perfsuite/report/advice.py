@@ -1,8 +1,4 @@
-"""What the records advise, by stated rules: each finding with its evidence.
-
-Two cells are compared only where nothing but one field of the recipe differs, and called different
-only beyond what two launches of one cell differ by.
-"""
+"""What the records advise, by stated rules: each finding with its evidence."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -40,23 +36,13 @@ class Advice:
 
 def advise(rows: Sequence[Row]) -> tuple[Advice, ...]:
     """Return all that the rules find, in the order of the rules."""
-    return (
-        *_slow_ranks(rows),
-        *_loading(rows),
-        *_scaling(rows),
-        *_precision(rows),
-        *_checkpointing(rows),
-        *_noise(rows),
-    )
+    rules = (_slow_ranks, _loading, _scaling, _precision, _checkpointing, _noise)
+    return tuple(advice for rule in rules for advice in rule(rows))
 
 
 def is_slower(slow: Row, fast: Row, times_s: tuple[float, float] | None = None) -> bool:
-    """Whether one cell takes longer than another, beyond the noise of launch and rounds.
-
-    `times_s` are those of equal work, of the slow one first; their steps unless given. A cell with
-    fewer than two rounds has an unknown spread, so nothing is slower or faster.
-    """
-    if slow.spread_ratio is None or fast.spread_ratio is None:
+    """Whether one cell takes longer than another, beyond noise; `times_s` are of equal work."""
+    if slow.spread_ratio is None or fast.spread_ratio is None:  # with fewer than two rounds
         return False
     slow_s, fast_s = times_s or (slow.step_time_s or 0.0, fast.step_time_s or 0.0)
     errors_s = (

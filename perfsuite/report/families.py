@@ -32,10 +32,7 @@ class Family:
 
 
 def families(rows: Sequence[Row], field: RecipeField) -> tuple[Family, ...]:
-    """Return the families of cells that differ in one field.
-
-    For "parallel" the cells of one mode at several sizes, `single` being any mode's size 1.
-    """
+    """Return the families of cells that differ in one field; "single" is any mode's size 1."""
     groups: dict[tuple[Any, ...], list[Row]] = {}
     for row in rows:
         # A cell without samples, such as a bare collective, has more to it than its recipe says.

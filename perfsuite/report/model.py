@@ -1,18 +1,16 @@
 """What a report says, before any format: rows, charts, advice, verdict, and its sources."""
 
-import dataclasses
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from perfsuite.records.verdict import CellVerdict
 from perfsuite.report.advice import Advice, advise
-from perfsuite.report.charts.family_charts import draw_families
-from perfsuite.report.charts.learning_curves import Training, draw_learning_curves
+from perfsuite.report.charts.family_charts import Training, draw_families, draw_learning_curves
 from perfsuite.report.charts.sections import Section
 from perfsuite.report.rows import Row
 from perfsuite.report.runs import Run, rows_of
-from perfsuite.report.scaling.charts import draw_scaling
+from perfsuite.report.scaling.section import draw_scaling
 from perfsuite.report.scaling.series import Scaling, describe_scaling
 from perfsuite.report.summary import Summary, by_severity, exceptions_of, reason_text, summarize
 from perfsuite.system.untrusted import printable
@@ -20,10 +18,7 @@ from perfsuite.system.untrusted import printable
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """A report, the most severe verdicts first; sources and remarks have a line each.
-
-    What a verdict is drawn against, 0.02 = 2 %, holds where it names none itself.
-    """
+    """A report, the most severe verdicts first; sources and remarks have a line each."""
 
     summary: Summary
     rows: tuple[Row, ...]
@@ -32,6 +27,7 @@ class Report:
     advice: tuple[Advice, ...]
     sources: tuple[str, ...]
     remarks: tuple[str, ...]
+    # What a verdict is drawn against that names none itself, 0.02 = 2 %.
     tolerance: float = 0.02
     limit: float = 0.05
 
@@ -42,15 +38,12 @@ def report_on_runs(runs: Sequence[Run], trainings: Sequence[Training] = ()) -> R
     newest = runs[-1]
     older = [row.name for row in rows if row.is_from_older_run]
     remark = f"not in the newest run, shown as an earlier one has them: {', '.join(older)}"
-    report = report_on_rows(
+    return report_on_rows(
         rows,
         sources=[*(run.described for run in reversed(runs)), *(one.described for one in trainings)],
         remarks=[*newest.gaps, *newest.remarks, *([remark] if older else []), *newest.missing],
-    )
-    return dataclasses.replace(
-        report,
         summary=summarize(rows, num_failed=newest.num_failed, gaps=newest.gaps),
-        sections=(*report.sections, *draw_learning_curves(trainings)),
+        trainings=trainings,
     )
 
 
@@ -67,28 +60,32 @@ def report_on_verdicts(
         )
         for cell in cells
     ]
-    report = report_on_rows(
+    refused = Summary(word="NO VERDICT", text=printable(f"not compared: {refusal}"))
+    return report_on_rows(
         rows,
         sources=[f"{name}: {value}" for name, value in differs.items()],
         remarks=[f"accepted: {text}" for text in exceptions_of(cells)],
+        summary=None if refusal is None else refused,
     )
-    if refusal is None:
-        return report
-    text = printable(f"not compared: {refusal}")
-    return dataclasses.replace(report, summary=Summary(word="NO VERDICT", text=text))
 
 
 def report_on_rows(
-    rows: Sequence[Row], *, sources: Sequence[str], remarks: Sequence[str]
+    rows: Sequence[Row],
+    *,
+    sources: Sequence[str],
+    remarks: Sequence[str],
+    summary: Summary | None = None,
+    trainings: Sequence[Training] = (),
 ) -> Report:
-    """Return the report on rows of any source."""
+    """Return the report on rows of any source, with their own summary unless one is given."""
     ordered = by_severity(rows)
     scaling = describe_scaling(ordered)
+    curves = draw_learning_curves(trainings)
     return Report(
-        summary=summarize(rows),
+        summary=summary or summarize(rows),
         rows=tuple(ordered),
         scaling=scaling,
-        sections=(*draw_scaling(scaling), *draw_families(ordered)),
+        sections=(*draw_scaling(scaling), *draw_families(ordered), *curves),
         advice=advise(rows),
         sources=tuple(map(printable, sources)),
         remarks=tuple(map(printable, remarks)),

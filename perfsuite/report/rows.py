@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Final, Generic, TypeVar
 
+import msgspec
+
 from perfsuite.records.cell import CellLine, CellRecord
 from perfsuite.records.recipe import Recipe
 from perfsuite.records.verdict import Verdict
@@ -41,17 +43,11 @@ class HistoryPoint:
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One cell.
+    """One cell; its name is the test's node id, in one line, and may hold markup of any format.
 
-    Attributes:
-        name: The test's node id, in one line; it may hold markup of any format.
-        step_time_s: Median of the rounds in seconds per iteration; None where none was measured.
-        rounds_s: Each round; empty where the file keeps none.
-        record: What perfsuite knows beside the time; None for a plain benchmark.
-        note: What numbers do not say: why, or what moved.
-        history: The runs of the same environment that measured the cell, oldest first.
-        is_from_older_run: Whether the newest run has no such cell.
-        num_cores: Of the machine; None where the file does not say.
+    `step_time_s` is the median of the rounds, `rounds_s` are empty where the file keeps none, and
+    the record of a plain benchmark is None. The note is what numbers do not say. `history` has the
+    runs of the same environment that measured the cell, oldest first; `num_cores` the machine's.
     """
 
     name: str
@@ -74,12 +70,10 @@ class Row:
 
     @cached_property
     def launches_s(self) -> tuple[float, ...]:
-        """The step times of launches of the same code: this one, and those of earlier runs.
-
-        The code of a run of a dirty tree, or of no commit, is unknown.
-        """
+        """The step times of launches of the same code: this one, and those of earlier runs."""
         own = self.history[-1] if self.history else None
         times_s = [self.step_time_s or 0.0]
+        # The code of a run of a dirty tree, or of no commit, is unknown.
         if own is not None and own.commit is not None and not own.is_dirty:
             same = (one for one in self.history if one.commit == own.commit and not one.is_dirty)
             times_s = [point.step_time_s for point in same]
@@ -102,9 +96,8 @@ class Row:
         """
         if self.record is None:
             return {}
-        stages = self.record.stages_s
-        named = ((name, getattr(stages, name)) for name in stages.__struct_fields__)
-        found = {name: seconds for name, seconds in named if seconds is not None}
+        named = msgspec.structs.asdict(self.record.stages_s)
+        found = {name: seconds for name, seconds in named.items() if seconds is not None}
         if self.record.device != "cpu" and {"load", "other"} <= found.keys():
             found["load"] = min(found["load"], found["other"])
             found["other"] -= found["load"]
@@ -114,9 +107,7 @@ class Row:
     def load_ratio(self) -> float | None:
         """The part of all stages that is waiting for data."""
         total_s = sum(self.stages_s.values())
-        if "load" not in self.stages_s or total_s == 0:
-            return None
-        return self.stages_s["load"] / total_s
+        return self.stages_s["load"] / total_s if "load" in self.stages_s and total_s else None
 
     def of_each_device(self, rate: float | None) -> float | None:
         """The part of a rate that each of several devices has."""
@@ -145,14 +136,11 @@ class Row:
 
     @cached_property
     def subject(self) -> str | None:
-        """The workload, with what is done to it where that is not training.
-
-        Of a user's own code with the test's parameters, which no recipe tells.
-        """
+        """The workload, with what is done to it where that is not training."""
         if self.record is None:
             return None
         workload = printable(self.record.workload)
-        if self.recipe is None:
+        if self.recipe is None:  # a user's own code, whose parameters are the test's
             return workload + "".join(self.name.partition("[")[1:])
         if "evaluation" in self.stages_s and "backward" not in self.stages_s:
             return f"{workload}, evaluated"
@@ -167,10 +155,7 @@ def is_plausible_time(seconds: float) -> bool:
 
 
 def recipe_of(record: CellRecord) -> Recipe | None:
-    """Return how a cell was trained, None of a user's own code.
-
-    Raises a RecipeError for a bad value, and a TypeError for a bad field.
-    """
+    """Return how a cell was trained, None of a user's own code; raises RecipeError or TypeError."""
     fields: dict[str, Any] | None = record.recipe
     return None if fields is None else Recipe(**fields)
 

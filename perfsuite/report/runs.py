@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ import msgspec
 
 from perfsuite.errors import RecipeError, SettingError
 from perfsuite.records.cell import CellLine, CellRecord, decode_line
-from perfsuite.records.run_file import Benchmark, Unusable, invalid_record, read_file
+from perfsuite.records.run_file import Benchmark, RunHead, Unusable, invalid_record, read_file
 from perfsuite.records.shard import ShardStamp
 from perfsuite.records.verdict import Verdict, VerdictWord
 from perfsuite.report.rows import HistoryPoint, Row, not_exercised_lines, recipe_of
@@ -27,39 +26,28 @@ _WHAT_TO_DO = "name a file that pytest-benchmark wrote, such as results/run.json
 
 
 @dataclass(frozen=True, kw_only=True)
-class Run:
-    """One session of benchmarks.
+class Run(RunHead):
+    """One session of benchmarks, or the shards of one: then they are its `parts`.
 
-    Attributes:
-        machine: What it ran on, for people; None where the file does not say.
-        accepted: Names of the cells that only a reviewed exception let through.
-        rows: Its cells, in the file's order, then those that were judged and not measured.
-        num_failed: Tests that failed by themselves, cells or not.
-        missing: Cells that measured nothing and why, one line each, as far as that is known.
-        parts: The shards that were merged into it.
-        gaps: What keeps it from being a whole session, one line each.
-        remarks: Notes on what its verdicts rest on and how it was put together, one line each.
+    `rows` are its cells in the file's order, then those that were judged and not measured;
+    `accepted` names those that only a reviewed exception let through. `num_failed` tests failed by
+    themselves. A line each: `missing` cells and why, `gaps` that keep it from being a whole
+    session, and `remarks` on what its verdicts rest on.
     """
 
-    path: AnyPath
-    saved_at: datetime
-    commit: str | None
-    is_dirty: bool
     machine: str | None
     accepted: frozenset[str]
     rows: tuple[Row, ...]
     num_failed: int = 0
     missing: tuple[str, ...] = ()
-    fingerprint: str | None = None
-    shard: ShardStamp | None = None
     parts: tuple[Run, ...] = ()
     gaps: tuple[str, ...] = ()
     remarks: tuple[str, ...] = ()
 
     @property
-    def measured(self) -> tuple[Row, ...]:
-        """The cells with a time."""
-        return tuple(row for row in self.rows if row.step_time_s is not None)
+    def shard(self) -> ShardStamp | None:
+        """The part of a session that it is, None for a whole one."""
+        return None if self.stamp is None else self.stamp.shard
 
     @property
     def unjudged(self) -> tuple[str, ...]:
@@ -93,10 +81,7 @@ def read_runs(paths: Sequence[AnyPath]) -> tuple[Run, ...]:
 
 
 def rows_of(runs: Sequence[Run]) -> tuple[Row, ...]:
-    """Return every cell as its newest run has it, with what earlier runs measured of it.
-
-    `runs` has the newest last. A cell without a time is shown from the newest run alone.
-    """
+    """Return every cell as its newest run, the last, has it, with what earlier runs measured."""
     newest: dict[str, Run] = {}
     measured: dict[tuple[str, str | None], list[HistoryPoint]] = {}
     for run in runs:
@@ -110,6 +95,7 @@ def rows_of(runs: Sequence[Run]) -> tuple[Row, ...]:
                     is_dirty=run.is_dirty,
                 )
                 measured.setdefault(_environment(row), []).append(past)
+            # A cell without a time is shown from the newest run alone.
             if row.step_time_s is not None or run is runs[-1]:
                 newest[row.name] = run
     return tuple(
@@ -152,12 +138,11 @@ def _read_run(path: AnyPath) -> Run:
         saved_at=file.saved_at,
         commit=file.commit,
         is_dirty=file.is_dirty,
+        stamp=stamp,
         machine=", ".join(part for part in machine if isinstance(part, str)) or None,
         accepted=frozenset() if stamp is None else frozenset(stamp.accepted),
         rows=rows,
         num_failed=0 if stamp is None else stamp.num_failed,
-        fingerprint=file.fingerprint,
-        shard=None if stamp is None else stamp.shard,
         remarks=tuple(printable(f"accepted: {text}") for text in accepted),
     )
 

@@ -1,7 +1,4 @@
-"""The shards of one session as one run, with remarks on what keeps it from being whole.
-
-Verdicts are not corrected again: each shard knew the number of cells of all of them beforehand.
-"""
+"""The shards of one session as one run, with remarks on what keeps it from being whole."""
 
 import dataclasses
 from collections import Counter, defaultdict
@@ -23,10 +20,9 @@ def merge_shards(runs: Sequence[Run]) -> tuple[Run, ...]:
     merged: list[Run] = []
     sessions: dict[tuple[object, ...], list[Run]] = defaultdict(list)
     for run in sorted(_without_copies(runs), key=lambda run: run.saved_at):
-        if run.shard is None:
+        if (stamp := run.shard) is None:
             merged.append(run)
         else:
-            stamp = run.shard
             cut = stamp.num_shards, stamp.num_cells, stamp.partition
             sessions[run.commit, run.is_dirty, *cut].append(run)
     joined = [_join(parts) for parts in sessions.values()]

@@ -168,7 +168,8 @@ def test_what_the_doctor_init_verify_and_explain_write_is_as_their_schemas_say(
     monkeypatch.chdir(tmp_path)
     verify = importlib.import_module("perfsuite.cli.verbs.verify")
     monkeypatch.setattr(verify, "open_session", lambda *_: None)
-    monkeypatch.setattr(verify, "verify_one", lambda *_: not_exercised("w", Recipe(), "no GPU"))
+    row = not_exercised("w", Recipe(), "no GPU")
+    monkeypatch.setattr("perfsuite.experiments.verify.verify_one", lambda *_: row)
     findings = [Finding("cores", "ok", "2"), Finding("load", "warn", "2.0", "end them")]
     monkeypatch.setattr("perfsuite.cli.doctor.verb.examine", lambda: findings)
     runs = [

@@ -5,9 +5,6 @@ from typing import Literal
 
 Status = Literal["ok", "warn", "fail"]
 
-# What a finding says where the machine does not show a value, as virtual machines often do not.
-NOT_READABLE = "not readable here"
-
 
 @dataclass(frozen=True)
 class Finding:

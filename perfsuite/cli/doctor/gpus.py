@@ -96,9 +96,8 @@ def _judge_together(handles: Sequence[Any]) -> Iterator[Finding]:
     if apart:
         more = f" and {counted(len(apart) - 1, 'other pair')}" if len(apart) > 1 else ""
         text = f"GPUs {apart[0]}{more} copy to each other through the host's memory"
-        yield Finding(
-            "GPUs", "warn", text, "see nvidia-smi topo -p2p r; virtualisation may hide it"
-        )
+        advice = "see nvidia-smi topo -p2p r; virtualisation may hide it"
+        yield Finding("GPUs", "warn", text, advice)
 
 
 def _read_state(handle: Any) -> GpuState:

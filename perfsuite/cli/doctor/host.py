@@ -1,8 +1,4 @@
-"""Processors, clocks and memory: what a time on the CPU depends on.
-
-The functions over plain values decide; the others only read the machine for them. A control group
-(cgroups(7), version 2) may limit the process on any level above it.
-"""
+"""Processors, clocks and memory: what a time on the CPU depends on."""
 
 import os
 import shutil
@@ -11,11 +7,14 @@ from pathlib import Path
 
 import psutil
 
-from perfsuite.cli.doctor.findings import NOT_READABLE, Finding
+from perfsuite.cli.doctor.findings import Finding
 from perfsuite.system.fitness import group_folders, read_text, read_values
-from perfsuite.units import format_bytes, format_ratio
+from perfsuite.units import counted, format_bytes, format_ratio
 
+# Where the machine does not show a value, as virtual machines often do not.
+_NOT_READABLE = "not readable here"
 _CPU = Path("/sys/devices/system/cpu")
+# A control group (cgroups(7), version 2) may limit the process on any level above it.
 _OWN_GROUPS = Path("/proc/self/cgroup")
 _MOUNT = Path("/sys/fs/cgroup")
 # With half of the processors taken, a group of as many ranks no longer has one for each. Measured
@@ -73,7 +72,7 @@ def cores_finding(num_cores: int, num_allowed: int, quota: float | None) -> Find
 def governor_finding(governors: Sequence[str]) -> Finding:
     """Judge the frequency governors, one of each processor; none where they cannot be read."""
     if not governors:
-        return Finding("frequency governor", "ok", NOT_READABLE)
+        return Finding("frequency governor", "ok", _NOT_READABLE)
     text = ", ".join(sorted(set(governors)))
     if text == "performance":
         return Finding("frequency governor", "ok", text)
@@ -85,7 +84,7 @@ def governor_finding(governors: Sequence[str]) -> Finding:
 def turbo_finding(*, no_turbo: str | None, boost: str | None) -> Finding:
     """Judge the turbo clock by the files of intel_pstate and cpufreq; None is not readable."""
     if no_turbo is None and boost is None:
-        return Finding("turbo", "ok", NOT_READABLE)
+        return Finding("turbo", "ok", _NOT_READABLE)
     if no_turbo == "1" or (no_turbo is None and boost == "0"):
         return Finding("turbo", "ok", "off")
     switch = "1 | sudo tee /sys/devices/system/cpu/intel_pstate/no_turbo"
@@ -97,7 +96,7 @@ def turbo_finding(*, no_turbo: str | None, boost: str | None) -> Finding:
 
 def load_finding(load: float, num_cores: int) -> Finding:
     """Judge the load average of the last minute against the usable processors."""
-    text = f"{load:.2f} on {num_cores} {'core' if num_cores == 1 else 'cores'}"
+    text = f"{load:.2f} on {counted(num_cores, 'core')}"
     if load <= _BUSY_RATIO * num_cores:
         return Finding("load", "ok", text)
     text += ": other processes compete with the ranks"
@@ -134,8 +133,8 @@ def shared_memory_finding(folder: Path) -> Finding:
     text = f"{format_bytes(free_bytes)} free in {folder}"
     if free_bytes >= _SHARED_MEMORY_BYTES:
         return Finding(subject, "ok", text)
-    text += ": loader workers pass their batches through it, and need "
-    text += format_bytes(_SHARED_MEMORY_BYTES)
+    need = format_bytes(_SHARED_MEMORY_BYTES)
+    text += f": loader workers pass their batches through it, and need {need}"
     return Finding(subject, "fail", text, "docker run --shm-size=1g, or remove what fills it")
 
 

@@ -1,7 +1,4 @@
-"""torch as a rank finds it: its build, its GPUs, and whether ranks can talk to each other.
-
-The functions that run in a rank load torch by name, as this process must not.
-"""
+"""torch as a rank finds it, which loads it by name, as this process must not."""
 
 import contextlib
 import importlib
@@ -9,19 +6,12 @@ import io
 import ipaddress
 import os
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
+from perfsuite import errors
 from perfsuite.cli.doctor.findings import Finding, Status
-from perfsuite.errors import (
-    DeviceError,
-    MissingPackageError,
-    PerfsuiteError,
-    SettingError,
-    import_extra,
-    require_torch,
-)
 from perfsuite.experiments.rank_session import Session
 from perfsuite.ranks.messages import GroupPolicy
 from perfsuite.units import counted
@@ -32,70 +22,60 @@ _POLICY = GroupPolicy(timeout_s=20.0, collective_timeout_s=5.0)
 _WAKING_S = 60.0
 
 
-def examine_torch(environ: Mapping[str, str] = os.environ) -> list[Finding]:
-    """Return what fresh ranks find about torch, torchvision and gloo; none without torch."""
+def examine_torch(environ: Mapping[str, str] = os.environ) -> Iterator[Finding]:
+    """Yield what fresh ranks find about torch, torchvision, gloo and NCCL; none without torch."""
     try:
-        require_torch()
-    except SettingError as error:
-        status: Status = "ok" if isinstance(error, MissingPackageError) else "fail"
-        return [Finding("torch", status, str(error), "only cells that train need it")]
+        errors.require_torch()
+    except errors.SettingError as error:
+        status: Status = "ok" if isinstance(error, errors.MissingPackageError) else "fail"
+        yield Finding("torch", status, str(error), "only cells that train need it")
+        return
     try:
         session = Session(_POLICY, say=print)
-    except DeviceError as error:
-        return [Finding("ranks", "fail", f"cannot be started: {error}", "see nvidia-smi")]
-    return [
-        finding_of_ranks(
-            lambda: session.run_function(1, read_torch, ()),
-            "torch",
-            lambda facts: torch_finding(facts[0], session.hardware.num_gpus),
-            advice="see what `python -c 'import torch'` says, and install torch again",
-        ),
-        finding_of_ranks(
-            lambda: session.run_function(1, read_torchvision, ()),
-            "torchvision",
-            lambda versions: Finding("torchvision", "ok", versions[0]),
-            advice="install torch and torchvision together, from one index",
-        ),
-        finding_of_ranks(
-            lambda: session.run_function(2, sum_over_ranks, ()),
-            "gloo",
-            sum_finding,
-            advice="see that the loopback interface is up: ip link set lo up",
-        ),
-        *_examine_nccl(session.hardware.num_gpus),
-        interface_finding(socket.gethostname(), _own_address(), environ.get("GLOO_SOCKET_IFNAME")),
-    ]
-
-
-def _examine_nccl(num_gpus: int) -> list[Finding]:
-    """Sum over all visible GPUs, where there are any."""
-    if not num_gpus:
-        return []
-    session = Session(replace(_POLICY, device="cuda", timeout_s=_WAKING_S), say=print)
-    return [
-        finding_of_ranks(
-            lambda: session.run_function(num_gpus, sum_over_ranks, ()),
+    except errors.DeviceError as error:
+        yield Finding("ranks", "fail", f"cannot be started: {error}", "see nvidia-smi")
+        return
+    num_gpus = session.hardware.num_gpus
+    yield finding_of_ranks(
+        lambda: session.run_function(1, read_torch, ()),
+        "torch",
+        lambda facts: torch_finding(facts[0], num_gpus),
+        advice="see what `python -c 'import torch'` says, and install torch again",
+    )
+    yield finding_of_ranks(
+        lambda: session.run_function(1, read_torchvision, ()),
+        "torchvision",
+        lambda versions: Finding("torchvision", "ok", versions[0]),
+        advice="install torch and torchvision together, from one index",
+    )
+    yield finding_of_ranks(
+        lambda: session.run_function(2, sum_over_ranks, ()),
+        "gloo",
+        sum_finding,
+        advice="see that the loopback interface is up: ip link set lo up",
+    )
+    if num_gpus:
+        on_gpus = Session(replace(_POLICY, device="cuda", timeout_s=_WAKING_S), say=print)
+        yield finding_of_ranks(
+            lambda: on_gpus.run_function(num_gpus, sum_over_ranks, ()),
             "NCCL",
             lambda sums: sum_finding(sums, "NCCL"),
             advice="see what NCCL says with NCCL_DEBUG=INFO",
         )
-    ]
+    chosen = environ.get("GLOO_SOCKET_IFNAME")
+    yield interface_finding(socket.gethostname(), _own_address(), chosen)
 
 
 def finding_of_ranks(
-    ask: Callable[[], list[Any]],
-    subject: str,
-    judge: Callable[[list[Any]], Finding],
-    *,
-    advice: str,
+    ask: Callable[[], list[Any]], subject: str, judge: Callable[[list[Any]], Finding], advice: str
 ) -> Finding:
     """Return `judge` of what `ask()` returned of each rank, or why it failed, with the advice."""
     try:
         with contextlib.redirect_stdout(io.StringIO()):  # the ranks' logs
             answers = ask()
-    except MissingPackageError as error:
+    except errors.MissingPackageError as error:
         return Finding(subject, "ok", str(error))
-    except (PerfsuiteError, OSError, EOFError) as error:
+    except (errors.PerfsuiteError, OSError, EOFError) as error:
         # EOFError: the server that ranks are forked from ended, as torch does where it cannot load.
         reason = str(error).partition("\n")[0] or type(error).__name__
         return Finding(subject, "fail", reason, advice)
@@ -119,7 +99,7 @@ def read_torch() -> dict[str, Any]:
 
 def read_torchvision() -> str:
     """Return the version of torchvision, which fails beside a torch of another build."""
-    version: str = import_extra("torchvision", "workloads").__version__
+    version: str = errors.import_extra("torchvision", "workloads").__version__
     return version
 
 
@@ -138,9 +118,8 @@ def torch_finding(facts: Mapping[str, Any], num_gpus: int) -> Finding:
     built_with = (f"{name} {facts[name]}" for name in ("CUDA", "cuDNN", "NCCL") if facts[name])
     libraries = ", ".join(built_with) or "no CUDA"
     threads = counted(facts["num_threads"], "thread")
-    text = (
-        f"{facts['version']} ({libraries}), {threads} a rank, {counted(facts['num_gpus'], 'GPU')}"
-    )
+    gpus = counted(facts["num_gpus"], "GPU")
+    text = f"{facts['version']} ({libraries}), {threads} a rank, {gpus}"
     if facts["num_gpus"] == num_gpus:
         return Finding("torch", "ok", text)
     if facts["CUDA"] is None:

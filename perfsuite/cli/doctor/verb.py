@@ -43,13 +43,11 @@ def examine() -> list[Finding]:
 def examine_timing_lock(lock: TimingLock) -> Finding:
     """Return whether another session is timing; holds the lock, which must not wait, briefly."""
     try:
-        lock.acquire()
+        with lock:
+            return Finding("timing session", "ok", "no other")
     except BusyMachineError as error:
         # The rest of the message is for a session that wanted to time.
         holder = str(error).partition(", and ")[0]
         return Finding("timing session", "warn", holder, "wait until it has ended")
     except WriteError as error:
         return Finding("timing session", "fail", str(error), "make the folder writable")
-    finally:
-        lock.release()
-    return Finding("timing session", "ok", "no other")

@@ -154,8 +154,7 @@ def _facts(found: StoredRun | Unusable, fingerprint: str) -> dict[str, Any]:
     run, reason = found, None
     if isinstance(found, Unusable):
         run, reason = read_run(found.path), found.reason
-    names = ("saved_at", "commit", "fingerprint")
-    facts = {name: getattr(run, name, None) for name in names}
+    facts = {name: getattr(run, name, None) for name in ("saved_at", "commit", "fingerprint")}
     return {
         "path": printable(str(found.path)),
         **facts,

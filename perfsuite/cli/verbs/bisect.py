@@ -86,8 +86,7 @@ def _describe(result: BisectResult) -> Iterator[str]:
     if result.refusal is not None:
         yield result.refusal
     elif first is None:
-        num_left = len(result.possible)
-        yield f"the first bad commit is one of {num_left} that could not all be judged:"
+        yield f"the first bad commit is one of {len(result.possible)} that could not all be judged:"
         yield from (f"  {short_commit(commit)} {subject}" for commit, subject in result.possible)
     else:
         verdict, texts = first.verdict, [reason_text(first.verdict)]

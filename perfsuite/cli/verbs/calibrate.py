@@ -115,7 +115,6 @@ def _describe_noise(noise: CellNoise) -> str:
 
 
 def _advise(noise: CellNoise, result: CalibrationResult) -> str:
-    """The tightest bounds that this machine supports for a cell, in words."""
     found = recommend_for(noise, result)
     if found is None:
         return "too noisy for any limit up to 50 %; its counts can still gate it"

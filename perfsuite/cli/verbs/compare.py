@@ -2,7 +2,7 @@
 
 import math
 from contextlib import closing
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 import typer
@@ -10,7 +10,7 @@ import typer
 from perfsuite.cli import options
 from perfsuite.cli.output import JsonFile, pick, say, write_json
 from perfsuite.errors import SettingError
-from perfsuite.experiments.compare import Comparison, ComparisonRequest, check_numerics, compare
+from perfsuite.experiments.compare import ComparisonRequest, check_numerics, compare
 from perfsuite.experiments.interleave import Bench, Cell
 from perfsuite.gate.judge.trial import Budget
 from perfsuite.records.recipe import describe_recipe, parse_recipe
@@ -48,12 +48,8 @@ def compare_recipes(
         raise SettingError(
             "a and b are the same recipe; say what differs, such as --b precision=amp-bf16"
         )
-    request = ComparisonRequest(
-        **cells,
-        tolerance=bounds[0],
-        limit=bounds[1],
-        budget=Budget(max_pairs=max_pairs, max_s=60 * max_minutes),
-    )
+    budget = Budget(max_pairs=max_pairs, max_s=60 * max_minutes)
+    request = ComparisonRequest(**cells, tolerance=bounds[0], limit=bounds[1], budget=budget)
     with closing(options.open_session(device)) as session:
         numerics = {name: check_numerics(session, cell).numerics for name, cell in cells.items()}
         comparison = compare(Bench(session=session, seed=seed, say=say), request)
@@ -67,22 +63,21 @@ def compare_recipes(
     typer.echo(sentence)
     pairs = counted(len(comparison.raw), "pair")
     typer.echo(f"{pairs} in {comparison.wall_s:.0f} s, seed {seed}")
-    figures = _figures(request, comparison) | {"sentence": sentence, "numerics": numerics}
-    write_json(json_file, **figures, seed=seed)
-
-
-def _figures(request: ComparisonRequest, comparison: Comparison) -> dict[str, Any]:
-    """What the JSON says of the pairs; `ratio` and `raw` are of seconds per sample."""
-    return {
-        "workload": request.a.workload,
-        "a": request.a.recipe.as_dict(),
-        "b": request.b.recipe.as_dict(),
-        **pick(comparison, "word ratio raw wall_s step_times_s samples", samples="num_samples"),
-        "interval": comparison.interval if math.isfinite(comparison.interval[1]) else None,
-        "pairs": len(comparison.raw),
+    # `ratio` and `raw` are of seconds per sample.
+    figures = pick(comparison, "word ratio raw wall_s step_times_s samples", samples="num_samples")
+    write_json(
+        json_file,
+        workload=workload,
+        **{name: cell.recipe.as_dict() for name, cell in cells.items()},
+        **figures,
+        interval=comparison.interval if math.isfinite(comparison.interval[1]) else None,
+        pairs=len(comparison.raw),
         **pick(request, "tolerance limit"),
         **{
-            part: {name: getattr(record, part) for name, record in comparison.records.items()}
+            part: {name: getattr(record, part) for name, record in records.items()}
             for part in ("stages_s", "memory", "counts")
         },
-    }
+        sentence=sentence,
+        numerics=numerics,
+        seed=seed,
+    )

@@ -20,13 +20,12 @@ from perfsuite.gate.judge.explain import explain_stored
 from perfsuite.gate.judge.kept_pairs import PAIRS_FILE
 from perfsuite.gate.judge.trial import LAUNCH_TIMEOUT_S, Budget
 from perfsuite.gate.request import GateRequest
-from perfsuite.gate.run_gate import GateResult, run_gate
+from perfsuite.gate.run_gate import run_gate
 from perfsuite.records.run_file import StoredRun, Unusable, read_run
 from perfsuite.report.formats.markdown import to_markdown
 from perfsuite.report.model import report_on_verdicts
 from perfsuite.report.summary import explanation_text
-from perfsuite.report.terminal.annotations import annotation_lines
-from perfsuite.report.terminal.gate import verdict_lines
+from perfsuite.report.terminal.gate import annotation_lines, verdict_lines
 from perfsuite.stats.sequential import DEFAULT_MAX_PAIRS
 from perfsuite.system.files import check_writable, write_atomically
 from perfsuite.system.untrusted import printable
@@ -112,12 +111,24 @@ def gate(
     request = _request(context.params, context.obj)
     check_writable(*request.outputs)
     result = run_gate(request, say=say, machine=options.wait_for_machine())
-    _print(result)
-    write_json(json_file, **_document(result))
+    annotations = annotation_lines(result.cells, result.root, os.environ)
+    for text in (*verdict_lines(result.cells, result.refusal, result.differs), *annotations):
+        typer.echo(text)
+    if (judged := result.judgement) is not None:
+        pairs = counted(judged.num_pairs, "pair")
+        typer.echo(f"{pairs} in {judged.wall_s:.0f} s, seed {result.seed}")
+    ended = result.leniency.ends(result.code)
+    write_json(
+        json_file,
+        **pick(result, "cells seed arms refusal", arms="differs"),
+        pairs=0 if judged is None else judged.num_pairs,
+        wall_s=None if judged is None else judged.wall_s,
+        exit_code=ended,
+    )
     if markdown is not None:
         told = report_on_verdicts(result.cells, refusal=result.refusal, differs=result.differs)
         write_atomically(markdown, to_markdown(told).encode())
-    if (ended := result.leniency.ends(result.code)) != result.code:
+    if ended != result.code:
         typer.echo(f"advisory: would have ended in {result.code:d}")
     raise typer.Exit(ended)
 
@@ -184,26 +195,6 @@ def _interpreter(python: str | None) -> str | None:
         ) from error
 
 
-def _print(result: GateResult) -> None:
-    annotations = annotation_lines(result.cells, result.root, os.environ)
-    for text in (*verdict_lines(result.cells, result.refusal, result.differs), *annotations):
-        typer.echo(text)
-    if (judged := result.judgement) is not None:
-        pairs = counted(judged.num_pairs, "pair")
-        typer.echo(f"{pairs} in {judged.wall_s:.0f} s, seed {result.seed}")
-
-
-def _document(result: GateResult) -> dict[str, Any]:
-    """The verb's JSON, with all that it takes to compute a verdict again."""
-    judged = result.judgement
-    return {
-        **pick(result, "cells seed arms refusal", arms="differs"),
-        "pairs": 0 if judged is None else judged.num_pairs,
-        "wall_s": None if judged is None else judged.wall_s,
-        "exit_code": result.leniency.ends(result.code),
-    }
-
-
 def explain(
     base: Annotated[str, typer.Argument(help="A stored run, such as baselines/.../0001_a.json.")],
     head: Annotated[str, typer.Argument(help="The run to explain, such as results/run.json.")],
@@ -214,19 +205,18 @@ def explain(
     before, after = _read(base, "BASE"), _read(head, "HEAD")
     common = [name for name in after.cells if name in before.cells]
     if cell is not None and cell not in common:
+        example = f", {common[0]!r} for one" if common else ""
         raise SettingError(
-            f"{cell!r} is not a cell of both runs; they share {len(common)}"
-            + (f", {common[0]!r} for one" if common else "")
+            f"{cell!r} is not a cell of both runs; they share {len(common)}{example}"
         )
-    names = common if cell is None else [cell]
     cells = []
-    for name in names:
+    for name in common if cell is None else [cell]:
         old, new = before.cells[name], after.cells[name]
         explanation = explain_stored(old, new)
         cells.append({"id": name, **msgspec.to_builtins(explanation)})
         change = _change(old.median_s, new.median_s)
         typer.echo(printable(f"{name}: {change}; {explanation_text(explanation)}"))
-    if not names:
+    if not cells:
         typer.echo("the two runs share no cell")
     write_json(json_file, cells=cells)
 

@@ -7,12 +7,13 @@ from collections.abc import Iterator, Sequence
 from datetime import date
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Final
 
 import typer
 from rich.console import Console
 from rich.progress import track
 
+from perfsuite import units
 from perfsuite.cli import options
 from perfsuite.cli.output import JsonFile, pick, write_json
 from perfsuite.cli.site import write_site
@@ -25,14 +26,6 @@ from perfsuite.report.terminal.tables import table_of
 from perfsuite.stats.trend import MIN_VALUES
 from perfsuite.system.untrusted import printable
 from perfsuite.system.urls import locate
-from perfsuite.units import (
-    counted,
-    format_change,
-    format_ratio,
-    format_seconds,
-    option_ratio,
-    short_commit,
-)
 
 # A run on each working day of a year.
 _NUM_RUNS = 250
@@ -74,7 +67,7 @@ def history(
             f"--fingerprint is {fingerprint!r}, which no environment has; use one that 'perfsuite "
             "baseline list' shows, or leave it out for this machine's"
         )
-    least = option_ratio("--smallest", smallest)
+    least = units.option_ratio("--smallest", smallest)
     stored = read_history(
         Path.cwd(),
         locate(storage, "--storage"),
@@ -92,8 +85,17 @@ def history(
     if html is not None:
         write_site(html, stored, [(one, [*_overview(one), *describe(one)]) for one in found])
         typer.echo(f"written to {html / PAGE}")
+    cells = [
+        {
+            "id": one.timeline.cell,
+            "runs": one.timeline.points,
+            "is_long_enough": one.trend is not None,
+            **pick(one, "changes drift"),
+        }
+        for one in found
+    ]
     refused = [{"path": str(one.path), "reason": one.reason} for one in stored.refused]
-    write_json(json_file, cells=[_cell(one) for one in found], refused=refused)
+    write_json(json_file, cells=cells, refused=refused)
     if fails_on_change and any(one.is_slower for one in found):
         raise typer.Exit(ExitCode.REGRESSION)
 
@@ -126,8 +128,7 @@ def _show_one(cell: str, stored: StoredHistory, smallest: float) -> CellHistory:
 def _show_refused(stored: StoredHistory) -> None:
     for refused in stored.refused[:_MOST_REFUSED]:
         typer.echo(printable(str(refused)), err=True)
-    num_more = len(stored.refused) - _MOST_REFUSED
-    if num_more > 0:
+    if (num_more := len(stored.refused) - _MOST_REFUSED) > 0:
         typer.echo(f"and {num_more} more; see 'perfsuite baseline list'", err=True)
     typer.echo("no stored run of this environment can be used", err=True)
 
@@ -145,13 +146,12 @@ def _known(cell: str, stored: StoredHistory) -> str:
 
 def _overview(one: CellHistory) -> Iterator[str]:
     points = one.timeline.points
-    runs = counted(len(points), "run")
-    yield f"{one.timeline.cell}: {runs}, {points[0]} to {points[-1]}"
+    yield f"{one.timeline.cell}: {units.counted(len(points), 'run')}, {points[0]} to {points[-1]}"
     if num_elsewhere := one.timeline.num_elsewhere:
         yield f"further runs, whose ranks found another environment: {num_elsewhere}"
     if one.trend is not None:
         times_s = one.timeline.times_s()
-        ends = f"{format_seconds(min(times_s))} to {format_seconds(max(times_s))}"
+        ends = f"{units.format_seconds(min(times_s))} to {units.format_seconds(max(times_s))}"
         yield f"{_sparkline(times_s)} {ends}"
 
 
@@ -169,28 +169,24 @@ def describe(one: CellHistory) -> list[str]:
     """Return what became of a cell, a sentence for each change."""
     if one.trend is None:
         return [f"too few to tell: from {MIN_VALUES} runs on a change can be seen"]
-    sentences = [_describe_change(change) for change in one.changes]
-    if one.drift is not None:
-        sentences.append(_describe_drift(one.drift))
-    return sentences or ["no change and no drift"]
+    drifts = [] if one.drift is None else [_describe_drift(one.drift)]
+    return [*map(_describe_change, one.changes), *drifts] or ["no change and no drift"]
 
 
 def _describe_change(change: DatedChange) -> str:
     low, high = change.interval
+    where = f"between {change.before} and {change.after}"
+    if change.num_commits:
+        where += f", {units.counted(change.num_commits, 'commit')}"
+    elif change.num_commits == 0:
+        where += ", so not by a commit"
     accepted = "" if change.accepted is None else f", accepted: {change.accepted}"
     recovered = ", recovered since" * change.is_recovered
+    direction = "slower" if change.ratio > 1 else "faster"
     return (
-        f"{'slower' if change.ratio > 1 else 'faster'} by {format_ratio(abs(change.ratio - 1))} "
-        f"({format_change(low)} to {format_change(high)}) {_where(change)}{accepted}{recovered}"
+        f"{direction} by {units.format_ratio(abs(change.ratio - 1))} "
+        f"({units.format_change(low)} to {units.format_change(high)}) {where}{accepted}{recovered}"
     )
-
-
-def _where(change: DatedChange) -> str:
-    text = f"between {change.before} and {change.after}"
-    if change.num_commits is None:
-        return text
-    commits = counted(change.num_commits, "commit") if change.num_commits else "so not by a commit"
-    return f"{text}, {commits}"
 
 
 def _describe_drift(drift: DatedDrift) -> str:
@@ -199,7 +195,7 @@ def _describe_drift(drift: DatedDrift) -> str:
     accepted = "" if drift.accepted is None else f", accepted: {drift.accepted}"
     return (
         f"drifts by {rate} a week ({low} to {high}), "
-        f"{format_change(drift.total_ratio)} since {drift.since}{accepted}"
+        f"{units.format_change(drift.total_ratio)} since {drift.since}{accepted}"
     )
 
 
@@ -207,9 +203,8 @@ def _advise(one: CellHistory) -> list[str]:
     """How to find the commit behind the newest slowdown that no entry accepts."""
     for change in reversed(one.changes):
         if change.is_open and (change.num_commits or 0) > 1:
-            good, bad = (
-                short_commit(point.commit or "") for point in (change.before, change.after)
-            )
+            ends = change.before, change.after
+            good, bad = (units.short_commit(point.commit or "") for point in ends)
             cell = shlex.quote(one.timeline.cell)
             return [f"which commit it was: perfsuite bisect --good {good} --bad {bad} {cell}"]
     return []
@@ -221,12 +216,3 @@ _COLUMNS: Final[tuple[Column[CellHistory], ...]] = (
     Column("", "times", lambda one: _sparkline(one.timeline.times_s()), is_number=False),
     Column("", "what became of it", lambda one: "; ".join(describe(one)), is_number=False),
 )
-
-
-def _cell(one: CellHistory) -> dict[str, Any]:
-    return {
-        "id": one.timeline.cell,
-        "runs": one.timeline.points,
-        "is_long_enough": one.trend is not None,
-        **pick(one, "changes drift"),
-    }

@@ -10,6 +10,7 @@ from typing import Annotated
 
 import typer
 
+from perfsuite.cli.options import explained
 from perfsuite.cli.output import JsonFile, write_json
 from perfsuite.errors import SettingError
 from perfsuite.system.files import append_line, write_atomically
@@ -21,10 +22,7 @@ _COMMENTS = ".github/workflows/performance-comment.yml"
 # pytest takes its configuration from the first file that has one of these sections (pytest's
 # documentation, "Configuration file formats").
 _PYTEST_SECTIONS = {
-    "pytest.toml": ("pytest",),
-    ".pytest.toml": ("pytest",),
-    "pytest.ini": ("pytest",),
-    ".pytest.ini": ("pytest",),
+    **dict.fromkeys(("pytest.toml", ".pytest.toml", "pytest.ini", ".pytest.ini"), ("pytest",)),
     "pyproject.toml": ("tool.pytest", "tool.pytest.ini_options"),
     "tox.ini": ("pytest",),
     "setup.cfg": ("tool:pytest",),
@@ -49,17 +47,14 @@ _GIT_IGNORE = Path(".gitignore")
 _IGNORED = ("results/", "__pycache__/")
 
 
+@explained(
+    num_gpus="Write a workflow for runners of your own with so many.",
+    comments="Write a workflow that comments on pull requests.",
+)
 def init(
     folder: Annotated[Path, typer.Argument(help="The repository's root.")] = Path(),
-    num_gpus: Annotated[
-        int | None,
-        typer.Option(
-            "--gpus", min=1, help="Write a workflow for runners of your own with so many."
-        ),
-    ] = None,
-    comments: Annotated[
-        bool, typer.Option("--comment", help="Write a workflow that comments on pull requests.")
-    ] = False,
+    num_gpus: Annotated[int | None, typer.Option("--gpus", min=1)] = None,
+    comments: Annotated[bool, typer.Option("--comment")] = False,
     json_file: JsonFile = None,
 ) -> None:
     """Write a starter benchmark, a configuration and a workflow into a repository.
@@ -91,8 +86,12 @@ def write_starters(
 ) -> tuple[list[str], list[str]]:
     """Return which files were written and which were there; each option adds its workflow."""
     paths = [*_STARTERS, *([] if num_gpus is None else [_ON_GPUS]), *([_COMMENTS] * comments)]
-    configured = _pytest_configuration(folder)
-    configuration = None if configured is None else _with_gate(folder / configured)
+    if (configured := _pytest_configuration(folder)) is not None:
+        configuration = _with_gate(folder / configured)
+    else:
+        # The gate's arms import from these in any case (`import_roots`); so do other sessions.
+        pythonpath = "src ." if (folder / "src").is_dir() else "."
+        configured, configuration = "pytest.ini", _CONFIGURATION.format(pythonpath=pythonpath)
     written, kept = [], []
     for path in paths:
         if (folder / path).exists():
@@ -105,16 +104,11 @@ def write_starters(
         text = text.replace(f'"{_REQUIREMENT}"', line)
         write_atomically(folder / path, text.encode())
         written.append(path)
-    if configured is None:
-        # The gate's arms import from these in any case (`import_roots`); so do other sessions.
-        text = _CONFIGURATION.format(pythonpath="src ." if (folder / "src").is_dir() else ".")
-        write_atomically(folder / "pytest.ini", text.encode())
-        written.append("pytest.ini")
-    elif configuration is not None:
+    if configuration is None:
+        kept.append(configured)
+    else:
         write_atomically(folder / configured, configuration.encode(errors="surrogateescape"))
         written.append(configured)
-    else:
-        kept.append(configured)
     git_ignore = folder / _GIT_IGNORE
     ignored = git_ignore.read_text(errors="replace").splitlines() if git_ignore.is_file() else []
     if missing := [line for line in _IGNORED if line not in ignored]:
@@ -137,10 +131,9 @@ def _requirement() -> tuple[str, str]:
 
 def _pytest_configuration(folder: Path) -> str | None:
     there = [name for name in _PYTEST_SECTIONS if (folder / name).is_file()]
-    for name in there:
-        if _pytest_section(name, _text(folder / name)) is not None:
-            return name
-    return next((name for name in there if name not in ("tox.ini", "setup.cfg")), None)
+    chosen = (name for name in there if _pytest_section(name, _text(folder / name)) is not None)
+    others = (name for name in there if name not in ("tox.ini", "setup.cfg"))
+    return next(chosen, None) or next(others, None)
 
 
 def _pytest_section(name: str, text: str) -> re.Match[str] | None:

@@ -8,13 +8,11 @@ import typer
 
 from perfsuite.cli.options import explained
 from perfsuite.errors import ExitCode
-from perfsuite.report.charts.learning_curves import read_trainings
-from perfsuite.report.formats.csv_file import to_csv
-from perfsuite.report.formats.dashboards import to_action_benchmark, to_bencher, to_hud
+from perfsuite.report.charts.family_charts import read_trainings
+from perfsuite.report.formats import trackers
 from perfsuite.report.formats.folder import PAGE, write_folder
-from perfsuite.report.formats.latex import to_latex
 from perfsuite.report.formats.markdown import to_markdown
-from perfsuite.report.formats.trackers import log_to_mlflow, log_to_tensorboard, log_to_wandb
+from perfsuite.report.formats.tables import to_csv, to_latex
 from perfsuite.report.model import Report, report_on_runs
 from perfsuite.report.runs import Run, read_runs, with_reasons
 from perfsuite.report.shards import merge_shards
@@ -24,13 +22,9 @@ from perfsuite.system.untrusted import printable
 from perfsuite.system.urls import locate
 from perfsuite.units import option_bounds
 
-Runs = Annotated[
-    list[str],
-    typer.Argument(metavar="RUN.json...", help="Files of pytest-benchmark, by path or URL."),
-]
-
 
 @explained(
+    runs="Files of pytest-benchmark, by path or URL.",
     profiles="Show its learning curve; repeatable.",
     html="Write index.html there, all else beside it.",
     markdown="For a summary or a comment.",
@@ -47,7 +41,7 @@ Runs = Annotated[
     limit="What verdicts are drawn against.",
 )
 def report(
-    runs: Runs,
+    runs: Annotated[list[str], typer.Argument(metavar="RUN.json...")],
     profiles: Annotated[list[Path] | None, typer.Option("--profile", metavar="FILE")] = None,
     html: Annotated[Path | None, typer.Option(metavar="DIR")] = None,
     markdown: Annotated[Path | None, typer.Option(metavar="FILE")] = None,
@@ -82,19 +76,19 @@ def report(
     if html is not None:
         write_folder(made, html)
         typer.echo(f"written to {html / PAGE}")
-    files = {to_markdown: markdown, to_latex: latex, to_csv: csv, to_bencher: bencher, to_hud: hud}
-    files[to_action_benchmark] = github_action_benchmark
+    files = {to_markdown: markdown, to_latex: latex, to_csv: csv, trackers.to_bencher: bencher}
+    files |= {trackers.to_hud: hud, trackers.to_action_benchmark: github_action_benchmark}
     for write, path in files.items():
         if path is not None:
             write_atomically(path, write(made).encode())
             typer.echo(f"written to {path}")
     if tensorboard is not None:
-        log_to_tensorboard(found, tensorboard)
+        trackers.log_to_tensorboard(found, tensorboard)
         typer.echo(f"written to {tensorboard}")
     if wandb:
-        log_to_wandb(found, made)
+        trackers.log_to_wandb(found, made)
     if mlflow:
-        log_to_mlflow(found)
+        trackers.log_to_mlflow(found)
     if not any((html, *files.values(), tensorboard, wandb, mlflow)):
         _print(made)
     raise typer.Exit(_end_code(found[-1], require_verdicts=require_verdicts))

@@ -12,16 +12,8 @@ import typer
 from perfsuite.cli.options import DeviceName, DrawnSeed, WorkloadName, open_session, takes_recipe
 from perfsuite.cli.output import JsonFile, say, write_json
 from perfsuite.errors import SettingError
+from perfsuite.experiments import sweep as experiment
 from perfsuite.experiments.interleave import ROUND_S, Bench
-from perfsuite.experiments.sweep import (
-    Times,
-    advise,
-    find_hurts_from,
-    find_optimum,
-    find_within_noise,
-    intervals_of,
-    sweep_workers,
-)
 from perfsuite.records.recipe import Recipe
 from perfsuite.report.formats.html import svg_file
 from perfsuite.report.terminal.sweep import draw_sweep, sweep_table
@@ -58,14 +50,14 @@ def sweep(
     # Of a hundred launches, most have more workers than torch thinks wise.
     with closing(open_session(device, shows_output=False, round_s=ROUND_S)) as session:
         bench = Bench(session=session, seed=seed, say=say, num_repetitions=repetitions)
-        training, loading = sweep_workers(bench, workload, recipe, counts)
-    optimum, hurts_from = find_optimum(training), find_hurts_from(training)
-    shown = intervals_of(training), intervals_of(loading), optimum, hurts_from
-    advice = advise(training)
+        training, loading = experiment.sweep_workers(bench, workload, recipe, counts)
+    optimum, hurts_from = experiment.find_optimum(training), experiment.find_hurts_from(training)
+    shown = experiment.intervals_of(training), experiment.intervals_of(loading), optimum, hurts_from
+    advice = experiment.advise(training)
     picture = draw_sweep(f"{workload}: loader workers", *shown)
     write_atomically(PICTURE_FILE, svg_file(picture).encode())
     typer.echo(sweep_table(*shown))
-    others = ", ".join(map(str, find_within_noise(training)[1:]))
+    others = ", ".join(map(str, experiment.find_within_noise(training)[1:]))
     within = f" (within noise of the best, as are {others})" if others else ""
     hurts = "" if hurts_from is None else f"; from {hurts_from} on, more workers hurt"
     typer.echo(f"optimum: {optimum}{within}{hurts}")
@@ -84,10 +76,7 @@ def sweep(
 
 
 def parse_counts(text: str) -> list[int]:
-    """Return the numbers of workers that "0..10" or "0,1,2,4" names, ascending.
-
-    Raises a SettingError where the text names none, or too many workers.
-    """
+    """Return the numbers of workers that "0..10" or "0,1,2,4" names, ascending."""
     if match := re.fullmatch(r"(\d{1,4})\.\.(\d{1,4})", text):
         counts = list(range(int(match[1]), int(match[2]) + 1))
     elif re.fullmatch(r"\d{1,4}(,\d{1,4})*", text):
@@ -102,7 +91,7 @@ def parse_counts(text: str) -> list[int]:
     return counts
 
 
-def _figures(times_s: Times) -> dict[str, Any]:
+def _figures(times_s: experiment.Times) -> dict[str, Any]:
     return {
         "times": [
             {
@@ -111,9 +100,9 @@ def _figures(times_s: Times) -> dict[str, Any]:
                 "interval_s": interval.bounds,
                 "repetitions_s": times_s[count],
             }
-            for count, interval in intervals_of(times_s).items()
+            for count, interval in experiment.intervals_of(times_s).items()
         ],
-        "optimum": find_optimum(times_s),
-        "within_noise": find_within_noise(times_s),
-        "hurts_from": find_hurts_from(times_s),
+        "optimum": experiment.find_optimum(times_s),
+        "within_noise": experiment.find_within_noise(times_s),
+        "hurts_from": experiment.find_hurts_from(times_s),
     }

@@ -9,14 +9,8 @@ from rich.console import Console
 from perfsuite.cli.options import DeviceName, Seed, WorkloadName, open_session, takes_recipe
 from perfsuite.cli.output import JsonFile, write_json
 from perfsuite.errors import SettingError
+from perfsuite.experiments import verify as experiment
 from perfsuite.experiments.rank_session import MAX_VERIFIED_STEPS, Session
-from perfsuite.experiments.verify import (
-    EXIT_CODES,
-    every_recipe,
-    exit_code,
-    verify_every,
-    verify_one,
-)
 from perfsuite.records.equivalence import EquivalenceReport
 from perfsuite.records.recipe import Recipe
 from perfsuite.records.workload import find_workload
@@ -49,24 +43,25 @@ def verify(
     if all_recipes:
         reports = _verify_every(session, workload, num_steps)
     else:
-        reports = [verify_one(session, workload, recipe, num_steps)]
+        reports = [experiment.verify_one(session, workload, recipe, num_steps)]
     typer.echo(equivalence_table(reports))
     for text in explanations(reports, every_row=not all_recipes):
         typer.echo(text)
     if all_recipes:
         counted = Counter(report.status for report in reports)
-        typer.echo(", ".join(f"{counted[name]} {name}" for name in EXIT_CODES if counted[name]))
+        found = [f"{counted[name]} {name}" for name in experiment.EXIT_CODES if counted[name]]
+        typer.echo(", ".join(found))
     write_json(json_file, rows=[row for report in reports for row in report.rows])
-    raise typer.Exit(exit_code(reports, of_table=all_recipes))
+    raise typer.Exit(experiment.exit_code(reports, of_table=all_recipes))
 
 
 def _verify_every(session: Session, workload: str, num_steps: int) -> list[EquivalenceReport]:
     find_workload(workload)
-    recipes = every_recipe()
+    recipes = experiment.every_recipe()
     console = Console(stderr=True, highlight=False)
 
     def show(num_done: int, report: EquivalenceReport) -> None:
         status.update(f"{num_done} of {len(recipes)} recipes: {report.recipe['parallel']}")
 
     with console.status(f"0 of {len(recipes)} recipes") as status:
-        return verify_every(session, workload, recipes, num_steps, show)
+        return experiment.verify_every(session, workload, recipes, num_steps, show)

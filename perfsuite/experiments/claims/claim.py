@@ -18,13 +18,7 @@ NOISE: dict[Status, str] = {"cannot be tested here": "; the noise is too large t
 
 @dataclass(frozen=True, kw_only=True)
 class ClaimFinding:
-    """What an experiment came to on this machine.
-
-    Attributes:
-        figures: Everything that was measured and decides, as JSON has it.
-        reason: What was found, in words, to be read beside the quoted figures.
-        is_broken: Whether the experiment itself failed.
-    """
+    """What an experiment came to on this machine, as figures and in words, or that it failed."""
 
     status: Status
     figures: dict[str, Any]
@@ -33,11 +27,8 @@ class ClaimFinding:
 
     def on(self, workload: str) -> ClaimFinding:
         """Return the finding with the workload that it rests on."""
-        return dataclasses.replace(
-            self,
-            figures={"workload": workload, **self.figures},
-            reason=f"on {workload} {self.reason}",
-        )
+        figures, reason = {"workload": workload, **self.figures}, f"on {workload} {self.reason}"
+        return dataclasses.replace(self, figures=figures, reason=reason)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,10 +45,7 @@ class Claim:
 def claim(
     name: str, *, quoted: str, source: str
 ) -> Callable[[Callable[[Bench], ClaimFinding]], Claim]:
-    """Return a decorator that makes a claim of its experiment; the docstring says what is claimed.
-
-    `name` is the claim's in reference.md.
-    """
+    """Return a decorator that makes a claim of an experiment, whose docstring says what it is."""
 
     def make(experiment: Callable[[Bench], ClaimFinding]) -> Claim:
         text = (experiment.__doc__ or "").removesuffix(".")
@@ -69,21 +57,21 @@ def claim(
 def weigh(holds: bool | Status, reason: str, **figures: Any) -> ClaimFinding:
     """Return a finding: its status, or the fact that decides it, and its figures by name."""
     status: Status = holds if isinstance(holds, str) else ("does not hold", "holds")[holds]
-    return ClaimFinding(status=status, figures=figures, reason=reason)
+    return ClaimFinding(status=status, figures=_as_json(figures), reason=reason)
+
+
+def _as_json(figure: Any) -> Any:
+    if isinstance(figure, intervals.Interval):
+        return {"value": figure.centre, "low": figure.low, "high": figure.high}
+    if isinstance(figure, dict):
+        return {name: _as_json(value) for name, value in figure.items()}
+    return figure
 
 
 def weigh_interval(interval: intervals.Interval, *, low: float, high: float = math.inf) -> Status:
-    """Return whether a value that lies in an interval lies between two borders.
-
-    Noise is neither: where the interval reaches over a border, the claim was not tested.
-    """
+    """Return whether a value in an interval lies between two borders; over a border is neither."""
     if low < interval.low and interval.high < high:
         return "holds"
     if interval.high < low or high < interval.low:
         return "does not hold"
     return "cannot be tested here"
-
-
-def as_figure(interval: intervals.Interval) -> dict[str, float]:
-    """Return an interval as JSON has it."""
-    return {"value": interval.centre, "low": interval.low, "high": interval.high}

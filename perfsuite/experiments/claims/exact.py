@@ -152,7 +152,6 @@ def _is_linear(slopes: Sequence[float]) -> bool:
 
 
 def _slopes(values: Mapping[int, int]) -> list[float]:
-    """Growth per block from each length to the next."""
     return [
         (values[longer] - values[shorter]) / (longer - shorter)
         for shorter, longer in itertools.pairwise(sorted(values))

@@ -1,18 +1,7 @@
-"""Claims about loading data: C1, C2, C3.
-
-On LeNet's images with the random affine augmentation of the quoted runs, loaded one at a time:
-MNIST's where they lie on the disk, else scikit-learn's digits at the same size.
-"""
+"""Claims about loading LeNet's images, one at a time and augmented as quoted: C1, C2, C3."""
 
 from perfsuite.errors import WorkloadError
-from perfsuite.experiments.claims.claim import (
-    NOISE,
-    ClaimFinding,
-    as_figure,
-    claim,
-    weigh,
-    weigh_interval,
-)
+from perfsuite.experiments.claims.claim import NOISE, ClaimFinding, claim, weigh, weigh_interval
 from perfsuite.experiments.interleave import Bench, Cell, paired_ratio
 from perfsuite.experiments.sweep import find_hurts_from, find_optimum, intervals_of, is_slower
 from perfsuite.records.cell import StageTimes
@@ -33,7 +22,7 @@ _ABOUT_HALF = (0.375, 0.625)
 
 
 def find_images(bench: Bench) -> str:
-    """Return the quoted runs' images where this machine has them, else those that it always has."""
+    """Return MNIST's images where they lie on the disk, else scikit-learn's of the same size."""
     try:
         bench.count(MNIST, Recipe())
     except WorkloadError as error:
@@ -46,10 +35,7 @@ def find_images(bench: Bench) -> str:
 def try_workers(bench: Bench) -> ClaimFinding:
     """Loading time falls sharply to 2 workers, then flattens, and rises again."""
     workload = find_images(bench)
-    cells = {
-        count: Cell(workload=workload, recipe=Recipe(num_workers=count), activity="load")
-        for count in _SWEPT
-    }
+    cells = {count: Cell(workload, Recipe(num_workers=count), "load") for count in _SWEPT}
     times_s = bench.measure_times_s(cells)
     fewer = [count for count in times_s if count < _QUOTED_BEST]
     falls = all(is_slower(times_s[count], times_s[_QUOTED_BEST]) for count in fewer)
@@ -61,7 +47,7 @@ def try_workers(bench: Bench) -> ClaimFinding:
     return weigh(
         falls and hurts_from is not None,
         f"the time of a batch {fall}, and {rise} ({quick})",
-        times_s={count: as_figure(one) for count, one in centres.items()},
+        times_s=centres,
         optimum=optimum,
         hurts_from=hurts_from,
     ).on(workload)
@@ -75,21 +61,14 @@ def try_workers(bench: Bench) -> ClaimFinding:
 def try_bound(bench: Bench) -> ClaimFinding:
     """Small-batch LeNet training is bound by data loading, not by compute."""
     workload = find_images(bench)
-    cells = {
-        count: Cell(workload=workload, recipe=Recipe(num_workers=count))
-        for count in _QUOTED_WORKERS
-    }
+    cells = {count: Cell(workload, Recipe(num_workers=count)) for count in _QUOTED_WORKERS}
     figures, here, ratios = {}, [], {}
     for count, outcomes in bench.measure(cells).items():
         times_s = [_load_and_update_s(each.record.stages_s) for each in outcomes]
         loads_s, updates_s = zip(*times_s, strict=True)
         load_s, update_s = (geometric_interval(one).centre for one in (loads_s, updates_s))
-        ratios[count] = paired_ratio(loads_s, updates_s)
-        figures[str(count)] = {
-            "load_s": load_s,
-            "update_s": update_s,
-            "load_per_update": as_figure(ratios[count]),
-        }
+        ratio = ratios[count] = paired_ratio(loads_s, updates_s)
+        figures[str(count)] = {"load_s": load_s, "update_s": update_s, "load_per_update": ratio}
         here.append(f"{count} workers {format_seconds(load_s)} / {format_seconds(update_s)}")
     alone = ratios[0]  # the claim is about loading in the training process itself
     status = weigh_interval(alone, low=1.0)
@@ -105,11 +84,8 @@ def try_bound(bench: Bench) -> ClaimFinding:
 def try_augmentation(bench: Bench) -> ClaimFinding:
     """The random affine augmentation is about half of the load time."""
     augmented = find_images(bench)
-    cells = {
-        workload: Cell(workload=workload, recipe=Recipe(), activity="load")
-        for workload in (augmented, augmented.removesuffix(_AUGMENTED))
-    }
-    times_s = bench.measure_times_s(cells)
+    workloads = augmented, augmented.removesuffix(_AUGMENTED)
+    times_s = bench.measure_times_s({name: Cell(name, Recipe(), "load") for name in workloads})
     augmented_s, plain_s = times_s.values()
     rest = paired_ratio(plain_s, augmented_s)
     share = Interval(centre=1 - rest.centre, low=1 - rest.high, high=1 - rest.low)
@@ -126,7 +102,7 @@ def try_augmentation(bench: Bench) -> ClaimFinding:
         f"{format_ratio(share.low)} and {format_ratio(share.high)}){why}",
         augmented_s=with_it_s,
         plain_s=without_s,
-        share=as_figure(share),
+        share=share,
     ).on(augmented)
 
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 
 from perfsuite.errors import NotExercisedError
-from perfsuite.experiments.claims.claim import ClaimFinding, Status, as_figure, claim, weigh
+from perfsuite.experiments.claims.claim import ClaimFinding, Status, claim, weigh
 from perfsuite.experiments.claims.loading import find_images
 from perfsuite.experiments.interleave import Bench, Cell, paired_ratio
 from perfsuite.records.capability import Hardware
@@ -47,11 +47,9 @@ def try_modes(bench: Bench) -> ClaimFinding:
     size = min(hardware.num_gpus, _NUM_QUOTED_GPUS)
     workload = find_images(bench)
     cells = {
-        "single": Cell(workload=workload, recipe=Recipe()),
-        "dp": Cell(workload=workload, recipe=Recipe(parallel=f"dp:{size}")),
-        "ddp": Cell(
-            workload=workload, recipe=Recipe(parallel=f"ddp:{size}", num_workers=_NUM_WORKERS)
-        ),
+        "single": Cell(workload, Recipe()),
+        "dp": Cell(workload, Recipe(parallel=f"dp:{size}")),
+        "ddp": Cell(workload, Recipe(parallel=f"ddp:{size}", num_workers=_NUM_WORKERS)),
     }
     times_s: dict[str, list[float]] = {}
     for name, outcomes in bench.measure(cells).items():
@@ -61,11 +59,9 @@ def try_modes(bench: Bench) -> ClaimFinding:
     return weigh(
         dp.low > 1 and ddp.high < 1,
         f"a sample takes x{_times(dp)} as long with DP, x{_times(ddp)} with DDP",
-        seconds_per_sample={
-            name: as_figure(geometric_interval(times)) for name, times in times_s.items()
-        },
-        dp_per_single=as_figure(dp),
-        ddp_per_single=as_figure(ddp),
+        seconds_per_sample={name: geometric_interval(times) for name, times in times_s.items()},
+        dp_per_single=dp,
+        ddp_per_single=ddp,
     ).on(workload)
 
 
@@ -78,9 +74,7 @@ def try_attribution(bench: Bench) -> ClaimFinding:
     """The gain of DDP comes from its 4 loader workers, not from parallelism."""
     workload = find_images(bench)
     cells = {
-        (parallel, num_workers): Cell(
-            workload=workload, recipe=Recipe(parallel=parallel, num_workers=num_workers)
-        )
+        (parallel, num_workers): Cell(workload, Recipe(parallel=parallel, num_workers=num_workers))
         for parallel in ("single", "ddp:1")
         for num_workers in (0, _NUM_WORKERS)
     }
@@ -97,10 +91,10 @@ def try_attribution(bench: Bench) -> ClaimFinding:
         status,
         f"{reason}: {spelled}",
         iteration_s={
-            f"{parallel}, {num_workers} workers": as_figure(geometric_interval(times))
+            f"{parallel}, {num_workers} workers": geometric_interval(times)
             for (parallel, num_workers), times in times_s.items()
         },
-        factors={name: as_figure(factor) for name, factor in factors.items()},
+        factors=factors,
     ).on(workload)
 
 

@@ -2,14 +2,7 @@
 
 from dataclasses import dataclass
 
-from perfsuite.experiments.claims.claim import (
-    NOISE,
-    ClaimFinding,
-    as_figure,
-    claim,
-    weigh,
-    weigh_interval,
-)
+from perfsuite.experiments.claims.claim import NOISE, ClaimFinding, claim, weigh, weigh_interval
 from perfsuite.experiments.compare import Comparison, ComparisonRequest, Word, compare
 from perfsuite.experiments.interleave import Bench, Cell, paired_ratio
 from perfsuite.gate.judge.trial import Budget
@@ -68,12 +61,8 @@ def try_mixed_precision(bench: Bench) -> ClaimFinding:
             accuracy=profile.accuracy,
             peak_bytes=memory.peak_bytes,
         )
-    request = ComparisonRequest(
-        a=Cell(workload=_IMAGES, recipe=recipes["fp32"]),
-        b=Cell(workload=_IMAGES, recipe=recipes[low]),
-        budget=_BUDGET,
-    )
-    compared = compare(bench, request)
+    a, b = (Cell(_IMAGES, recipe) for recipe in recipes.values())
+    compared = compare(bench, ComparisonRequest(a=a, b=b, budget=_BUDGET))
     return weigh_precisions(curves["fp32"], curves[low], compared, precision=low).on(_IMAGES)
 
 
@@ -150,7 +139,7 @@ def try_first_epoch(bench: Bench) -> ClaimFinding:
         f"x{ratio.centre:.2f} of a later one (between {ratio.low:.2f} and {ratio.high:.2f})"
         f"{NOISE.get(status, '')}",
         epochs_s=durations_s,
-        first_per_later=as_figure(ratio),
+        first_per_later=ratio,
     ).on(_IMAGES)
 
 

@@ -1,8 +1,4 @@
-"""Options and ini values, resolved once: command line before ini file before default.
-
-Every message says where a value came from. Nothing below reads options, ini or the environment.
-What a change itself sets in the ini file is refused where it would pass by its own word.
-"""
+"""Options and ini values, resolved once: command line before ini file before default."""
 
 import datetime
 import os
@@ -43,32 +39,20 @@ _OURS = ("-o", "perf_gate=on")
 
 @dataclass(frozen=True, kw_only=True)
 class Choices:
-    """Everything that the options say.
+    """Everything that the options say."""
 
-    Attributes:
-        policy: How ranks are run; its device may be "auto".
-        num_rounds: Of a cell that names no number; None where a gate chooses.
-        wait_s: How long to wait for another timing session.
-        require_gpus: GPUs without which nothing runs.
-        results: Folder of run.json and cells.jsonl.
-        durations: Where it is written how long cells took; None for the stored runs.
-        is_gate: Whether `--benchmark-compare` is the gate.
-        gate: How cells are judged, unless a marker says otherwise.
-        membership: This process's place among those that torchrun started; None where it is alone.
-    """
-
-    policy: GroupPolicy
-    num_rounds: int | None
-    wait_s: float
+    policy: GroupPolicy  # its device may be "auto"
+    num_rounds: int | None  # of a cell that names no number; None where a gate chooses
+    wait_s: float  # for another timing session
     matrix: str
     require_gpus: int
-    results: Path
+    results: Path  # the folder of run.json and cells.jsonl
     checks_numerics: bool
     shard: Shard
-    durations: str | None
-    is_gate: bool
-    gate: GateRequest
-    membership: Membership | None
+    durations: str | None  # where it is written how long cells took; None for the stored runs
+    is_gate: bool  # under --benchmark-compare
+    gate: GateRequest  # unless a marker says otherwise
+    membership: Membership | None  # among the processes that torchrun started
 
 
 def one_of(*allowed: str) -> tuple[Callable[[str], str], str]:
@@ -146,8 +130,7 @@ def resolve(
 ) -> Choices:
     """Return the choices that command line, ini file and defaults make.
 
-    `given_environ` is what launches of the gate get, the environment before any conftest. Raises a
-    SettingError that names a value that is not allowed, its source and what is.
+    `given_environ` is what launches of the gate get, the environment before any conftest.
     """
     value = {option.name: _value(config, option) for option in OPTIONS}
     names = given(config).keys()
@@ -198,9 +181,8 @@ def _value(config: pytest.Config, option: Option) -> Any:
     try:
         return parse(option.default if text is None else str(text))
     except ValueError as error:
-        raise SettingError(
-            f"{name} is {text!r} ({_source(config, name)}); use {allowed}"
-        ) from error
+        source = _source(config, name)
+        raise SettingError(f"{name} is {text!r} ({source}); use {allowed}") from error
 
 
 def _source(config: pytest.Config, name: str) -> str:
@@ -283,10 +265,9 @@ def _may_be_off(root: Path, top: Path, revision: str) -> bool:
     return any(one.gate for one in brought.loosenings(EVERY_CELL))
 
 
-# What comes of each setting.
+# Settings by which a change would pass by its own word, and what comes of each.
 _EFFECTS = {
-    "base": "the change would say what it is compared with",
-    "base-dir": "the change would say what it is compared with",
+    **dict.fromkeys(("base", "base-dir"), "the change would say what it is compared with"),
     "gate": "--benchmark-compare would gate nothing",
     "numerics": "no cell would be shown to compute as one process",
 }
@@ -295,8 +276,7 @@ _EFFECTS = {
 def refuse_change(config: pytest.Config, environ: Mapping[str, str], *, measures: bool) -> None:
     """Refuse such a setting in an ini file, unless the base's has it too or nothing is lost by it.
 
-    `measures` says whether the session would be gated without any setting. Raises a SettingError
-    where the change brings one, or the base is not known.
+    `measures` says whether the session would be gated without any setting.
     """
     typed = _typed(config, environ)
     settings = given(config)

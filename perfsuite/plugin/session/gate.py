@@ -1,10 +1,8 @@
-"""The gate of one pytest session: `pytest PATHS --benchmark-compare`.
-
-Refuses silent passes, has cells judged before the first test runs, and gives each its verdict.
-"""
+"""The gate of one pytest session, `pytest PATHS --benchmark-compare`: a verdict for each cell."""
 
 import dataclasses
-from collections.abc import Callable, Generator, Sequence
+import functools
+from collections.abc import Callable, Generator, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +19,7 @@ from perfsuite.gate.judge.trial import draw_seed
 from perfsuite.gate.request import base_of
 from perfsuite.gate.run_gate import GateResult, run_gate
 from perfsuite.plugin.fixtures import OUTCOME
+from perfsuite.plugin.output import say
 from perfsuite.plugin.recorder import benchmarks_of, is_benchmark
 from perfsuite.plugin.session.choices import Choices
 from perfsuite.plugin.session.saving import STORAGE, RunSaver
@@ -30,10 +29,6 @@ from perfsuite.records.run_file import StoredCell
 from perfsuite.records.verdict import CellVerdict
 from perfsuite.system.untrusted import printable
 
-_NO_GATE_UNDER_TORCHRUN = (
-    "--benchmark-compare is the gate, which starts the ranks of both sides on one machine, and "
-    "torchrun has started this session; gate without torchrun, or add --perf-gate=off"
-)
 # Each with what takes it back: so pytest-benchmark has it.
 _MEASURE_NOTHING = {
     "--benchmark-disable": "--benchmark-enable",
@@ -43,7 +38,8 @@ _MEASURE_NOTHING = {
 }
 # Puts a verdict into the reports of a cell.
 Finish = Callable[[pytest.Item, Sequence[pytest.TestReport], CellVerdict], None]
-_NOT_REACHED = "it was selected, and the session ended before it had a verdict"
+# What pytest-benchmark keeps of a test beside its times.
+_ExtraInfo = dict[str, Any] | None
 
 
 def refuse_silent_passes(config: pytest.Config, *, is_under_torchrun: bool) -> None:
@@ -57,38 +53,29 @@ def refuse_silent_passes(config: pytest.Config, *, is_under_torchrun: bool) -> N
                 f"write: pytest {compare} --benchmark-compare"
             )
     if is_under_torchrun:
-        raise pytest.UsageError(_NO_GATE_UNDER_TORCHRUN)
+        raise pytest.UsageError(
+            "--benchmark-compare is the gate, which starts the ranks of both sides on one machine, "
+            "and torchrun has started this session; gate without torchrun, or add --perf-gate=off"
+        )
+    measures = "--benchmark-compare measures nothing beside"
     is_worker = hasattr(config, "workerinput")
     if is_worker or config.getoption("dist", "no") != "no" or config.getoption("numprocesses", 0):
-        raise pytest.UsageError(
-            "--benchmark-compare measures nothing beside xdist's -n; use -n0, or leave it out"
-        )
+        raise pytest.UsageError(f"{measures} xdist's -n; use -n0, or leave it out")
     for flag, opposite in _MEASURE_NOTHING.items():
         if config.getoption(flag, False) and not config.getoption(opposite, False):
-            raise pytest.UsageError(
-                f"--benchmark-compare measures nothing beside {flag}; leave it out"
-            )
+            raise pytest.UsageError(f"{measures} {flag}; leave it out")
 
 
 class SessionGate:
-    """The verdicts of one session's cells.
-
-    The reports of cells that stored runs leave open are held until pairs have judged all of these.
-    """
+    """The verdicts of one session's cells; what stored runs leave open, pairs judge at its end."""
 
     def __init__(
-        self,
-        config: pytest.Config,
-        choices: Choices,
-        saver: RunSaver,
-        *,
-        say: Callable[[str], None],
-        finish: Finish,
+        self, config: pytest.Config, choices: Choices, saver: RunSaver, *, finish: Finish
     ) -> None:
         self._config = config
         self._durations = choices.durations
         self._saver = saver
-        self._say = say
+        self._say = functools.partial(say, config)
         self._finish = finish
         # With what the session has found, and what is left of its budget.
         self._request = choices.gate
@@ -96,8 +83,8 @@ class SessionGate:
         self._selected: list[str] = []
         self._judged: dict[str, CellVerdict] = {}
         self._history: History | None = None
-        # The cells that stored runs leave open, with the `extra_info` of their benchmarks.
-        self._open: dict[str, dict[str, Any] | None] = {}
+        # The cells that stored runs leave open, and that wait for their pairs.
+        self.open_cells: dict[str, _ExtraInfo] = {}
         self._held: list[tuple[pytest.Item, Sequence[pytest.TestReport]]] = []
 
     @property
@@ -109,11 +96,7 @@ class SessionGate:
         return dataclasses.replace(self._first, cells=tuple(cells))
 
     def judge(self, items: Sequence[pytest.Item], sharding: Sharding) -> None:
-        """Judge the cells that stored runs say too little about; the others wait for their test.
-
-        Raises a SettingError where the base, a path, or the run to compare with is not there, and a
-        PerfsuiteError where the trees cannot be made, or a file of exceptions cannot be read.
-        """
+        """Judge the cells that stored runs say too little about; the others wait for their test."""
         cells = self._selected = [item.nodeid for item in items if is_benchmark(item)]
         if not cells:
             return
@@ -142,12 +125,12 @@ class SessionGate:
         kept = kept_names(request.pairs_file, head)
         # A stored run has no launch of the base to compare the mathematics with.
         screens = not request.refuses_numerics_change
-        at_once = [
+        waiting = frozenset(
             name
             for name in cells
-            if printable(name) in kept or not (screens and history.can_screen(name))
-        ]
-        self._first = self._run(at_once, waiting=frozenset(cells).difference(at_once))
+            if screens and history.can_screen(name) and printable(name) not in kept
+        )
+        self._first = self._run(set(cells) - waiting, waiting=waiting)
         self._judged = {cell.name: cell for cell in self._first.cells if sharding.owns(cell.name)}
         for cell in self._judged.values():
             self._record(cell)
@@ -163,18 +146,12 @@ class SessionGate:
         else:
             return None
         if verdict is None:
-            self._open[item.nodeid] = _extra_info(item)
+            self.open_cells[item.nodeid] = _extra_info(item)
             return None
         return self._record(verdict, _extra_info(item))
 
-    def is_open(self, name: str) -> bool:
-        """Whether a cell waits for its pairs."""
-        return name in self._open
-
     @pytest.hookimpl(tryfirst=True)
-    def pytest_runtest_protocol(
-        self, item: pytest.Item, nextitem: pytest.Item | None
-    ) -> object | None:
+    def pytest_runtest_protocol(self, item: pytest.Item, nextitem: pytest.Item | None) -> object:
         """Run a cell that stored runs may leave open; any other is pytest's to run."""
         name, history = item.nodeid, self._history
         if history is None or not is_benchmark(item) or name in self._judged:
@@ -184,7 +161,7 @@ class SessionGate:
         runner: Any = item.config.pluginmanager.get_plugin("runner")
         item.ihook.pytest_runtest_logstart(nodeid=name, location=item.location)
         reports = runner.runtestprotocol(item, nextitem=nextitem, log=False)
-        if self.is_open(name):
+        if name in self.open_cells:
             self._held.append((item, reports))
         else:
             _show(item, reports)
@@ -196,7 +173,7 @@ class SessionGate:
         """Have all cells that are open judged at once, after the last test."""
         try:
             result = yield
-            verdicts = self._judge_open() if self._open else {}
+            verdicts = self._judge_open() if self.open_cells else {}
             for item, reports in self._held:
                 self._finish(item, reports, verdicts[item.nodeid])
             return result
@@ -205,18 +182,18 @@ class SessionGate:
                 _show(item, reports)
 
     def _judge_open(self) -> dict[str, CellVerdict]:
+        assert self._first is not None
         try:
             # Whether a change touches them is known by now.
-            result = self._run(list(self._open), judges_identical=True)
-            found = {cell.name: cell for cell in result.cells}
-            refusal = None if self._first is None else self._first.refusal
+            result = self._run(self.open_cells, judges_identical=True)
+            found, refusal = {cell.name: cell for cell in result.cells}, self._first.refusal
         except PerfsuiteError as error:
             found, refusal = {}, f"the pairs could not be run: {error}"
-        verdicts = {name: found.get(name) or _unknown(name, refusal) for name in self._open}
-        for name, extra_info in self._open.items():
-            verdicts[name] = self._record(self._add_stored(verdicts[name]), extra_info)
-        self._open.clear()
-        return verdicts
+        for name, extra_info in self.open_cells.items():
+            verdict = self._add_stored(found.get(name) or _unknown(name, refusal))
+            found[name] = self._record(verdict, extra_info)
+        self.open_cells.clear()
+        return found
 
     def _add_stored(self, verdict: CellVerdict) -> CellVerdict:
         """Say what stored runs showed that pairs did not: the change is not what made it slower."""
@@ -231,9 +208,8 @@ class SessionGate:
         """Give a word to each selected cell that has none: its silence would pass."""
         for name in self._selected if self._first is not None else ():
             if name not in self._saver.verdicts:
-                self._record(
-                    CellVerdict(name=name, word="INVALID", by="collection", reason=_NOT_REACHED)
-                )
+                reason = "it was selected, and the session ended before it had a verdict"
+                self._record(CellVerdict(name=name, word="INVALID", by="collection", reason=reason))
 
     @pytest.hookimpl(trylast=True)
     def pytest_unconfigure(self, config: pytest.Config) -> None:
@@ -250,19 +226,23 @@ class SessionGate:
         """Give a cell that failed or was skipped here its verdict, by the report of that phase."""
         if self._first is None or not is_benchmark(item):
             return
+        name, extra_info = item.nodeid, _extra_info(item)
         if report.failed:
-            self._open.pop(item.nodeid, None)
-            self._record(_failed(item.nodeid, report, error), _extra_info(item))
-        elif item.nodeid not in self._judged:  # only the pairs know whether the base has it
-            self._open[item.nodeid] = _extra_info(item)
-        elif self._judged[item.nodeid].by == "identical":  # so the base skips it too
+            self.open_cells.pop(name, None)
+            phase = "" if report.when == "call" else f" in its {report.when}"
+            # A strict xfail that passed, or another plugin, can fail a test that raised nothing.
+            text = report.longreprtext if error is None else f"{type(error).__name__}: {error}"
+            reason = f"head's test failed{phase}: {text.partition(chr(10))[0]}"
+            verdict = CellVerdict(name=name, word="ERROR", by="test", reason=reason)
+            self._record(verdict, extra_info)
+        elif name not in self._judged:  # only the pairs know whether the base has it
+            self.open_cells[name] = extra_info
+        elif self._judged[name].by == "identical":  # so the base skips it too
             reason = f"skipped: {report.longreprtext.partition(chr(10))[0]}"
-            verdict = CellVerdict(name=item.nodeid, word="SKIPPED", by="test", reason=reason)
-            self._record(verdict, _extra_info(item))
+            verdict = CellVerdict(name=name, word="SKIPPED", by="test", reason=reason)
+            self._record(verdict, extra_info)
 
-    def _record(
-        self, verdict: CellVerdict, extra_info: dict[str, Any] | None = None
-    ) -> CellVerdict:
+    def _record(self, verdict: CellVerdict, extra_info: _ExtraInfo = None) -> CellVerdict:
         """Show a verdict as it counts in the table, stamp it, keep it beside its cell's times."""
         assert self._first is not None
         verdict = self._first.leniency.mark(verdict)
@@ -302,11 +282,10 @@ class SessionGate:
         digest = self._saver.digests.of(name, digested) or "unknown"
         return history.screen(name, cell, digest, policy, self._say)
 
-    def _run(self, cells: Sequence[str], **changes: Any) -> GateResult:
+    def _run(self, cells: Iterable[str], **changes: Any) -> GateResult:
         """Judge cells in what is left of the session's budget."""
-        request = dataclasses.replace(
-            self._request, cells=frozenset(cells), seed=draw_seed(), **changes
-        )
+        changes |= {"cells": frozenset(cells), "seed": draw_seed()}
+        request = dataclasses.replace(self._request, **changes)
         result = run_gate(request, say=self._say)
         if result.judgement is not None:
             left_s = max(0.0, request.budget.max_s - result.judgement.wall_s)
@@ -322,16 +301,7 @@ def _unknown(name: str, refusal: str | None) -> CellVerdict:
     return CellVerdict(name=name, word="INVALID", by="collection", reason=reason)
 
 
-def _failed(name: str, report: pytest.TestReport, error: BaseException | None) -> CellVerdict:
-    phase = "" if report.when == "call" else f" in its {report.when}"
-    # A strict xfail that passed, or another plugin, can fail a test that raised nothing.
-    text = report.longreprtext if error is None else f"{type(error).__name__}: {error}"
-    reason = f"head's test failed{phase}: {text.partition(chr(10))[0]}"
-    return CellVerdict(name=name, word="ERROR", by="test", reason=reason)
-
-
-def _extra_info(item: Any) -> dict[str, Any] | None:
-    """What pytest-benchmark keeps of a test beside its times."""
+def _extra_info(item: Any) -> _ExtraInfo:
     return getattr(getattr(item, "funcargs", {}).get("benchmark"), "extra_info", None)
 
 

@@ -22,15 +22,12 @@ _MARKER_PARSERS: dict[str, tuple[Callable[[Any], Any], str]] = {
     ),
     "matrix": one_of(*MATRICES),
 }
-# Nothing is counted in a plain benchmark.
+# Nothing is counted in a plain benchmark, and what else its marker says is another plugin's.
 _OF_PLAIN_BENCHMARKS = frozenset(_MARKER_PARSERS) - {"counts"}
 
 
 def check_markers(item: pytest.Item) -> None:
-    """Raise a SettingError for an argument that is not known, is positional, or has a wrong value.
-
-    Of a plain benchmark only those that it can use are looked at: others are another plugin's.
-    """
+    """Raise a SettingError for an unknown or a positional argument, or one with a wrong value."""
     is_ours = is_cell(item)
     for marker in _own_markers(item):
         if is_ours and marker.args:

@@ -12,13 +12,7 @@ from typing import TYPE_CHECKING, NoReturn
 import msgspec
 import pytest
 
-from perfsuite.errors import (
-    BusyMachineError,
-    ExitCode,
-    NotExercisedError,
-    PerfsuiteError,
-    WriteError,
-)
+from perfsuite import errors
 from perfsuite.experiments.rank_session import Session
 from perfsuite.plugin import recorder
 from perfsuite.plugin.fixtures import OUTCOME, is_cell
@@ -31,15 +25,13 @@ from perfsuite.records.cell import CellLine, Outcome, encode_line
 from perfsuite.records.verdict import CellVerdict
 from perfsuite.report.rows import not_exercised_lines, slow_rank_lines
 from perfsuite.report.summary import verdict_sentence
-from perfsuite.report.terminal.annotations import annotation_lines
-from perfsuite.report.terminal.gate import verdict_lines
+from perfsuite.report.terminal.gate import annotation_lines, verdict_lines
 from perfsuite.report.terminal.tables import progress_line, terminal_table
 from perfsuite.system.files import append_line, write_atomically
 from perfsuite.system.signals import ends_on_signals, ignores_ctrl_c, shell_exit_code
 
 if TYPE_CHECKING:
     from perfsuite.plugin.hooks import Ownership
-
 
 _PROGRESS = "perfsuite"
 CELLS_FILE = "cells.jsonl"
@@ -48,17 +40,15 @@ CELLS_FILE = "cells.jsonl"
 class MeasuredSession:
     """One pytest session's cells: the choices for them, what runs them, what became of them."""
 
-    def __init__(
-        self, config: pytest.Config, choices: Choices, ownership: Ownership, *, is_ours: bool
-    ) -> None:
-        """Have pytest call its hooks from now on; raises a UsageError for what cannot be done.
-
-        Where it is not ours, it runs ranks for the fixtures and changes nothing else.
-        """
+    def __init__(self, config: pytest.Config, choices: Choices, ownership: Ownership) -> None:
+        """Have pytest call its hooks from now on; raises a UsageError for what cannot be done."""
         self._config = config
-        self._environ = ownership.environ
+        self._environ, num_cores = ownership.environ, ownership.num_cores
         self.choices = choices
-        self._saver: saving.RunSaver | None = None
+        # If not, it runs ranks for the fixtures and changes nothing else.
+        self._is_ours = ownership.is_ours
+        self._saver = saving.RunSaver(config, self._environ, num_cores, self._probe_device)
+        self._saver.failed |= set(ownership.failed_collections)
         self._gate: SessionGate | None = None
         self._torchrun: TorchrunSession | None = None
         # A gate hears of an arm's cells, and to describe the machine takes an arm a second.
@@ -69,18 +59,10 @@ class MeasuredSession:
         self._session: Session | None = None
         self._signals = contextlib.ExitStack()
         self._lines: dict[str, CellLine] = {}
+        if self._is_ours and choices.is_gate and config.getoption("benchmark_compare", None):
+            refuse_silent_passes(config, is_under_torchrun=choices.membership is not None)
+            self._gate = SessionGate(config, choices, self._saver, finish=self._finish_held)
         register = config.pluginmanager.register
-        if is_ours:
-            self._saver = saving.RunSaver(
-                config, ownership.environ, ownership.num_cores, self._probe_device
-            )
-            self._saver.failed |= set(ownership.failed_collections)
-            if choices.is_gate and config.getoption("benchmark_compare", None):
-                refuse_silent_passes(config, is_under_torchrun=choices.membership is not None)
-                show = partial(say, config)
-                self._gate = SessionGate(
-                    config, choices, self._saver, say=show, finish=self._finish_held
-                )
         if choices.membership is not None:
             file, output = choices.results / CELLS_FILE, ownership.held_output
             self._torchrun = TorchrunSession(config, choices.membership, file, output)
@@ -90,7 +72,7 @@ class MeasuredSession:
             register(self._gate, "perfsuite-gate")
         register(phases, "perfsuite-phases")
         register(self, "perfsuite-session")
-        if self._saver is not None:
+        if self._is_ours:
             register(self._saver, "perfsuite-saver")
             self._saver.replace_writers()
 
@@ -120,23 +102,19 @@ class MeasuredSession:
             return {}
         try:
             return self._session.probe_device()
-        except (
-            PerfsuiteError
-        ) as error:  # a GPU was lost meanwhile, and the run is kept all the same
+        except errors.PerfsuiteError as error:
+            # A GPU was lost meanwhile, and the run is kept all the same.
             say(self._config, f"the GPU was not probed: {error}")
             return {}
 
     @property
     def is_gated(self) -> bool:
-        """Whether the gate compares, and not pytest-benchmark, which would take any newest file.
-
-        Where --benchmark-compare-fail asks for it, pytest-benchmark compares too.
-        """
+        """Whether the gate compares, and not pytest-benchmark, which would take any newest file."""
+        # With --benchmark-compare-fail pytest-benchmark compares too.
         return self._gate is not None and not self._config.getoption("benchmark_compare_fail", None)
 
     def choose_cells(self, items: list[pytest.Item]) -> None:
         """Check markers, choose the matrix and the shard, and give each cell its clock."""
-        assert self._saver is not None
         with ends_on_mistakes():
             for item in items:
                 markers.check_markers(item)
@@ -152,7 +130,6 @@ class MeasuredSession:
                 recorder.use_rank_clock(item)
 
     def _select(self, items: list[pytest.Item], is_ours: Callable[[pytest.Item], bool]) -> None:
-        """Leave out the others, and say so as pytest does."""
         outside = [item for item in items if not is_ours(item)]
         if outside:
             self._config.hook.pytest_deselected(items=outside)
@@ -167,8 +144,7 @@ class MeasuredSession:
         ]
         if self._sharding.described is not None:
             lines.append(f"perfsuite: {self._sharding.described}")
-        is_shown = self._saver is not None and self._config.option.verbose >= 0
-        return lines if is_shown else lines[1:]
+        return lines if self._is_ours and self._config.option.verbose >= 0 else lines[1:]
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> None:
@@ -181,7 +157,7 @@ class MeasuredSession:
             pytest.exit(
                 f"perfsuite: {required} GPUs are required (--perf-require-gpus), and {found} "
                 "are visible; run on another machine, or lower the number",
-                returncode=ExitCode.REFUSED,
+                returncode=errors.ExitCode.REFUSED,
             )
         is_whole = not session.testsfailed or session.config.option.continue_on_collection_errors
         if self._gate is not None and is_whole:
@@ -196,18 +172,18 @@ class MeasuredSession:
     ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
         """Show a user's mistake in one message, and keep the line of a cell that ended."""
         report = yield
-        if self._saver is not None and self._session is not None:
-            self._saver.leave_out(item.nodeid, self._session.take_waited_s())
+        if self._session is not None:
+            self._saver.durations_s[item.nodeid] -= self._session.take_waited_s()
         error = call.excinfo.value if call.excinfo is not None else None
-        if isinstance(error, BusyMachineError):
-            pytest.exit(f"perfsuite: {error}", returncode=ExitCode.REFUSED)
-        if isinstance(error, NotExercisedError):
+        if isinstance(error, errors.BusyMachineError):
+            pytest.exit(f"perfsuite: {error}", returncode=errors.ExitCode.REFUSED)
+        if isinstance(error, errors.NotExercisedError):
             path, line_number, _ = item.location
             report.outcome = "skipped"
             report.longrepr = (str(path), (line_number or 0) + 1, f"NOT EXERCISED: {error}")
-        elif isinstance(error, PerfsuiteError):
+        elif isinstance(error, errors.PerfsuiteError):
             report.longrepr = f"{type(error).__name__}: {error}"
-        if isinstance(error, PerfsuiteError):
+        if isinstance(error, errors.PerfsuiteError):
             recorder.expect_no_record(getattr(item, "funcargs", {}).get("benchmark"))
         if not phases.is_over(item, report):
             return report
@@ -218,7 +194,8 @@ class MeasuredSession:
         is_passed = report.when == "call" and report.passed
         if is_passed and self._gate and (verdict := self._gate.verdict_of(item)) is not None:
             self._tell(item, report, verdict)
-        if report.when == "call" and not (self._gate and self._gate.is_open(item.nodeid)):
+        is_open = self._gate is not None and item.nodeid in self._gate.open_cells
+        if report.when == "call" and not is_open:
             self._keep_line(item, report, error)
         return report
 
@@ -262,14 +239,13 @@ class MeasuredSession:
         has_lost_a_rank = self._torchrun is not None and self._torchrun.has_lost
         if not self._writes or line.fullname in self.finished or has_lost_a_rank:
             return
-        assert self._saver is not None  # as in any session with a cell
         path = self.choices.results / CELLS_FILE
         try:
             if is_first:
                 write_atomically(path, encode_line(line) + b"\n")
             else:
                 append_line(path, encode_line(line))
-        except WriteError as error:
+        except errors.WriteError as error:
             self._saver.fail(error)
 
     def pytest_report_teststatus(self, report: pytest.TestReport) -> tuple[str, str, str] | None:
@@ -302,18 +278,18 @@ class MeasuredSession:
         has_cells = any(line.perfsuite is not None for line in self._lines.values())
         # A gated suite may be a plain one, and its verdicts are wanted all the same.
         is_judged = self._gate is not None and bool(recorder.benchmarks_of(self._config))
-        if self._saver is not None and self._writes and (has_cells or is_judged):
-            self._write_run(self._saver, self.choices.results / "run.json")
+        if self._writes and (has_cells or is_judged):
+            self._write_run(self.choices.results / "run.json")
         if self._gate is not None and not session.config.option.collectonly:
             session.exitstatus = self._gated_exit(session)
 
-    def _write_run(self, saver: saving.RunSaver, path: Path) -> None:
+    def _write_run(self, path: Path) -> None:
         gate = self.choices.gate
         try:
             saving.write_run(self._config, path)
-        except WriteError as error:
-            if not saver.write_errors:  # one line for what lies in one folder
-                saver.fail(error)
+        except errors.WriteError as error:
+            if not self._saver.write_errors:  # one line for what lies in one folder
+                self._saver.fail(error)
             return
         self._config.stash[saving.WRITTEN_RUN] = path, gate.tolerance, gate.limit
 
@@ -327,7 +303,7 @@ class MeasuredSession:
             return own
         # This includes cells that vanished, were not reached, or were skipped only here.
         result = self._gate.result
-        return ExitCode.NOTHING_COMPARED if result is None else result.code
+        return errors.ExitCode.NOTHING_COMPARED if result is None else result.code
 
     @pytest.hookimpl(trylast=True)
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
@@ -338,7 +314,7 @@ class MeasuredSession:
             terminalreporter.write_line(legible(terminal_table(lines)))
             for text in (*slow_rank_lines(lines), *not_exercised_lines(lines)):
                 terminalreporter.write_line(legible(text))
-            if self._writes and self._saver is not None and not self._saver.write_errors:
+            if self._writes and not self._saver.write_errors:
                 terminalreporter.write_line(f"written to {self.choices.results}")
         if self._gate is not None and self._gate.result is not None:
             terminalreporter.section("perfsuite gate", sep="=")

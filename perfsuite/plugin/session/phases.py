@@ -1,9 +1,7 @@
-"""How a phase of a test (setup, call, teardown) ended, apart from what its subtests report before.
-
-pytest has a subtest reported as it has a test reported, while the test still runs.
-"""
+"""How a phase of a test (setup, call, teardown) ended; its subtests are reported while it runs."""
 
 from collections.abc import Generator
+from dataclasses import dataclass
 from typing import Literal
 
 import pytest
@@ -12,10 +10,17 @@ from perfsuite.errors import LostRankError, NotExercisedError
 from perfsuite.plugin.fixtures import OUTCOME
 from perfsuite.records.cell import CellLine
 
-PhaseOutcome = Literal["passed", "failed", "skipped"]
-
 _IS_IN_CALL = pytest.StashKey[bool]()
 _FAILED_SUBTEST = pytest.StashKey[str | None]()
+
+
+@dataclass(frozen=True, kw_only=True)
+class PhaseEnd:
+    """How a phase of a test ended on one rank and why, perhaps only because another rank failed."""
+
+    outcome: Literal["passed", "failed", "skipped"]
+    text: str
+    is_consequence: bool
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -45,32 +50,33 @@ def is_over(item: pytest.Item, report: pytest.TestReport) -> bool:
     return False
 
 
-def end_of(item: pytest.Item, report: pytest.TestReport) -> tuple[PhaseOutcome, str]:
-    """Return how a phase ended and why it did not pass; a call with a failed subtest did not."""
+def end_of(item: pytest.Item, report: pytest.TestReport, error: BaseException | None) -> PhaseEnd:
+    """Return how a phase ended, which raised `error`; a call with a failed subtest did not pass."""
+    outcome, text = report.outcome, _text_of(report)
     failed_subtest = item.stash.get(_FAILED_SUBTEST, None)
     if failed_subtest is not None and report.when == "call" and report.passed:
-        return "failed", failed_subtest
-    return report.outcome, _text_of(report)
+        outcome, text = "failed", failed_subtest
+    return PhaseEnd(outcome=outcome, text=text, is_consequence=isinstance(error, LostRankError))
 
 
 def line_of(item: pytest.Item, report: pytest.TestReport, error: BaseException | None) -> CellLine:
     """Return what is kept of a cell that ended: `report` is of its call, which raised `error`."""
     measured = item.stash.get(OUTCOME, None)
-    outcome, text = end_of(item, report)
+    end = end_of(item, report, error)
     reason = None
     if isinstance(error, NotExercisedError):
         reason = str(error)
-    elif error is not None and not isinstance(error, LostRankError):
+    elif error is not None and not end.is_consequence:
         reason = f"{type(error).__name__}: {error}"
-    elif outcome != "passed":  # of a subtest, or on another rank
-        reason = text
+    elif end.outcome != "passed":  # of a subtest, or on another rank
+        reason = end.text
     elif measured is None:
         reason = "the test measured nothing"
     elif measured.missing:
         reason = "; ".join(f"no {name}: {why}" for name, why in sorted(measured.missing.items()))
     return CellLine(
         fullname=item.nodeid,
-        outcome=outcome,
+        outcome=end.outcome,
         reason=reason,
         step_times_s=() if measured is None else measured.step_times_s,
         perfsuite=None if measured is None else measured.record,

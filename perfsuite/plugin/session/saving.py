@@ -1,8 +1,7 @@
 """What pytest-benchmark stores of a session: whole files, stamped, and none over another.
 
 Its JSON and its saves stay its own; only how they reach the disk is replaced, and whether they may
-serve as a baseline is added. When collection has ended, its session is handed a storage of a folder
-or a URL, which is to it what it makes itself.
+serve as a baseline is added.
 """
 
 import json
@@ -34,14 +33,10 @@ from perfsuite.system.urls import AnyPath, RemotePath, locate
 # 11 is an inconclusive cell, 5 that no test was found.
 _LESSER_EXITS: Final = (ExitCode.OK, ExitCode.INCONCLUSIVE, pytest.ExitCode.NO_TESTS_COLLECTED)
 
-
 # Tells later plugins where run.json was written, and the tolerance and limit of its verdicts.
 WRITTEN_RUN = pytest.StashKey[tuple[Path, float, float]]()
 # Where runs are stored; None where files cannot be stored there.
 STORAGE = pytest.StashKey[AnyPath | None]()
-
-# Called with what cannot be written.
-Fail = Callable[[WriteError], None]
 
 _DEFAULT_OF_PYTEST_BENCHMARK = "file://./.benchmarks"
 # Where people review what they commit.
@@ -53,35 +48,28 @@ _NUMBERED = "[0-9][0-9][0-9][0-9]_"
 
 
 class RunSaver:
-    """The plugin of one session that stamps its run and makes each file of it whole or absent.
-
-    Attributes:
-        write_errors: The files that could not be written, and why; shown at the end.
-        shard: Which part of a session this is; None of a whole one.
-        failed: What failed by itself, tests and files that could not be collected.
-        verdicts: What the gate decided of each cell, before the report of its test is logged.
-    """
+    """The plugin of one session that stamps its run and makes each file of it whole or absent."""
 
     def __init__(
         self,
         config: pytest.Config,
         environ: Mapping[str, str],
         num_cores: int,
-        probe_device: Callable[[], Mapping[str, float]],
+        probe_device: Callable[[], Mapping[str, float]],  # seconds of each probe of a rank's GPU
     ) -> None:
-        """Take the machine as it was before any test could change what this process sees of it.
-
-        `probe_device` returns seconds of each probe of a rank's GPU, by name.
-        """
+        """Take the machine as it was before any test could change what this process sees of it."""
         self.write_errors: list[str] = []
-        self.shard: ShardStamp | None = None
+        self.shard: ShardStamp | None = None  # None of a whole session
+        # Tests that failed by themselves, and files that could not be collected.
         self.failed: set[str] = set()
+        # The gate adds a cell's before the report of its test is logged.
+        self.verdicts: dict[str, CellVerdict] = {}
         self._config = config
-        self._environ = dict(environ)
+        self._environ = environ
         self._num_cores = num_cores
         self._probe_device = probe_device
-        self.verdicts: dict[str, CellVerdict] = {}
-        self._durations_s: defaultdict[str, float] = defaultdict(float)
+        # Of tests, less what they waited for the machine.
+        self.durations_s: defaultdict[str, float] = defaultdict(float)
 
     @cached_property
     def fingerprint(self) -> str:
@@ -120,7 +108,7 @@ class RunSaver:
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Count a test that failed by itself, in whichever phase, and how long it took."""
-        self._durations_s[report.nodeid] += report.duration
+        self.durations_s[report.nodeid] += report.duration
         verdict = self.verdicts.get(report.nodeid)
         is_verdicts = report.when == "call" and verdict is not None and verdict.shown == "FAIL"
         if report.failed and not hasattr(report, "wasxfail") and not is_verdicts:
@@ -130,10 +118,6 @@ class RunSaver:
         """Keep that a file could not be written; a full disk refuses the line of each cell."""
         if str(error) not in self.write_errors:
             self.write_errors.append(str(error))
-
-    def leave_out(self, fullname: str, seconds: float) -> None:
-        """Do not count a part of a test's duration: it waited for the machine."""
-        self._durations_s[fullname] -= seconds
 
     def pytest_keyboard_interrupt(self) -> None:
         """Count a session that was cut off: what it was at has no report, but may have times."""
@@ -158,17 +142,16 @@ class RunSaver:
             fingerprint = None
         # Half a second of probing is not spent on a run that is not kept.
         kept = (f"benchmark_{name}" for name in ("save", "autosave", "json"))
+        verdicts = self.verdicts.items()
         return RunStamp(
             fingerprint=fingerprint,
             probe_s=self.probe_s if any(map(self._config.getoption, kept)) else None,
             num_failed=len(self.failed),
             is_pull_request=is_pull_request(self._environ),
-            verdicts={name: one.word for name, one in self.verdicts.items()},
-            accepted=tuple(
-                sorted(n for n, one in self.verdicts.items() if one.is_accepted_slowdown)
-            ),
-            exceptions={n: one.accepted for n, one in self.verdicts.items() if one.accepted},
-            durations_s={name: round(self._durations_s[name], 3) for name in records},
+            verdicts={name: one.word for name, one in verdicts},
+            accepted=tuple(sorted(name for name, one in verdicts if one.is_accepted_slowdown)),
+            exceptions={name: one.accepted for name, one in verdicts if one.accepted},
+            durations_s={name: round(self.durations_s[name], 3) for name in records},
             digests={
                 name: digest
                 for name, record in records.items()
@@ -216,11 +199,9 @@ def write_run(config: pytest.Config, path: Path) -> None:
 
 
 def put_stamp(output_json: dict[str, Any], stamp: RunStamp) -> None:
-    """Put the stamp where `read_run` looks for it; for `pytest_benchmark_update_json`.
-
-    The benchmarks come last, so that `read_head` need not read them.
-    """
+    """Put the stamp where `read_run` looks for it."""
     output_json[STAMP_KEY] = msgspec.to_builtins(stamp)
+    # Last, so that `read_head` need not read them.
     output_json["benchmarks"] = output_json.pop("benchmarks")
 
 
@@ -229,7 +210,7 @@ def encode_run(output_json: Any) -> bytes:
     return json.dumps(output_json, ensure_ascii=True, indent=4, default=str).encode()
 
 
-def use_storage(config: pytest.Config, fail: Fail) -> None:
+def use_storage(config: pytest.Config, fail: Callable[[WriteError], None]) -> None:
     """Store where the option says, else under `baselines/`; raises a UsageError for a wrong URL."""
     given: str = config.getoption("benchmark_storage")
     session = recorder.session_of(config)
@@ -264,7 +245,7 @@ class FolderStorage(FileStorage):
 
     save = _save
 
-    def __init__(self, place: Path, session: Any, fail: Fail) -> None:
+    def __init__(self, place: Path, session: Any, fail: Callable[[WriteError], None]) -> None:
         super().__init__(  # type: ignore[no-untyped-call]
             place, session.logger, default_machine_id=session.machine_id
         )
@@ -276,7 +257,7 @@ class UrlStorage:
 
     save = _save
 
-    def __init__(self, place: RemotePath, session: Any, fail: Fail) -> None:
+    def __init__(self, place: RemotePath, session: Any, fail: Callable[[WriteError], None]) -> None:
         self.logger = session.logger
         self._place = place
         self._machine: str = session.machine_id
@@ -285,10 +266,7 @@ class UrlStorage:
     def __str__(self) -> str:
         return str(self._place)
 
-    @property
-    def location(self) -> str:
-        """The place, for people."""
-        return str(self._place)
+    location = property(__str__)
 
     def get(self, name: str) -> RemotePath:
         """Return the path of a run of this machine."""

@@ -22,20 +22,13 @@ from perfsuite.units import counted, format_seconds
 
 @dataclass(frozen=True, kw_only=True)
 class Sharding:
-    """Which of a session's cells are its own.
-
-    Attributes:
-        cells: Its own, by node id.
-        others: Those of the other shards.
-        stamp: What the session's files say of it; None where the session is whole.
-        described: One line for people; None where the session is whole.
-    """
+    """Which of a session's cells are its own, by node id; of a whole session it says no more."""
 
     shard: Shard
     cells: frozenset[str]
-    others: frozenset[str]
-    stamp: ShardStamp | None = None
-    described: str | None = None
+    others: frozenset[str]  # those of the other shards
+    stamp: ShardStamp | None = None  # in the session's files
+    described: str | None = None  # one line for people
 
     @property
     def num_cells(self) -> int:
@@ -61,7 +54,6 @@ class Sharding:
 
 # Options that let pytest choose tests by the runner's own cache.
 _CHOSEN_BY_CACHE: Final = {"lf": "--last-failed", "stepwise": "--stepwise"}
-
 UNCUT: Final = Sharding(shard=Shard(number=1, num_shards=1), cells=frozenset(), others=frozenset())
 
 
@@ -76,19 +68,13 @@ def refuse_own_choices(shard: Shard, options: Mapping[str, object]) -> None:
 
 
 def durations_place(config: pytest.Config, named: str | None) -> AnyPath | None:
-    """Return where it is written how long cells took: what is named, else the stored runs.
-
-    None where these are stored neither in a folder nor behind a URL.
-    """
+    """Return what says how long cells took: what is named, else the stored runs; None without."""
     place = config.stash.get(STORAGE, None) if named is None else locate(named, "--perf-durations")
     return config.rootpath / place if isinstance(place, Path) else place
 
 
 def cut(config: pytest.Config, names: Sequence[str], shard: Shard, named: str | None) -> Sharding:
-    """Return which of the cells, by node id, are this shard's, by durations in a place if named.
-
-    Raises a SettingError where that has no cell's duration, a StorageError for an unreadable one.
-    """
+    """Return which of the cells, by node id, are this shard's, by durations in a place if named."""
     if shard.is_whole:
         return Sharding(shard=shard, cells=frozenset(names), others=frozenset())
     place = durations_place(config, named)

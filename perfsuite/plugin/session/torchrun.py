@@ -8,7 +8,6 @@ import itertools
 import os
 import signal
 from collections.abc import Generator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
@@ -19,7 +18,7 @@ from perfsuite.errors import ExitCode, LostRankError, PerfsuiteError, WriteError
 from perfsuite.plugin import recorder
 from perfsuite.plugin.fixtures import RUNNER
 from perfsuite.plugin.output import HeldOutput, say
-from perfsuite.plugin.session.phases import PhaseOutcome, end_of
+from perfsuite.plugin.session.phases import PhaseEnd, end_of
 from perfsuite.ranks.torchrun.membership import Membership
 from perfsuite.ranks.torchrun.peers import Peers
 from perfsuite.records.cell import CellLine, Outcome, decode_line, encode_line
@@ -27,22 +26,8 @@ from perfsuite.records.verdict import most_severe
 from perfsuite.system.files import write_atomically
 
 
-@dataclass(frozen=True, kw_only=True)
-class PhaseEnd:
-    """How a phase of a test ended on one rank and why, perhaps only because another rank failed."""
-
-    outcome: PhaseOutcome
-    text: str
-    is_consequence: bool
-
-
 class TorchrunSession:
-    """The plugin of a session of several ranks.
-
-    Attributes:
-        finished: The cells that were finished before torchrun started the ranks again.
-        has_lost: Whether another rank's pytest is gone, and the running test not finished.
-    """
+    """The plugin of a session of several ranks."""
 
     def __init__(
         self,
@@ -52,8 +37,8 @@ class TorchrunSession:
         output: HeldOutput | None,
     ) -> None:
         """Silence this rank unless it is the first; raises a UsageError for process pools."""
-        self.finished: dict[str, CellLine] = {}
-        self.has_lost = False
+        self.finished: dict[str, CellLine] = {}  # before torchrun started the ranks again
+        self.has_lost = False  # another rank's pytest, while a test ran
         self._config = config
         self._membership = membership
         self._cells_file = cells_file
@@ -101,7 +86,6 @@ class TorchrunSession:
         pytest.exit(text, returncode=pytest.ExitCode.USAGE_ERROR)
 
     def _resume(self, peers: Peers) -> None:
-        """Learn from the first rank what is finished."""
         if self._membership.num_restarts == 0:
             return
         finished: dict[str, CellLine] = {}
@@ -119,18 +103,10 @@ class TorchrunSession:
     def agree_on(
         self, item: pytest.Item, report: pytest.TestReport, error: BaseException | None
     ) -> None:
-        """Have a phase of a test end here as it ended where it did not pass.
-
-        A failure of another rank makes `report` one, and so does a skip; `error` was raised here.
-        """
+        """Have a phase of a test end here as on the rank where it failed, or was skipped."""
         if self._peers is None or self.has_lost:
             return
-        outcome, text = end_of(item, report)
-        mine = PhaseEnd(
-            outcome=outcome,
-            text=text.removeprefix("Skipped: "),
-            is_consequence=isinstance(error, LostRankError),
-        )
+        mine = end_of(item, report, error)
         try:
             ends = self._peers.end_phase(mine)
         except LostRankError as lost:
@@ -142,7 +118,8 @@ class TorchrunSession:
         if rank is None or (mine.outcome == "failed" and not mine.is_consequence):
             return
         end = ends[rank]
-        text = f"rank {rank} of {self._membership.world_size} {end.outcome}: {end.text}"
+        reason = end.text.removeprefix("Skipped: ")
+        text = f"rank {rank} of {self._membership.world_size} {end.outcome}: {reason}"
         path, line_number, _ = report.location
         is_skip = end.outcome == "skipped"
         report.outcome = end.outcome
@@ -175,7 +152,6 @@ def keep_finished(path: Path, *, since_s: float) -> dict[str, CellLine]:
 
     Skipped cells cost nothing and are not kept, nor is a line that was cut off. A file that is
     older than the launch, which began at `since_s` by the system's clock, is another launch's.
-    Raises a WriteError where the file cannot be written.
     """
     if not path.exists() or path.stat().st_mtime < since_s:
         return {}

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from perfsuite.report.charts.sections import Picture, Text
+from perfsuite.stats.intervals import Interval
 from perfsuite.units import format_bytes
 
 # As wide as a third of the page shows it, so that its letters are as large as the page's.
@@ -29,8 +30,8 @@ class PlotLine:
     """One line of a chart, a reference thin and without marks; `error_bars` may be empty."""
 
     name: str
-    points: tuple[tuple[float, float], ...]
-    error_bars: tuple[tuple[float, float], ...] = ()
+    points: Sequence[tuple[float, float]]
+    error_bars: Sequence[tuple[float, float]] = ()
     is_reference: bool = False
 
 
@@ -91,13 +92,21 @@ def draw_lines(
 
 def line_of_values(name: str, values: Iterable[float | None]) -> PlotLine:
     """Return the line of values numbered from 1, without those that cannot be drawn from 0 up."""
+    points = [
+        (float(number), value)
+        for number, value in enumerate(values, 1)
+        if value is not None and math.isfinite(value) and value >= 0
+    ]
+    return PlotLine(name=name, points=points)
+
+
+def line_of_intervals(name: str, intervals: Iterable[tuple[int, Interval]]) -> PlotLine:
+    """Return the line of centres with their intervals; a single repetition has none."""
+    found = list(intervals)
     return PlotLine(
         name=name,
-        points=tuple(
-            (float(number), value)
-            for number, value in enumerate(values, 1)
-            if value is not None and math.isfinite(value) and value >= 0
-        ),
+        points=[(float(x), one.centre) for x, one in found],
+        error_bars=[one.bounds or (one.centre, one.centre) for _, one in found],
     )
 
 

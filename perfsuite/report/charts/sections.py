@@ -1,7 +1,4 @@
-"""The parts of a report beside its cells: sections of pictures, tables and notes, in no format yet.
-
-Lengths are in the user units of a picture's own view box; y grows downwards.
-"""
+"""What a report has beside its cells: sections of pictures, tables and notes, in no format yet."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -15,7 +12,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True)
 class Text:
-    """A text in a picture, its anchor at x, its base line at y."""
+    """A text in a picture, its anchor at x, its base line at y, which grows downwards."""
 
     x: float
     y: float
@@ -62,7 +59,6 @@ def draw_each(
     for number, thing in enumerate(things):
         if len(drawn) == MOST_CHARTS:
             return tuple(drawn), len(things) - number
-        picture = draw_one(thing)
-        if picture is not None:
+        if (picture := draw_one(thing)) is not None:
             drawn.append(picture)
     return tuple(drawn), 0

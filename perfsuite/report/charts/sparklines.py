@@ -47,9 +47,9 @@ def draw_stages(row: Row) -> Picture | None:
     return _small(shares, *paths)
 
 
-def draw_verdict(verdict: Verdict, tolerance: float, limit: float) -> Picture | None:
+def draw_verdict(verdict: Verdict | None, tolerance: float, limit: float) -> Picture | None:
     """Return the interval of a verdict against no change, and its tolerance and limit, or these."""
-    if verdict.interval is None or verdict.ratio is None:
+    if verdict is None or verdict.interval is None or verdict.ratio is None:
         return None
     tolerance = tolerance if verdict.tolerance is None else verdict.tolerance
     limit = limit if verdict.limit is None else verdict.limit

@@ -4,12 +4,11 @@ import hashlib
 import re
 from pathlib import Path
 
-from perfsuite.report.formats.csv_file import to_csv
 from perfsuite.report.formats.html import html_page, svg_files
-from perfsuite.report.formats.latex import to_latex
 from perfsuite.report.formats.markdown import to_markdown
+from perfsuite.report.formats.tables import to_csv, to_latex
 from perfsuite.report.model import Report
-from perfsuite.report.scaling.tables import scaling_json
+from perfsuite.report.scaling.section import scaling_json
 from perfsuite.system.files import remove_file, write_atomically
 
 PAGE = "index.html"
@@ -18,10 +17,9 @@ _MOST_NAME_CHARACTERS = 120
 
 
 def write_folder(report: Report, folder: Path) -> None:
-    """Write index.html, report.md, table.tex, cells.csv, and each chart as chart-N.svg.
+    """Write index.html, report.md, table.tex, cells.csv, scaling.json if any, and chart-N.svg.
 
-    Where cells say anything of scaling, scaling.json too. The charts and scaling.json of an earlier
-    report there are removed if this one has no such file. Raises a WriteError.
+    The charts and scaling.json of an earlier report there are removed if this one has none.
     """
     files = {
         PAGE: html_page(report),

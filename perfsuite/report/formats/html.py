@@ -24,10 +24,13 @@ if TYPE_CHECKING:
     from jinja2 import Environment
 
 
-_LAST_BEFORE_PICTURES: Final = "peak_bytes"
-_PICTURES: Final = (
+# The pictures come after what most people look at.
+_PICTURES_AT: Final = 1 + COLUMNS.index(columns_of("peak_bytes")[0])
+_COLUMNS: Final[tuple[Column[Row], ...]] = (
+    *COLUMNS[:_PICTURES_AT],
     Column("stages", "stages", sparklines.draw_stages, is_number=False),
     Column("history", "history", sparklines.draw_history, is_number=False),
+    *COLUMNS[_PICTURES_AT:],
 )
 # What the first screen shows of a cell that moved, and of how many; the table has all.
 _OF_MOVED: Final = columns_of("change_ratio", "interval", "step_time_s")
@@ -56,12 +59,7 @@ class _Cell:
 
 def html_page(report: Report, *, home: str = "", links: Mapping[str, str] = {}) -> str:
     """Return the page; it leads to `home`, and from cells by their names to `links`."""
-    columns: list[Column[Row]] = []
-    for column in COLUMNS:
-        columns.append(column)
-        if column.key == _LAST_BEFORE_PICTURES:
-            columns += _PICTURES
-    columns = list(filled(columns, report.rows))
+    columns = filled(_COLUMNS, report.rows)
     judged = [(row, row.verdict) for row in report.rows if row.verdict is not None]
     moved = [row for row, verdict in judged if verdict.word not in _UNMOVED]
     compared = [(verdict.ratio, row) for row, verdict in judged if verdict.ratio is not None]
@@ -127,8 +125,6 @@ def _cell(column: Column[Row], row: Row, report: Report) -> _Cell:
 
 
 def _gauge(row: Row, report: Report) -> Picture | None:
-    if row.verdict is None:
-        return None
     return sparklines.draw_verdict(row.verdict, report.tolerance, report.limit)
 
 

@@ -1,10 +1,12 @@
-"""Runs in experiment trackers, by their own clients: TensorBoard, Weights & Biases, MLflow.
+"""What trackers and dashboards read; what was not measured of a cell has no number.
 
-One tracked run is one cell of one file: rounds and losses along the step axis, the recipe as its
-configuration, everything else as its summary. The clients are optional extras, imported only here.
+TensorBoard, Weights & Biases and MLflow get a run for each cell of each file, by their own clients,
+which are optional extras: rounds and losses along the step axis, the recipe as configuration, all
+else as summary. The other formats have their sources beside them.
 """
 
 import contextlib
+import json
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -18,46 +20,48 @@ from perfsuite.report.runs import Run
 from perfsuite.system.json_files import read_bytes
 
 _PROJECT: Final = "perfsuite"
+# What is better the smaller it is, with its unit.
+_COSTS: Final = {
+    "step_time_s": "s",
+    "peak_bytes": "bytes",
+    "saved_activation_bytes": "bytes",
+    "flops": "FLOP",
+    "collectives": "collectives",
+}
 
 
 def log_to_tensorboard(runs: Sequence[Run], folder: Path) -> None:
-    """Write `folder`/run/cell for each cell of each run; raises a SettingError, or a WriteError."""
+    """Write `folder`/run/cell for each cell of each run."""
     writers = import_extra("tensorboard.summary.writer.event_file_writer", "tensorboard")
     hparams = import_extra("tensorboard.plugins.hparams.summary_v2", "tensorboard")
     from tensorboard.compat.proto.event_pb2 import Event
     from tensorboard.compat.proto.summary_pb2 import Summary
 
-    for run in runs:
+    for run, row in _measured(runs):
         wall_time_s = run.saved_at.timestamp()
-        for row in run.measured:
-            path = folder / file_name(f"{run.when} {run.path.stem}") / file_name(row.name)
-            try:
-                writer = writers.EventFileWriter(str(path))
-            except OSError as error:
-                raise WriteError(f"cannot write {path}: {error.strerror or error}") from error
-            if row.recipe is not None:
-                summary = hparams.hparams_pb(config_of(row), start_time_secs=wall_time_s)
-                writer.add_event(Event(wall_time=wall_time_s, step=0, summary=summary))
-            for step, numbers in _logged(row).items():
-                values = [Summary.Value(tag=tag, simple_value=one) for tag, one in numbers.items()]
-                summary = Summary(value=values)
-                writer.add_event(Event(wall_time=wall_time_s, step=step, summary=summary))
-            writer.close()
+        path = folder / file_name(f"{run.when} {run.path.stem}") / file_name(row.name)
+        try:
+            writer = writers.EventFileWriter(str(path))
+        except OSError as error:
+            raise WriteError(f"cannot write {path}: {error.strerror or error}") from error
+        if row.recipe is not None:
+            summary = hparams.hparams_pb(_config_of(row), start_time_secs=wall_time_s)
+            writer.add_event(Event(wall_time=wall_time_s, step=0, summary=summary))
+        for step, numbers in _logged(row).items():
+            values = [Summary.Value(tag=tag, simple_value=one) for tag, one in numbers.items()]
+            summary = Summary(value=values)
+            writer.add_event(Event(wall_time=wall_time_s, step=step, summary=summary))
+        writer.close()
 
 
 def log_to_wandb(runs: Sequence[Run], report: Report) -> None:
-    """Log one run for each cell of each run, and one with the files and the report.
-
-    The client's own environment variables decide whether it sends anything. Raises a SettingError
-    where wandb is not installed, or its client refuses, and a WriteError.
-    """
+    """Log one run for each cell of each run, and one with the files and the report."""
     wandb = import_extra("wandb", "wandb")
     with _explained(
         "--wandb", wandb.errors.Error, "log in with 'wandb login', or set WANDB_MODE=offline"
     ):
-        for run in runs:
-            for row in run.measured:
-                _log_cell(wandb, row, f"{run.path.stem} {run.when}")
+        for run, row in _measured(runs):
+            _log_cell(wandb, row, f"{run.path.stem} {run.when}")
         with (
             tempfile.TemporaryDirectory() as folder,
             wandb.init(project=_PROJECT, job_type="report", name="report") as tracked,
@@ -74,17 +78,14 @@ def log_to_wandb(runs: Sequence[Run], report: Report) -> None:
 
 
 def log_to_mlflow(runs: Sequence[Run]) -> None:
-    """Log one run for each cell of each run, to where MLFLOW_TRACKING_URI leads.
-
-    Raises a SettingError where mlflow is not installed, or its client refuses.
-    """
+    """Log one run for each cell of each run, to where MLFLOW_TRACKING_URI leads."""
     mlflow = import_extra("mlflow", "mlflow")
     with _explained("--mlflow", mlflow.exceptions.MlflowException, "set MLFLOW_TRACKING_URI"):
         mlflow.set_experiment(_PROJECT)
-        for row in (row for run in runs for row in run.measured):
+        for _, row in _measured(runs):
             tags = {} if row.verdict is None else {"verdict": row.verdict.word}
             with mlflow.start_run(run_name=row.name, tags=tags):
-                mlflow.log_params(config_of(row))
+                mlflow.log_params(_config_of(row))
                 for step, numbers in _logged(row).items():
                     mlflow.log_metrics(numbers, step=step)
 
@@ -100,7 +101,7 @@ def _explained(option: str, refusal: type[Exception], advice: str) -> Iterator[N
 
 def _log_cell(wandb: Any, row: Row, group: str) -> None:
     with wandb.init(
-        project=_PROJECT, group=group, job_type="cell", name=row.name, config=config_of(row)
+        project=_PROJECT, group=group, job_type="cell", name=row.name, config=_config_of(row)
     ) as tracked:
         # Rounds and optimizer steps need two axes, and a run has one step counter.
         axes = {"step_time_s": "round", "loss": "step"}
@@ -114,7 +115,11 @@ def _log_cell(wandb: Any, row: Row, group: str) -> None:
             tracked.summary["verdict"] = row.verdict.word
 
 
-def config_of(row: Row) -> dict[str, Any]:
+def _measured(runs: Sequence[Run]) -> Iterator[tuple[Run, Row]]:
+    return ((run, row) for run in runs for row in run.rows if row.step_time_s is not None)
+
+
+def _config_of(row: Row) -> dict[str, Any]:
     """The recipe and what it was run on; a field that is None is the default's."""
     if row.record is None or row.recipe is None:
         return {}
@@ -141,3 +146,47 @@ def _logged(row: Row) -> dict[int, dict[str, float]]:
         for step, value in enumerate(values, 1):
             steps.setdefault(step, {})[tag] = value
     return steps
+
+
+def to_bencher(report: Report) -> str:
+    """Return a benchmark for each cell; a step's bounds are its spread over rounds."""
+    # bencher.dev/docs/reference/bencher-metric-format
+    cells = {}
+    for row in report.rows:
+        measures = {key: {"value": value} for key, value in numbers_of(row).items()}
+        if row.step_time_s is not None and row.spread_ratio is not None:
+            low, high = (row.step_time_s * (1 + sign * row.spread_ratio) for sign in (-1, 1))
+            measures["step_time_s"] |= {"lower_value": low, "upper_value": high}
+        cells[row.name] = measures
+    return json.dumps(cells, indent=1) + "\n"
+
+
+def to_action_benchmark(report: Report) -> str:
+    """Return an entry for each number of each cell that is better the smaller it is."""
+    # `BenchmarkResult` in benchmark-action/github-action-benchmark, src/extract.ts
+    entries = [
+        {"name": f"{row.name} {key}", "unit": _COSTS[key], "value": value}
+        for row in report.rows
+        for key, value in numbers_of(row).items()
+        if key in _COSTS
+    ]
+    return json.dumps(entries, indent=1) + "\n"
+
+
+def to_hud(report: Report) -> str:
+    """Return a record for each number of each cell; the upload adds repository and commit."""
+    # "Benchmark results format" in pytorch/pytorch, wiki page PyTorch-OSS-benchmark-infra, and
+    # pytorch/test-infra, clickhouse_db_schema/oss_ci_benchmark_v3
+    records = []
+    for row in report.rows:
+        about = {key: str(value) for key, value in _config_of(row).items()}
+        evaluated = "inference" if "evaluation" in row.stages_s else ""
+        mode = "training" if "backward" in row.stages_s else evaluated
+        precision = about.get("precision", "")
+        benchmark = {"name": "perfsuite", "mode": mode, "dtype": precision, "extra_info": about}
+        model = {"name": row.name, "type": row.subject or ""}
+        for key, value in numbers_of(row).items():
+            values = row.rounds_s if key == "step_time_s" and row.rounds_s else (value,)
+            metric = {"name": key, "benchmark_values": values}
+            records.append({"benchmark": benchmark, "model": model, "metric": metric})
+    return json.dumps(records, indent=1) + "\n"

@@ -16,17 +16,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import chain
-from typing import Final, Literal
+from typing import Final, Literal, get_args
 
 from perfsuite.records.recipe import Recipe
 from perfsuite.report.families import mode_name, shared_fields, shared_name
 from perfsuite.report.rows import Row, is_plausible_time
-from perfsuite.report.scaling.cost_model import (
-    EnvironmentKey,
-    Links,
-    environment_of,
-    find_links,
-)
+from perfsuite.report.scaling.cost_model import EnvironmentKey, Links, environment_of, find_links
 from perfsuite.stats.intervals import Interval, ratio_interval
 
 Kind = Literal["weak", "strong"]
@@ -125,12 +120,8 @@ class ScaledCell:
 
     @property
     def exposed_ratio(self) -> float | None:
-        """The part of the step that backward takes beyond its proportion to forward on the base.
-
-        Under ddp all waiting for other ranks is in backward, and none in forward. Any other cause
-        that makes a rank slower, such as sharing its core, affects both alike, so that without
-        communication backward would take as many times forward as it does on the base.
-        """
+        """The part of the step that backward takes beyond its proportion to forward on the base."""
+        # Under ddp all waiting for other ranks is in backward; any other cause slows both alike.
         if self.base is None or self.mode != "ddp" or self.base.mode != "single":
             return None
         times = [one.stage_s(name) for one in (self, self.base) for name in ("forward", "backward")]
@@ -177,16 +168,18 @@ def describe_scaling(rows: Sequence[Row]) -> Scaling:
     for cell in _cells(rows):
         key = shared_fields(cell.rows[0], "parallel", "micro_batch_size")
         groups.setdefault(key, []).append(cell)
-    kinds: tuple[Kind, ...] = ("weak", "strong")
-    series = (_series(kind, cells, links) for kind in kinds for cells in groups.values())
+    series = (_series(kind, cells, links) for kind in get_args(Kind) for cells in groups.values())
     return Scaling(series=tuple(chain.from_iterable(series)), links=links)
 
 
 def _cells(rows: Sequence[Row]) -> Iterator[ScaledCell]:
     groups: dict[tuple[int, tuple[object, ...]], list[Row]] = {}
     for row in rows:
-        batch_size = _global_batch_size(row)
-        if batch_size is not None and row.recipe is not None and not _shares_a_device(row):
+        batch_size, record, recipe = _global_batch_size(row), row.record, row.recipe
+        if batch_size is None or record is None or recipe is None:
+            continue
+        # Replicas that follow one another on a device are no scaling.
+        if record.num_devices is None or record.num_devices >= recipe.plan.size:
             groups.setdefault((batch_size, shared_fields(row, "micro_batch_size")), []).append(row)
     for (batch_size, _), launched in groups.items():
         recipe = launched[0].recipe
@@ -200,12 +193,6 @@ def _cells(rows: Sequence[Row]) -> Iterator[ScaledCell]:
             samples_s=times_s if has_many else launched[0].rounds_s or times_s,
             basis="launches" if has_many else "rounds",
         )
-
-
-def _shares_a_device(row: Row) -> bool:
-    """Whether replicas follow one another on a device, which is no scaling."""
-    num_devices = None if row.record is None else row.record.num_devices
-    return num_devices is not None and row.recipe is not None and num_devices < row.recipe.plan.size
 
 
 def _global_batch_size(row: Row) -> int | None:
@@ -224,7 +211,6 @@ def _global_batch_size(row: Row) -> int | None:
 def _series(
     kind: Kind, cells: Sequence[ScaledCell], links: Mapping[EnvironmentKey, Links]
 ) -> Iterator[ScalingSeries]:
-    """Yield the series of cells that differ in nothing but devices and batch."""
     alone: dict[float, ScaledCell] = {}
     by_mode: dict[tuple[str, float], list[ScaledCell]] = {}
     for cell in cells:
@@ -260,11 +246,7 @@ def _series(
 def _estimate(
     links: Links | None, kind: Kind, base: ScaledCell, widest: ScaledCell, num_devices: int
 ) -> Estimate | None:
-    """What the model says of so many devices; the widest cell has most devices of its series.
-
-    None where there is no model, the series is not of ddp against one process, its collectives
-    were not counted, or there would be fewer samples than devices.
-    """
+    """What the model, if there is one, says of so many devices; `widest` is the series' last."""
     record, backward_s = widest.rows[0].record, base.stage_s("backward")
     assert record is not None
     num_collectives, num_bytes = record.counts.collectives, record.counts.collective_bytes

@@ -16,10 +16,7 @@ def comparison_table(
     num_samples: Mapping[str, int],
     records: Mapping[str, CellRecord],
 ) -> str:
-    """Return the table of two records as text; each argument has the keys "a" and "b".
-
-    Times and samples are those of an iteration, and names say what is different in each.
-    """
+    """Return the table of two records as text; each argument has the keys "a" and "b"."""
     columns = [("", False), *((f"{side}: {names[side]}", True) for side in ("a", "b"))]
     rows = [
         (
@@ -62,7 +59,6 @@ def _rows(
     num_samples: Mapping[str, int],
     records: Mapping[str, CellRecord],
 ) -> Iterator[tuple[str, float | None, float | None, Callable[[float], str]]]:
-    """Yield title, a's value, b's value, and how to write them."""
     a, b = records["a"], records["b"]
     yield "time per step", step_times_s["a"], step_times_s["b"], format_seconds
     a_s, b_s = (step_times_s[side] / num_samples[side] for side in ("a", "b"))

@@ -1,15 +1,17 @@
-"""Verdicts as a terminal shows them: what was compared, a table, and the reasons below it."""
+"""Verdicts as a terminal shows them, and as the workflow commands that GitHub reads from a log."""
 
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Final
 
 from perfsuite.records.verdict import CellVerdict
 from perfsuite.report.rows import Column, at
-from perfsuite.report.summary import exceptions_of, interval_text, reason_text
+from perfsuite.report.summary import exceptions_of, interval_text, reason_text, verdict_sentence
 from perfsuite.report.terminal.tables import table_of
 from perfsuite.system.untrusted import printable, printable_lines
-from perfsuite.units import counted, format_change
+from perfsuite.units import counted, format_change, format_ratio
 
 _COLUMNS: Final[tuple[Column[CellVerdict], ...]] = (
     Column("", "cell", at("name"), is_number=False),
@@ -18,6 +20,10 @@ _COLUMNS: Final[tuple[Column[CellVerdict], ...]] = (
     Column("", "between", interval_text),
     Column("", "pairs", lambda cell: cell.num_pairs or ""),
 )
+_COMMANDS: Final = {"FAIL": "error", "INCONCLUSIVE": "warning", "INVALID": "warning"}
+# What ends a command, or one of its properties (actions/toolkit, packages/core/src/command.ts).
+_IN_MESSAGE: Final = str.maketrans({"%": "%25", "\r": "%0D", "\n": "%0A"})
+_IN_PROPERTY: Final = _IN_MESSAGE | str.maketrans({":": "%3A", ",": "%2C"})
 
 
 def verdict_table(cells: Sequence[CellVerdict]) -> str:
@@ -46,3 +52,41 @@ def verdict_lines(
         yield "nothing was judged: every cell is quarantined, so no verdict counts"
     for text in exceptions_of(cells):
         yield printable(f"accepted: {text}")
+
+
+def annotation_lines(
+    cells: Sequence[CellVerdict], root: Path, environ: Mapping[str, str]
+) -> Iterator[str]:
+    """Yield a workflow command for each cell that failed or is undecided; none outside of GitHub.
+
+    It is an error where the verdict may end the session in red. Names of cells count from `root`.
+    """
+    if environ.get("GITHUB_ACTIONS") != "true":
+        return
+    workspace = Path(environ.get("GITHUB_WORKSPACE", root))
+    for cell in cells:
+        if (command := _COMMANDS.get(cell.word)) is not None:
+            command = command if cell.policy is None else "warning"
+            bounds = {"tolerance": cell.tolerance, "limit": cell.limit}
+            said = [f"{name} {format_ratio(it)}" for name, it in bounds.items() if it is not None]
+            message = "; ".join([f"{cell.name}: {verdict_sentence(cell)}", *said])
+            place = _place(cell.name, root, workspace)
+            yield f"::{command}{place}::{printable(message.translate(_IN_MESSAGE))}"
+
+
+def _place(name: str, root: Path, workspace: Path) -> str:
+    """The file and the line of a cell's function, as properties; "" where it has no file."""
+    file, _, function = name.partition("::")
+    path = root / file
+    if not function or not path.is_file():  # as the cell of a command
+        return ""
+    shown = path.relative_to(workspace) if path.is_relative_to(workspace) else file
+    place = f" file={printable(str(shown).translate(_IN_PROPERTY))}"
+    text, at = path.read_text("utf-8", errors="replace"), 0
+    for part in function.partition("[")[0].split("::"):
+        definition = rf"^[ \t]*(?:async +)?(?:class|def) +{re.escape(part)}\b"
+        found = re.compile(definition, re.MULTILINE).search(text, at)
+        if found is None:  # it is inherited, or made by a call
+            return place
+        at = found.end()
+    return f"{place},line={text.count(chr(10), 0, at) + 1}"

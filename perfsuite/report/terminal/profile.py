@@ -69,7 +69,6 @@ def _parts(profile: Profile) -> Iterator[str]:
 
 
 def _quality_lines(profile: Profile) -> Iterator[str]:
-    """Accuracy, the metrics, and the first loss and gradient that was NaN or infinite."""
     split = profile.evaluated_split
     if profile.accuracy is not None and profile.accuracy_per_class is not None:
         accuracies = profile.accuracy_per_class.items()

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Final
 
-from perfsuite.report.charts.line_chart import PlotLine, draw_lines
+from perfsuite.report.charts.line_chart import PlotLine, draw_lines, line_of_intervals
 from perfsuite.report.charts.sections import Picture
 from perfsuite.report.terminal.tables import text_table
 from perfsuite.stats.intervals import Interval
@@ -34,25 +34,15 @@ def draw_sweep(
     title: str, training: Intervals, loading: Intervals, optimum: int, hurts_from: int | None
 ) -> Picture:
     """Return both times with their intervals over the workers, the optimum and what hurts."""
-    lines = [_line("training step, loading included", training), _line("loading alone", loading)]
+    named = {"training step, loading included": training, "loading alone": loading}
+    lines = [line_of_intervals(name, sorted(found.items())) for name, found in named.items()]
     tallest_s = max(high for line in lines for _, high in line.error_bars)
     best = ((float(optimum), 0.0), (float(optimum), tallest_s))
     lines.append(PlotLine(name=f"optimum: {optimum}", points=best, is_reference=True))
     if hurts_from is not None:
-        worse = tuple((float(count), 0.0) for count in sorted(training) if count >= hurts_from)
+        worse = [(float(count), 0.0) for count in sorted(training) if count >= hurts_from]
         lines.append(PlotLine(name=f"more hurt, from {hurts_from}", points=worse))
     return draw_lines(lines, "Sweep", title, ("num_workers", "time per iteration"), format_seconds)
-
-
-def _line(name: str, intervals: Intervals) -> PlotLine:
-    found = sorted(intervals.items())
-    # A single repetition has no interval.
-    bars = (one.bounds or (one.centre, one.centre) for _, one in found)
-    return PlotLine(
-        name=name,
-        points=tuple((float(count), one.centre) for count, one in found),
-        error_bars=tuple(bars),
-    )
 
 
 def _texts(interval: Interval) -> tuple[str, str]:

@@ -37,7 +37,7 @@ def relative_error(tested: Tensor, expected: Tensor) -> float:
 
 
 def norm(tensor: Tensor) -> float:
-    """The Frobenius norm."""
+    """The Frobenius norm of a tensor."""
     return float(torch.linalg.vector_norm(in_double(tensor)))
 
 
@@ -64,13 +64,8 @@ _ALIGNMENT_SDS = 6
 class Discrepancy:
     """The relative error that one comparison found, and the one that rounding explains.
 
-    Attributes:
-        step: The optimizer step, from 1; 0 is before the first.
-        error: At most `limit` in correct code.
-        formula: How the limit is derived.
-        name: The parameter or buffer, None for all together.
-        rank: The rank that differs, None where no single one does.
-        cause: The likeliest cause, where the comparison itself tells it.
+    `step` is an optimizer step from 1, or 0 before the first; `name` is None for all tensors
+    together, `rank` where no single one differs; `cause` is there if the comparison tells it.
     """
 
     what: Quantity
@@ -97,13 +92,10 @@ class Discrepancy:
 
 @dataclass(frozen=True)
 class Errors:
-    """The relative errors ||tested - expected|| / ||expected|| of a set of tensors.
+    """The relative errors ||tested - expected|| / ||expected|| of tensors; `size` is ||expected||.
 
-    Attributes:
-        total: Over all tensors.
-        by_name: Of each tensor that is large enough to have a limit of its own.
-        size: ||expected||.
-        too_small: The names of the other tensors, except those that are zero.
+    `by_name` has each tensor that is large enough to have a limit of its own, and `too_small` the
+    names of the others, except those that are zero.
     """
 
     total: float
@@ -124,15 +116,12 @@ def measure_errors(tested: Tensors, expected: Tensors) -> Errors:
         distances[name], sizes[name] = distance(mine, its), norm(its)
     size = math.hypot(*sizes.values())
     least = SMALLEST_SHARE * size
+    large = [name for name, its in sizes.items() if its >= least and its > 0]
     return Errors(
         total=ratio(math.hypot(*distances.values()), size),
-        by_name={
-            name: ratio(distances[name], sizes[name])
-            for name in distances
-            if sizes[name] >= least and sizes[name] > 0
-        },
+        by_name={name: ratio(distances[name], sizes[name]) for name in large},
         size=size,
-        too_small=tuple(name for name in sizes if 0 < sizes[name] < least),
+        too_small=tuple(name for name, its in sizes.items() if 0 < its < least),
     )
 
 
@@ -141,14 +130,16 @@ def measure_buffer_errors(tested: Tensors, expected: Tensors) -> Errors:
 
     A buffer may be a mask of minus infinities.
     """
+    errors = measure_errors(tested, expected)
+    if math.isfinite(errors.total):
+        return errors
     tested, expected = dict(tested), dict(expected)
     for name in tested.keys() & expected.keys():
         mine, its = tested[name], expected[name]
         if mine.shape == its.shape:
             alike = (mine == its) | (mine.isnan() & its.isnan())
             shared = alike & ~its.isfinite()
-            tested[name] = mine.masked_fill(shared, 0)
-            expected[name] = its.masked_fill(shared, 0)
+            tested[name], expected[name] = mine.masked_fill(shared, 0), its.masked_fill(shared, 0)
     return measure_errors(tested, expected)
 
 
@@ -175,8 +166,7 @@ def judge(
 
     `parameter_limit` gives the limit of one parameter instead of `limit.worst_parameter`.
     """
-    measure = measure_buffer_errors if what == "buffer" else measure_errors
-    errors = measure(tested, expected)
+    errors = (measure_buffer_errors if what == "buffer" else measure_errors)(tested, expected)
     limit_of = parameter_limit or (lambda _: limit.worst_parameter)
     formula = f"of one parameter, from {limit.formula}" if limit.value else limit.formula
     single = [
@@ -191,8 +181,7 @@ def judge(
 
 def step_length(expected: Tensors, before: Tensors) -> float:
     """The distance that a step moves weights; 1 where it moves none."""
-    steps = {name: in_double(its) - in_double(before[name]) for name, its in expected.items()}
-    return total_norm(steps) or 1.0
+    return math.hypot(*(distance(its, before[name]) for name, its in expected.items())) or 1.0
 
 
 def judge_update(

@@ -8,14 +8,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from perfsuite.records.parallel import MeshAxis, ParallelPlan
-from perfsuite.worker.equivalence.comparison import (
-    Discrepancy,
-    Tensors,
-    in_double,
-    measure_errors,
-    relative_error,
-    scaled,
-)
+from perfsuite.worker.equivalence import comparison
+from perfsuite.worker.equivalence.comparison import Discrepancy, Tensors, in_double, scaled
 from perfsuite.worker.equivalence.planted_bugs import Bug
 from perfsuite.worker.equivalence.references.averaging import average
 
@@ -42,12 +36,9 @@ def explain_gradients(tested: Tensors, expected: Tensors, bugs: Sequence[Bug]) -
     if lost and len(lost) < len(expected):
         return f"the gradient of {', '.join(map(repr, lost[:3]))} is lost: is it detached?"
     bugs = [*bugs, *_any_scale(tested, expected)]
-    error, *left = (
-        found.total * found.size if found.size else math.inf
-        for found in (
-            measure_errors(tested, one) for one in (expected, *(b.gradients for b in bugs))
-        )
-    )
+    paths = [expected, *(bug.gradients for bug in bugs)]
+    found = [comparison.measure_errors(tested, one) for one in paths]
+    error, *left = (one.total * one.size if one.size else math.inf for one in found)
     # The first of those that explain it best, because where batches are alike some bugs are equal.
     least = min(left, default=math.inf)
     enough = max(2 * least, _SAME * error)
@@ -155,13 +146,11 @@ def axis_bugs(plan: ParallelPlan, shares: Sequence[Tensors], expected: Tensors) 
             scaled(expected, axis.size),
         )
         if axis.divides_batch:
-            first = {
-                plan.shard_of(r) for r in range(plan.size) if not plan.coordinates(r)[axis.name]
-            }
+            firsts = [r for r in range(plan.size) if not plan.coordinates(r)[axis.name]]
             yield Bug(
                 f"no reduction over axis {axis.name!r}",
                 f"a reduction over axis {axis.name!r} is forgotten",
-                average([shares[shard] for shard in sorted(first)], "none"),
+                average([shares[n] for n in sorted({*map(plan.shard_of, firsts)})], "none"),
             )
         else:
             yield Bug(
@@ -175,14 +164,14 @@ def explain_parts(tested: Tensors, expected: Tensors, plan: ParallelPlan) -> str
     """Return the cause where a gradient is a multiple of the right one, or has parts of zero."""
     for name in (name for name in expected if name in tested):
         mine, its = in_double(tested[name]), in_double(expected[name])
-        if mine.shape != its.shape or relative_error(mine, its) < _LARGE_ERROR:
+        if mine.shape != its.shape or comparison.relative_error(mine, its) < _LARGE_ERROR:
             continue
         for size in sorted({axis.size for axis in _long_axes(plan)}):
             for factor, times, wrong, right in (
                 (size, f"{size} times", "summed", "mean"),
                 (1 / size, f"1/{size} of", "averaged", "sum"),
             ):
-                if relative_error(mine, its * factor) < _LARGE_ERROR * min(factor, 1):
+                if comparison.relative_error(mine, its * factor) < _LARGE_ERROR * min(factor, 1):
                     return (
                         f"the gradient of {name!r} is {times} what it should be: is it {wrong} "
                         f"over axis {_names(_long_axes(plan), size)} where its {right} is due?"

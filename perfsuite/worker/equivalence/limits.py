@@ -40,14 +40,10 @@ SMALLEST_SHARE = 1e-6
 
 @dataclass(frozen=True)
 class Limit:
-    """The greatest relative error that rounding explains.
+    """The greatest relative error that rounding explains; 0 requires equal bits.
 
-    Attributes:
-        value: For all parameters together; 0 requires equal bits.
-        formula: How the value is derived, with all its terms.
-        worst_parameter: For each parameter by itself.
-        shared: The part of the error that all elements may have in common, because each is
-            multiplied by the same rounded number.
+    `value` is for all parameters together and `worst_parameter` for each by itself. `shared` is the
+    part that all elements may have in common: each is multiplied by the same rounded number.
     """
 
     value: float

@@ -37,21 +37,18 @@ def describe_missed(planted: Mapping[str, bool]) -> list[str]:
 def gradient_bugs(gradients: Tensors, names: Collection[str] | None = None) -> Iterator[Bug]:
     """The mistakes that any path can make; only the gradients in `names` are ever lost."""
     norms = {name: norm(gradient) for name, gradient in gradients.items()}
-    # The others have no limit of their own.
     least = SMALLEST_SHARE * math.hypot(*norms.values())
-    norms = {name: size for name, size in norms.items() if size >= least}
-    losable = norms if names is None else {name: norms[name] for name in norms if name in names}
-    # A gradient of one element does not change when it is shifted.
-    shiftable = {name: size for name, size in norms.items() if gradients[name].numel() > 1}
-    if losable:
-        smallest = min(losable, key=losable.__getitem__)
+    large = [name for name, size in norms.items() if size >= least]  # with a limit of its own
+    if losable := [name for name in large if names is None or name in names]:
+        smallest = min(losable, key=norms.__getitem__)
         yield Bug(
             f"the gradient of {smallest!r}, the smallest, is zero",
             f"the gradient of {smallest!r} is lost",
             {**gradients, smallest: torch.zeros_like(gradients[smallest])},
         )
-    if shiftable:
-        largest = max(shiftable, key=shiftable.__getitem__)
+    # A gradient of one element does not change when it is shifted.
+    if shiftable := [name for name in large if gradients[name].numel() > 1]:
+        largest = max(shiftable, key=norms.__getitem__)
         shifted = gradients[largest].flatten().roll(1).view_as(gradients[largest])
         yield Bug(
             f"the gradient of {largest!r}, the largest, is shifted by one element",
@@ -107,7 +104,7 @@ def reduction_bugs(shares: Sequence[Tensors], comm_hook: str) -> Iterator[Bug]:
 
 
 def lost_micro_batch(gradients: Tensors, which: str) -> Bug:
-    """The mistake of leaving out the first or the last micro-batch of an accumulation."""
+    """`which` is the first or the last of an accumulation."""
     return Bug(
         f"the {which} micro-batch is left out",
         "a micro-batch of the accumulation is lost",

@@ -10,12 +10,7 @@ import torch
 from perfsuite.records.equivalence import Check, EquivalenceRow, NumericsStatus
 from perfsuite.records.recipe import Recipe
 from perfsuite.records.workload import Workload
-from perfsuite.worker.equivalence.comparison import (
-    Discrepancy,
-    Tensors,
-    judge,
-    measure_errors,
-)
+from perfsuite.worker.equivalence.comparison import Discrepancy, Tensors, judge, measure_errors
 from perfsuite.worker.equivalence.diagnosis import explain_ranks, explain_weights
 from perfsuite.worker.equivalence.limits import Limit
 from perfsuite.worker.equivalence.planted_bugs import Bug, describe_missed
@@ -28,14 +23,10 @@ _KEPT_BUFFERS = "the buffers stay as they are"
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """One run to be checked.
+    """One run to be checked, with its twin without checkpointing where the recipe recomputes.
 
-    Attributes:
-        device: Where references are computed; of the same kind as the device of the ranks.
-        num_steps: Optimizer steps that the run was asked to record.
-        trace: What the ranks recorded.
-        twin: The same run without checkpointing; None where the recipe has none.
-        on_step: Called before the references of each step, to show progress.
+    References are computed on `device`, which is of the same kind as the device of the ranks.
+    `on_step` is called before the references of each step, to show progress.
     """
 
     workload: Workload
@@ -70,13 +61,9 @@ class Case:
 class Proof:
     """What a check has gathered.
 
-    Attributes:
-        evidence: What its comparisons found; empty where nothing was compared.
-        planted: By the name of each bug that it was given to find, whether it did.
-        vacuous: Why it would have passed whatever the code does; empty where it could have failed.
-        notes: What else a reader of the row should know.
-        find_cause: (discrepancy beyond its limit) -> its likeliest cause.
-        on_bug: Called before each bug, which takes seconds where a model is large.
+    `planted` says of each bug whether the check found it, `vacuous` why the check would have passed
+    whatever the code does. `find_cause` returns the likeliest cause of a discrepancy; `on_bug` is
+    called before each bug, which takes seconds where a model is large.
     """
 
     check: Check

@@ -154,7 +154,7 @@ def test_a_host_name_that_does_not_resolve_is_no_error(monkeypatch: pytest.Monke
         "perfsuite.experiments.rank_session.Session.run_function", lambda *_: no_ranks()
     )
 
-    assert examine_torch({})[-1].text == "host name 'box' does not resolve"
+    assert [*examine_torch({})][-1].text == "host name 'box' does not resolve"
 
 
 def no_ranks() -> list[Any]:

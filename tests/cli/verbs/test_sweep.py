@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 from command_line import call_verb
 
-from perfsuite.cli.verbs import sweep
 from perfsuite.cli.verbs.sweep import parse_counts
 from perfsuite.experiments.interleave import Bench
 from perfsuite.experiments.sweep import Times
@@ -32,7 +31,7 @@ class Verb:
             self.calls.append((workload, recipe, counts, bench.num_repetitions))
             return FOUND
 
-        self._patch.setattr(sweep, "sweep_workers", sweep_workers)
+        self._patch.setattr("perfsuite.experiments.sweep.sweep_workers", sweep_workers)
         return call_verb("sweep", *arguments)
 
 

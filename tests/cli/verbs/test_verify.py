@@ -19,7 +19,7 @@ verb = importlib.import_module("perfsuite.cli.verbs.verify")
 def no_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     one = not_exercised("toy-mlp", Recipe(), "no GPU")
     monkeypatch.setattr(verb, "open_session", lambda *_: None)
-    monkeypatch.setattr(verb, "verify_one", lambda *_: one)
+    monkeypatch.setattr("perfsuite.experiments.verify.verify_one", lambda *_: one)
     monkeypatch.setattr(verb, "_verify_every", lambda *_: [one, one])
 
 

@@ -9,7 +9,7 @@ import pytest
 from jsonschema import Draft7Validator
 from made_up_runs import HOSTILE, cell, report_on, verdict
 
-from perfsuite.report.formats.dashboards import to_action_benchmark, to_bencher, to_hud
+from perfsuite.report.formats.trackers import to_action_benchmark, to_bencher, to_hud
 from perfsuite.report.rows import Row
 from perfsuite.system.untrusted import printable
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from perfsuite.records.verdict import CellVerdict
-from perfsuite.report.terminal.annotations import annotation_lines
+from perfsuite.report.terminal.gate import annotation_lines
 
 BENCHMARKS = """\
 import pytest

@@ -33,11 +33,10 @@ def check_checkpointing(case: Case) -> Proof | str:
             *comparison.judge("buffer", step.buffers, twin.buffers, number, limit),
         ]
         if number == 1:
-            bugs = _bugs(twin.gradients, case.recipe, limit)
-            judge_bug = partial(
+            judge = partial(
                 comparison.judge, "gradient", expected=twin.gradients, step=1, limit=limit
             )
-            proof.plant(bugs, judge_bug)
+            proof.plant(_bugs(twin.gradients, case.recipe, limit), judge)
     proof.find_cause = _explain
     ours, its = case.trace.num_calls, case.twin.num_calls
     if ours is None or its is None:
@@ -53,11 +52,11 @@ def check_checkpointing(case: Case) -> Proof | str:
 
 def _limit(case: Case) -> Limit:
     """Equal bits, unless FSDP shards by segments and so sums over the ranks in another order."""
-    recipe = case.recipe
-    if not recipe.plan.properties.resizes_storages or recipe.num_segments is None:
-        return above_noise(BITWISE, case.noise)
-    epsilon = comparison.coarsest_epsilon(case.trace.steps[0].gradients)
-    return above_noise(reduction_limit(epsilon, recipe, case.device), case.noise)
+    limit, recipe = BITWISE, case.recipe
+    if recipe.plan.properties.resizes_storages and recipe.num_segments is not None:
+        epsilon = comparison.coarsest_epsilon(case.trace.steps[0].gradients)
+        limit = reduction_limit(epsilon, recipe, case.device)
+    return above_noise(limit, case.noise)
 
 
 def _bugs(gradients: Tensors, recipe: Recipe, limit: Limit) -> Iterator[Bug]:

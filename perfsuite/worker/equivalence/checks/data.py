@@ -1,11 +1,12 @@
 """Whether the ranks see the right data: each sample once, in a new order each epoch.
 
-Judges the indices that the ranks' samplers draw, and the first few batches themselves. S batches of
-an epoch on a shard, B samples each.
+Judges the indices that the ranks' samplers draw, and the first few batches themselves: pairs
+(inputs, target) of nested containers, as `default_collate` makes them. S batches of an epoch on a
+shard, B samples each.
 """
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -18,8 +19,8 @@ from perfsuite.records.equivalence import EquivalenceRow, NumericsStatus
 from perfsuite.units import format_ratio
 from perfsuite.worker.equivalence.planted_bugs import describe_missed
 from perfsuite.worker.equivalence.proof import Case
-from perfsuite.worker.equivalence.trace.batch_difference import find_differences, is_among
 from perfsuite.worker.equivalence.trace.draws import modules_that_drew, read_random_state
+from perfsuite.worker.equivalence.trace.trace import Step
 from perfsuite.worker.training.batches import map_tensors
 from perfsuite.worker.training.trainer import seed_random_numbers
 
@@ -78,13 +79,9 @@ def _check_own_loader(case: Case) -> EquivalenceRow:
 class DataEvidence:
     """What the check judges.
 
-    Attributes:
-        epochs: For each epoch, from the first, and each shard the dataset's indices (S, B) as its
-            ranks drew them; a single epoch where all have the same order.
-        num_samples: Of the dataset.
-        seen: For each shard, the first batches that its ranks saw.
-        expected: The batches of the drawn indices as one process loads them, at least as many; None
-            where random numbers decide.
+    `epochs` has the indices (S, B) that the ranks of each shard drew; a single epoch where all have
+    the same order. `seen` has the first batches of each shard, and `expected` at least as many that
+    one process loads; None where random numbers decide.
     """
 
     epochs: list[list[Tensor]]
@@ -115,13 +112,17 @@ def gather_evidence(case: Case) -> DataEvidence:
 
 
 def _load_expected(dataset: Any, case: Case) -> list[list[Any]] | None:
+    # Directly from the dataset, so that no mistake of a loader is on both sides.
+    fetch_all = getattr(dataset, "__getitems__", None)
+    fetch = fetch_all or (lambda indices: [dataset[index] for index in indices])
+
     def load(shard: int, num_batches: int, seed: int) -> tuple[list[Any], bool]:
         """The first batches of a shard, and whether the dataset drew random numbers."""
         indices = itertools.chain.from_iterable(case.trace.indices[shard])
         seed_random_numbers(seed)
         before = read_random_state(case.device)
         loaded = [
-            default_collate(_fetch(dataset, batch))
+            default_collate(list(fetch(batch)))
             for batch in itertools.islice(indices, max(num_batches, _NUM_LOADED_AGAIN))
         ]
         return loaded, bool(modules_that_drew(before, read_random_state(case.device)))
@@ -137,20 +138,8 @@ def _load_expected(dataset: Any, case: Case) -> list[list[Any]] | None:
     return None if draws or find_differences(again, expected[0], 1) else expected
 
 
-def _fetch(dataset: Any, indices: list[int]) -> list[Any]:
-    """The samples directly from the dataset, so that no mistake of a loader is on both sides."""
-    fetch_all = getattr(dataset, "__getitems__", None)
-    if fetch_all is not None:
-        return list(fetch_all(indices))
-    return [dataset[index] for index in indices]
-
-
-# A number of wrong samples, and the reason to report.
-_Mismatch = tuple[int, str]
-
-
-def _find_mismatches(evidence: DataEvidence) -> Iterator[_Mismatch]:
-    """Yield all mismatches; the first one is the one to report."""
+def _find_mismatches(evidence: DataEvidence) -> Iterator[tuple[int, str]]:
+    """Yield how many samples are wrong, and why; the first mismatch is the one to report."""
     size, num_samples = evidence.batch_size, evidence.num_samples
     for epoch, shards in enumerate(evidence.epochs, start=1):
         indices = torch.cat([shard.flatten() for shard in shards])
@@ -189,7 +178,9 @@ def _find_mismatches(evidence: DataEvidence) -> Iterator[_Mismatch]:
         yield from _find_wrong_batches(evidence, evidence.expected)
 
 
-def _find_wrong_batches(evidence: DataEvidence, expected: list[list[Any]]) -> Iterator[_Mismatch]:
+def _find_wrong_batches(
+    evidence: DataEvidence, expected: list[list[Any]]
+) -> Iterator[tuple[int, str]]:
     found = [
         (shard, *difference)
         for shard, (batches, theirs) in enumerate(zip(evidence.seen, expected, strict=True))
@@ -200,11 +191,9 @@ def _find_wrong_batches(evidence: DataEvidence, expected: list[list[Any]]) -> It
     shard, index, place, num_samples = found[0]
     batch = evidence.seen[shard][index]
     of_shards = [n for n, theirs in enumerate(expected) if n != shard and is_among(batch, theirs)]
-    cause = (
-        f"the loader does not know its rank, for shard {of_shards[0]} has this batch"
-        if of_shards
-        else "another order or dataset on the rank, or the rank or a loader worker changed it"
-    )
+    cause = "another order or dataset on the rank, or the rank or a loader worker changed it"
+    if of_shards:
+        cause = f"the loader does not know its rank, for shard {of_shards[0]} has this batch"
     yield (
         sum(difference[-1] for difference in found),
         f"batch {index + 1} on the ranks of shard {shard}: {place} differs from what one process "
@@ -246,13 +235,13 @@ def _with_sample(shard: Tensor, sample: Tensor) -> Tensor:
 
 
 def _with_flipped_bit(batch: Any) -> Any:
-    num_flipped = 0
+    is_flipped = False
 
     def flip(tensor: Tensor) -> Tensor:
-        nonlocal num_flipped
-        if num_flipped or not tensor.numel():
+        nonlocal is_flipped
+        if is_flipped or not tensor.numel():
             return tensor
-        num_flipped += 1
+        is_flipped = True
         flipped = tensor.detach().clone(memory_format=torch.contiguous_format)
         flipped.view(-1).view(torch.uint8)[0] ^= 1
         return flipped
@@ -275,7 +264,77 @@ def _describe(evidence: DataEvidence) -> Iterator[str]:
         yield f"the ranks saw bit for bit what one process loads (batches: {num_batches})"
     num_samples = evidence.num_samples
     if num_left_out := num_samples - sum(map(torch.numel, shards)):
-        share = (
-            f"{num_left_out} of {num_samples} samples ({format_ratio(num_left_out / num_samples)})"
-        )
-        yield f"bias: each training epoch leaves out {share}"
+        share = format_ratio(num_left_out / num_samples)
+        left_out = f"{num_left_out} of {num_samples} samples ({share})"
+        yield f"bias: each training epoch leaves out {left_out}"
+
+
+def find_differences(
+    batches: Sequence[Any], expected: Sequence[Any], batch_size: int
+) -> list[tuple[int, str, int]]:
+    """Return the index of each batch that differs, its first such part, how many samples.
+
+    More may be expected than there is. A list may equal a tuple.
+    """
+    differences = []
+    for index, (batch, theirs) in enumerate(zip(batches, expected, strict=False)):
+        wrong = _wrong_parts(batch, theirs, batch_size)
+        if wrong:
+            num_samples = int(torch.stack(list(wrong.values())).any(dim=0).sum())
+            differences.append((index, next(iter(wrong)), num_samples))
+    return differences
+
+
+def is_among(batch: Any, batches: Iterable[Any]) -> bool:
+    """Whether a batch is one of these, bit for bit."""
+    return any(not _wrong_parts(batch, one, 1) for one in batches)
+
+
+def have_equal_shards(step: Step) -> bool:
+    """Whether two shards hold the same samples, so that their mean changes nothing."""
+    return any(
+        len(one) == len(other)
+        and all(is_among(a.batch, [b.batch]) for a, b in zip(one, other, strict=True))
+        for one, other in itertools.combinations(step.shards, 2)
+    )
+
+
+def _wrong_parts(batch: Any, expected: Any, batch_size: int) -> dict[str, Tensor]:
+    """For each part that differs, which samples do (B,)."""
+    ours, theirs = (
+        dict([*_parts(inputs, "inputs"), *_parts(target, "target")])
+        for inputs, target in (batch, expected)
+    )
+    if ours.keys() != theirs.keys():
+        return {"the structure": torch.ones(batch_size, dtype=torch.bool)}
+    wrong = {place: _wrong_samples(ours[place], theirs[place], batch_size) for place in theirs}
+    return {place: samples for place, samples in wrong.items() if samples.any()}
+
+
+def _parts(value: Any, place: str) -> Iterator[tuple[str, Any]]:
+    """Each tensor, string and number in nested containers, with its place."""
+    if isinstance(value, Mapping):
+        for key, part in value.items():
+            yield from _parts(part, f"{place}[{key!r}]")
+    elif isinstance(value, list | tuple):
+        for index, part in enumerate(value):
+            yield from _parts(part, f"{place}[{index}]")
+    else:
+        yield place, value
+
+
+def _wrong_samples(ours: Any, theirs: Any, batch_size: int) -> Tensor:
+    """Which samples differ (B,); all of them where the samples cannot be separated."""
+    if isinstance(ours, Tensor) and isinstance(theirs, Tensor):
+        if (ours.dtype, ours.shape) == (theirs.dtype, theirs.shape):
+            differs = _bytes(ours) != _bytes(theirs)
+            if ours.shape[:1] == (batch_size,):
+                return differs.view(batch_size, differs.numel() // batch_size).any(dim=1)
+            return differs.any().expand(batch_size)
+        return torch.ones(batch_size, dtype=torch.bool)
+    # repr separates 0.0 from -0.0, and is the same for any nan.
+    return torch.full((batch_size,), type(ours) is not type(theirs) or repr(ours) != repr(theirs))
+
+
+def _bytes(tensor: Tensor) -> Tensor:
+    return tensor.detach().cpu().reshape(-1).view(torch.uint8)

@@ -59,20 +59,21 @@ def _judge_start(case: Case, start: Weights) -> Iterator[Discrepancy]:
     if buffers:
         found_all += comparison.judge("buffer", tested.buffers, buffers, 0, BITWISE)
     for found in found_all:
-        if found.name in tested.parameters.keys() & weights.keys() and not found.is_within:
-            cause = explain_start(
-                tested.parameters[found.name], weights[found.name], case.recipe.plan
-            )
+        name = found.name
+        if name in tested.parameters.keys() & weights.keys() and not found.is_within:
+            cause = explain_start(tested.parameters[name], weights[name], case.recipe.plan)
             found = replace(found, cause=cause)
         yield found
 
 
 def _check_buffers(step: Step, expected: Tensors, number: int, limit: Limit, proof: Proof) -> None:
     """Judge what the optimizer's step makes of the buffers, such as an average of the weights."""
-    for found in comparison.judge("buffer", step.after.buffers, expected, number, limit):
-        cause = "the optimizer's step leaves other buffers than in one process: does every rank "
-        cause += "average its weights, and after each step?"
-        proof.evidence.append(replace(found, cause=cause))
+    cause = (
+        "the optimizer's step leaves other buffers than in one process: does every rank average "
+        "its weights, and after each step?"
+    )
+    found = comparison.judge("buffer", step.after.buffers, expected, number, limit)
+    proof.evidence += [replace(one, cause=cause) for one in found]
     unmoved = comparison.judge("buffer", step.buffers, expected, number, limit)
     proof.plant_at_step("the optimizer leaves the buffers as they are", unmoved)
 
@@ -153,9 +154,8 @@ def _limit(case: Case, step: Step, number: int, expected: Tensors) -> Limit:
     share, formula = _share_of_rounding(case, number, epsilon)
     if share == 0:
         return BITWISE
-    size = comparison.total_norm(expected) / comparison.step_length(
-        expected, step.before.parameters
-    )
+    length = comparison.step_length(expected, step.before.parameters)
+    size = comparison.total_norm(expected) / length
     if not case.trace.sparse:
         return update_limit(share, formula, epsilon, size)
     value = share + 2 * epsilon * size

@@ -89,9 +89,8 @@ def check_own_steps(case: OwnCase) -> tuple[EquivalenceRow, dict[str, str]]:
 class _OwnStep(ExpectedStep):
     """One step of the ranks, and what one process does in its place.
 
-    Attributes:
-        has_gradients: Whether optimizers stepped on all sides; a GradScaler may leave a step out.
-        updated: The weights that its optimizers make of the ranks' gradients alone.
+    `has_gradients` says whether optimizers stepped on all sides; a GradScaler may leave a step out.
+    `updated` are the weights that the optimizers make of the ranks' gradients alone.
     """
 
     step: Step
@@ -112,10 +111,7 @@ class _OwnStep(ExpectedStep):
 
 
 class _Reference:
-    """One process that takes the ranks' steps, and `follows` their weights and gradients or not.
-
-    `has_drawn` says whether its steps have drawn random numbers.
-    """
+    """One process that takes the ranks' steps, and `follows` their weights and gradients or not."""
 
     def __init__(
         self, case: OwnCase, arithmetic: Callable[[], AbstractContextManager[Any]]
@@ -134,8 +130,7 @@ class _Reference:
         state = read_random_state(self._case.device)
         with self._arithmetic():
             taken = self.own.take(spoil)
-        drew = modules_that_drew(state, read_random_state(self._case.device))
-        self.has_drawn = self.has_drawn or bool(drew)
+        self.has_drawn |= bool(modules_that_drew(state, read_random_state(self._case.device)))
         return taken
 
 
@@ -201,15 +196,12 @@ def _describe_dropout(model: nn.Module | None) -> str | None:
 def _why_losses_alone(trace: Trace, parameters: Mapping[str, nn.Parameter]) -> str | None:
     """Why only losses are compared, None where gradients and weights are too."""
     ours = trace.start.parameters
-    for side, names in (("build_step", ours), ("the reference", parameters)):
+    sides = (("build_step", ours, parameters), ("the reference", parameters, ours))
+    for side, names, _ in sides:
         if not names:
             return f"{side} returns no Step.model"
-    only = {
-        "build_step": [name for name in ours if name not in parameters],
-        "the reference": [name for name in parameters if name not in ours],
-    }
-    if any(only.values()):
-        which = [f"only {side}'s has {listed(names)}" for side, names in only.items() if names]
+    only = [(side, [n for n in names if n not in others]) for side, names, others in sides]
+    if which := [f"only {side}'s has {listed(names)}" for side, names in only if names]:
         raise WorkloadError(
             f"Step.model has {len(ours)} parameters in build_step and {len(parameters)} in the "
             f"reference, which are matched by name: {'; '.join(which)}; build the same model in "
@@ -279,11 +271,8 @@ def _find_cause(
     trace: Trace, steps: Sequence[_OwnStep], truth: _Reference, found: Discrepancy
 ) -> str | None:
     if found.what == "gradient" and found.rank is not None:
-        differing = dict.fromkeys(
-            one.name
-            for one in trace.differences
-            if (one.what, one.step) == ("gradient", found.step)
-        )
+        same = (one for one in trace.differences if one.what == "gradient")
+        differing = dict.fromkeys(one.name for one in same if one.step == found.step)
         whole = trace.steps[found.step - 1].gradients.keys() <= differing.keys()
         names = "the gradients are" if whole else f"the gradient of {listed([*differing])} is"
         return f"{names} not reduced over the ranks"

@@ -14,6 +14,7 @@ from torch import nn
 
 from perfsuite.records.recipe import Recipe
 from perfsuite.worker.equivalence import comparison, planted_bugs
+from perfsuite.worker.equivalence.checks.data import have_equal_shards
 from perfsuite.worker.equivalence.comparison import Tensors
 from perfsuite.worker.equivalence.diagnosis import explain_gradients
 from perfsuite.worker.equivalence.limits import Limit, above_noise, reduction_limit
@@ -40,7 +41,8 @@ def check_reduction(case: Case) -> Proof | str:
     reference = case.reference()
     layers = [one for one in reference.trainer.module.modules() if one.training]
     is_synchronised = any(isinstance(layer, nn.SyncBatchNorm) for layer in layers)
-    if is_synchronised and recipe.plan.data_parallel_size > 1:
+    is_divided = recipe.plan.data_parallel_size > 1
+    if is_synchronised and is_divided:
         return "SyncBatchNorm: a rank's gradient is no function of its shard alone"
     proof = Proof(check="T0", on_bug=case.on_step)
     reduce = _reduction(case, reference)
@@ -51,20 +53,25 @@ def check_reduction(case: Case) -> Proof | str:
         case.on_step()
         passes = _run_shards(reference, step, recipe)
         # The ranks of a pipeline share a batch, and each draws for its stages.
-        if recipe.plan.data_parallel_size == 1:
-            reason = passes[0].why_not_repeated(by_several=True)
-            if reason is not None:
-                return reason
+        if not is_divided and (reason := passes[0].why_not_repeated(by_several=True)) is not None:
+            return reason
         shares = [one.gradients for one in passes]
         expected = reduce(shares)
         limit = _limit(step.gradients, case)
-        proof.evidence += _compare(step, number, passes, expected, limit)
-        proof.plant_buffers(step.before.buffers, passes[0].buffers, limit)
+        # Rank 0 saw the first shard. A buffer that a rank does not have is not compared.
+        buffers = passes[0].buffers
+        proof.evidence += [
+            *comparison.judge_draws(_find_wrong_draw(passes), number),
+            *comparison.judge_losses(step.losses, [one.loss for one in passes], number, limit),
+            *_judge(step.gradients, expected, number, limit),
+            *comparison.judge("buffer", step.buffers, buffers, number, limit),
+        ]
+        proof.plant_buffers(step.before.buffers, buffers, limit)
         if number == 1:
             bugs = list(_bugs(reference, step, passes, expected, recipe))
             proof.plant(bugs, lambda tested: _judge(tested, expected, 1, limit))  # noqa: B023
             proof.find_cause = partial(_find_cause, case, reference, passes, expected, bugs)
-    if any(step.has_equal_shards for step in case.trace.steps):
+    if any(have_equal_shards(step) for step in case.trace.steps):
         proof.vacuous.append(
             "two ranks saw the same data, so that a missing reduction would change nothing"
         )
@@ -118,29 +125,15 @@ def _run_shard(
     reference: Reference, step: Step, index: int, recipe: Recipe, *, draws_anew: bool = False
 ) -> Pass:
     reference.load(step.before)
-    return reference.run(
-        step.shards[index],
-        scale=step.scale,
-        num_chunks=recipe.plan.num_chunks,
-        draws_anew=draws_anew,
-    )
+    shard, num_chunks = step.shards[index], recipe.plan.num_chunks
+    return reference.run(shard, scale=step.scale, num_chunks=num_chunks, draws_anew=draws_anew)
 
 
-def _compare(
-    step: Step, number: int, passes: Sequence[Pass], expected: Tensors, limit: Limit
-) -> list[comparison.Discrepancy]:
-    # Rank 0 saw the first shard. A buffer that a rank does not have is not compared.
-    wrong = [
-        f"shard {index}: {one.wrong_draw}" if len(passes) > 1 else one.wrong_draw
-        for index, one in enumerate(passes)
-        if one.wrong_draw is not None
-    ]
-    return [
-        *comparison.judge_draws(next(iter(wrong), None), number),
-        *comparison.judge_losses(step.losses, [one.loss for one in passes], number, limit),
-        *_judge(step.gradients, expected, number, limit),
-        *comparison.judge("buffer", step.buffers, passes[0].buffers, number, limit),
-    ]
+def _find_wrong_draw(passes: Sequence[Pass]) -> str | None:
+    for index, one in enumerate(passes):
+        if one.wrong_draw is not None:
+            return f"shard {index}: {one.wrong_draw}" if len(passes) > 1 else one.wrong_draw
+    return None
 
 
 def _judge(
@@ -175,8 +168,8 @@ def _bugs(
 
 def _limit(gradients: Tensors, case: Case) -> Limit:
     dtypes = {gradient.dtype for gradient in gradients.values()}
-    if case.recipe.comm_hook in _HOOK_DTYPES:
-        dtypes.add(_HOOK_DTYPES[case.recipe.comm_hook])
+    if (hook_dtype := _HOOK_DTYPES.get(case.recipe.comm_hook)) is not None:
+        dtypes.add(hook_dtype)
     is_ordered = not case.trace.sparse
     low = PRECISION_POLICIES[case.recipe.precision].autocast_dtype
     if case.recipe.plan.properties.cuts_model and low is not None:

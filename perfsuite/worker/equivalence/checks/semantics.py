@@ -7,16 +7,18 @@ a parallel path a different computation.
 """
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 
 import torch
 
 from perfsuite.records.equivalence import EquivalenceRow, semantic_check
 from perfsuite.units import listed
 from perfsuite.worker.equivalence import comparison, diagnosis, limits, planted_bugs
+from perfsuite.worker.equivalence.checks.data import have_equal_shards
 from perfsuite.worker.equivalence.checks.expected_step import ExpectedStep
 from perfsuite.worker.equivalence.comparison import Tensors, scaled
 from perfsuite.worker.equivalence.limits import Limit, is_low_precision
@@ -45,9 +47,9 @@ def check_semantics(case: Case) -> Proof | EquivalenceRow | str:
     for number, step in enumerate(case.trace.steps, start=1):
         case.on_step()
         if recipe.comm_hook != "none":
-            compressed = step.gradients
-            step = dataclasses.replace(step, gradients=references.average_uncompressed(step))
-            losses.append(comparison.measure_errors(compressed, step.gradients).total)
+            uncompressed = references.average_uncompressed(step)
+            losses.append(comparison.measure_errors(step.gradients, uncompressed).total)
+            step = dataclasses.replace(step, gradients=uncompressed)
         try:
             expected, evidence = _judge(references, step, number)
         except UnrepeatableError as error:
@@ -90,7 +92,7 @@ class _Expected(ExpectedStep):
     truth: Pass
     plain: Pass
 
-    @property
+    @cached_property
     def buffer_limit(self) -> Limit:
         """From the errors of the plain pass: a mean near 0 is off by more than all together."""
         errors = comparison.measure_buffer_errors(self.plain.buffers, self.truth.buffers)
@@ -120,8 +122,7 @@ class _References:
         Without `with_plain` the truth stands for both, where T1 can do with its smallest limit.
         """
         recipe, device = self.case.recipe, self.case.device
-        micro_batches = [micro_batch for shard in step.shards for micro_batch in shard]
-        batch = one_batch(micro_batches, heads_first=self.heads_first)
+        batch = one_batch([*itertools.chain(*step.shards)], heads_first=self.heads_first)
         by_several = recipe.plan.properties.cuts_model or len(batch.draws or ()) > 1
         plain = None
         if with_plain or is_low_precision(recipe) or is_accelerator(device):
@@ -152,7 +153,7 @@ class _References:
     def average_uncompressed(self, step: Step) -> Tensors:
         """The gradients of a step if nothing compressed their reduction, scaled as recorded."""
         self.plain.load(step.before)
-        return average([part for shard in _parts(self.plain, step) for part in shard], "none")
+        return average([*itertools.chain(*_parts(self.plain, step))], "none")
 
     def _find_truth(self, step: Step, batch: MicroBatch) -> Pass:
         self.truth.load(step.before)
@@ -188,8 +189,7 @@ def _judge(
         if all(one.is_within for one in found):
             return reordered, found
         references.heads_first = False
-    lacks_plain = expected.plain is expected.truth
-    if lacks_plain and not all(one.is_within for one in evidence):
+    if expected.plain is expected.truth and not all(one.is_within for one in evidence):
         expected = references.compute(step, number)
         evidence = _judge_step(step, expected)
     return expected, evidence
@@ -244,7 +244,7 @@ def _hypotheses(plain: Reference, step: Step, expected: _Expected) -> Iterator[B
     share = 1 / sum(map(len, step.shards))
     yield planted_bugs.summed_loss(scaled(expected.plain.gradients, share))
     parts = [[scaled(part, 1 / step.scale) for part in shard] for shard in _parts(plain, step)]
-    yield planted_bugs.mean_of_means(average([part for shard in parts for part in shard], "none"))
+    yield planted_bugs.mean_of_means(average([*itertools.chain(*parts)], "none"))
     num_steps = len(step.shards[0])
     for which, kept in (("first", slice(1, None)), ("last", slice(None, -1))):
         left = [part for shard in parts for part in shard[kept]]
@@ -273,19 +273,16 @@ def _why_vacuous(references: _References, step: Step, expected: _Expected) -> It
     recipe = expected.recipe
     if expected.errors.size == 0:
         yield "all gradients are zero"
-    if recipe.plan.axes and step.has_equal_shards:
+    if recipe.plan.axes and have_equal_shards(step):
         yield "two shards hold the same data, so that a missing reduction would change nothing"
     if not is_low_precision(recipe) or math.isnan(expected.truth.loss):
         return
     finer = "amp-bf16" if recipe.has_float8 else "fp32"
     reference = references.build(finer)
     reference.load(step.before)
+    paths = reference.run([expected.batch]).gradients, scaled(step.gradients, 1 / step.scale)
     finer_error, error = (
-        comparison.measure_errors(gradients, expected.truth.gradients).total
-        for gradients in (
-            reference.run([expected.batch]).gradients,
-            scaled(step.gradients, 1 / step.scale),
-        )
+        comparison.measure_errors(gradients, expected.truth.gradients).total for gradients in paths
     )
     if error <= limits.LOW_PRECISION_RATIO * finer_error:
         yield (
@@ -302,7 +299,7 @@ def _find_cause(
 ) -> str | None:
     if (batchnorm := diagnosis.explain_batchnorm(references.truth.trainer.module)) is not None:
         return batchnorm
-    case = references.case
+    case, plan = references.case, references.case.recipe.plan
     if discrepancy.what == "buffer":
         if case.recipe.grad_accumulation_steps > 1:
             return "the forward pass changes a buffer, once for each micro-batch"
@@ -314,9 +311,7 @@ def _find_cause(
     expected = expected_of_first if is_first else references.compute(step, discrepancy.step)
     references.plain.load(step.before)
     hypotheses = [*_hypotheses(references.plain, step, expected), *(bugs if is_first else ())]
-    tested = scaled(step.gradients, 1 / step.scale)
-    plan = case.recipe.plan
-    right = expected.plain.gradients
+    tested, right = scaled(step.gradients, 1 / step.scale), expected.plain.gradients
     if plan.axes and (cause := diagnosis.explain_parts(tested, right, plan)):
         return cause
     return diagnosis.explain_gradients(tested, right, hypotheses)

@@ -9,8 +9,6 @@ Shapes: N numbers of one bucket; the gradient of one parameter as a matrix of n 
 (1, n, m), which p, (1, n, 1), times the transpose of q, (1, m, 1), approximates.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from functools import reduce
 
@@ -60,6 +58,34 @@ def average(shards: Sequence[Tensors], comm_hook: str) -> Tensors:
             totals[name] = totals[name] + part if name in totals else part
             dtypes[name] = gradient.dtype
     return {name: total.to(dtypes[name]) for name, total in totals.items()}
+
+
+class _Bucket:
+    """One rank's gradients of a few parameters, side by side in memory (N,) as DDP sends them.
+
+    The other attributes are views of it: the gradients with the shapes and strides of their
+    parameters; the large ones as matrices, (1, n, m), those of one shape one after the other, as
+    the hook lays out their p's and q's; and the others, one-dimensional.
+    """
+
+    def __init__(self, parameters: Sequence[Tensor], gradients: Sequence[Tensor | None]) -> None:
+        sizes = [parameter.numel() for parameter in parameters]
+        self.memory = parameters[0].new_zeros(sum(sizes))
+        self.gradients, self.uncompressed = list[Tensor](), list[Tensor]()
+        matrices: dict[tuple[int, int], list[Tensor]] = {}
+        parts = torch.split(self.memory, sizes)
+        for parameter, gradient, part in zip(parameters, gradients, parts, strict=True):
+            view = part.as_strided(parameter.shape, parameter.stride(), part.storage_offset())
+            if gradient is not None:
+                view.copy_(gradient)
+            self.gradients.append(view)
+            n = parameter.shape[0]
+            m = parameter.numel() // n
+            if (n + m) * _MIN_COMPRESSION_RATE < n * m:
+                matrices.setdefault((n, m), []).append(part.view(1, n, m))
+            else:
+                self.uncompressed.append(part)
+        self.compressed = [matrix for of_shape in matrices.values() for matrix in of_shape]
 
 
 class PowerSGD:
@@ -121,9 +147,8 @@ class PowerSGD:
             for gradient in gradients:
                 gradient.copy_(mean)
 
-        self._lost[index] = [
-            own - bucket.memory for own, bucket in zip(whole, buckets, strict=True)
-        ]
+        pairs = zip(whole, buckets, strict=True)
+        self._lost[index] = [own - bucket.memory for own, bucket in pairs]
 
     def _draw_q(self, bucket: _Bucket) -> Tensor:
         generator = torch.Generator().manual_seed(int(self._random.randint(_NUM_SEEDS)))
@@ -131,34 +156,6 @@ class PowerSGD:
         for column in _columns(q, bucket.compressed):
             column.copy_(torch.randn(column.shape, generator=generator, dtype=column.dtype))
         return q
-
-
-class _Bucket:
-    """One rank's gradients of a few parameters, side by side in memory (N,) as DDP sends them.
-
-    The other attributes are views of it: the gradients with the shapes and strides of their
-    parameters; the large ones as matrices, (1, n, m), those of one shape one after the other, as
-    the hook lays out their p's and q's; and the others, one-dimensional.
-    """
-
-    def __init__(self, parameters: Sequence[Tensor], gradients: Sequence[Tensor | None]) -> None:
-        sizes = [parameter.numel() for parameter in parameters]
-        self.memory = parameters[0].new_zeros(sum(sizes))
-        self.gradients, self.uncompressed = list[Tensor](), list[Tensor]()
-        matrices: dict[tuple[int, int], list[Tensor]] = {}
-        parts = torch.split(self.memory, sizes)
-        for parameter, gradient, part in zip(parameters, gradients, parts, strict=True):
-            view = part.as_strided(parameter.shape, parameter.stride(), part.storage_offset())
-            if gradient is not None:
-                view.copy_(gradient)
-            self.gradients.append(view)
-            n = parameter.shape[0]
-            m = parameter.numel() // n
-            if (n + m) * _MIN_COMPRESSION_RATE < n * m:
-                matrices.setdefault((n, m), []).append(part.view(1, n, m))
-            else:
-                self.uncompressed.append(part)
-        self.compressed = [matrix for of_shape in matrices.values() for matrix in of_shape]
 
 
 def _approximate(matrices_of_ranks: Sequence[list[Tensor]], q: Tensor) -> None:
@@ -192,6 +189,5 @@ def _columns(vector: Tensor, matrices: Sequence[Tensor]) -> list[Tensor]:
 
 
 def _normalize(columns: Sequence[Tensor]) -> None:
-    # Which orthogonalizes a matrix of one column.
-    for column in columns:
+    for column in columns:  # which orthogonalizes a matrix of one column
         column /= torch.linalg.vector_norm(column, dim=1, keepdim=True)

@@ -24,11 +24,9 @@ class Replay(DrawMode):  # type: ignore[no-untyped-call]
     sees the samples from the first up to the second of the third in `rows`. One dimension may hold
     both the samples and the heads of attention: with `heads_first` sample by sample for each head.
 
-    Attributes:
-        has_heads: Whether a dimension of several parts held more than their samples.
-        given: The draws of the whole batch, as they were given out.
-        wrong: How the run's draws differ from what one process draws; the first says most.
-        unknown: Why the run's draws cannot be given out to this pass.
+    Afterwards `has_heads` says whether a dimension of several parts held more than their samples,
+    `given` what was drawn for the whole batch, `wrong` how the run's draws differ from what one
+    process draws, the most telling first, and `unknown` why they cannot be given to this pass.
     """
 
     def __init__(
@@ -136,8 +134,7 @@ class Replay(DrawMode):  # type: ignore[no-untyped-call]
             )
             return None
         if axes:
-            shifted = self._shift(recorded, wanted)
-            if shifted is not None:
+            if (shifted := self._shift(recorded, wanted)) is not None:
                 self._note_alike(values)
                 return self._join(shifted, axes[0])
         elif all(torch.equal(part, values[0]) for part in values):
@@ -170,7 +167,7 @@ class Replay(DrawMode):  # type: ignore[no-untyped-call]
         return torch.cat(heads, axis + self._heads_first).flatten(axis, axis + 1)
 
     def _split(self, values: Tensor, axis: int, num_heads: int) -> Tensor:
-        """The values with the samples and their heads in dimensions of their own."""
+        """Samples and heads in dimensions of their own."""
         sizes = (num_heads, -1) if self._heads_first else (-1, num_heads)
         return torch.unflatten(values, axis, sizes)
 

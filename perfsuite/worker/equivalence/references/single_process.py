@@ -42,12 +42,9 @@ _BUILT_DIFFERENTLY = "the batches are built differently, so they do not make one
 class Pass:
     """The mean loss over the micro-batches, the scaled gradients, and the buffers at the end.
 
-    Attributes:
-        draws: What the last micro-batch drew, as the recorded run did.
-        wrong_draw: How one process draws other random numbers than the run; None where it does not.
-        unknown_draw: Why it cannot draw those of the run, None where it can.
-        has_heads: Whether samples and the heads of attention shared a dimension of those draws.
-        drew_outside: A module besides torch that drew random numbers; None where none did.
+    `draws` are what the last micro-batch drew, as the run did; `wrong_draw` says how they differ
+    from what one process draws, `unknown_draw` why it cannot draw them, and `drew_outside` which
+    module besides torch drew. With `has_heads` samples and heads of attention shared a dimension.
     """
 
     loss: float

@@ -4,8 +4,6 @@ A dropout mask, noise, a permutation: whatever moves a generator of torch. The o
 would without being seen, and leave the generators where they would have left them.
 """
 
-from __future__ import annotations
-
 import functools
 import itertools
 import pickle
@@ -31,14 +29,11 @@ _BOUNDS = frozenset({"n", "high", "to"})
 
 @dataclass(frozen=True, kw_only=True)
 class Draw:
-    """What one call of an operator drew.
+    """What one call of an operator, such as "aten.bernoulli_", drew.
 
-    Attributes:
-        operator: Its name, such as "aten.bernoulli_".
-        arguments: Its floating arguments: a probability, a mean.
-        bound: What the integers that it draws are below; None where it draws no integers.
-        values: On the CPU, masks as booleans; None where the operator keeps them to itself.
-        stage: The stage of a pipeline that called it; 0 where the model is whole.
+    `arguments` are its floating ones: a probability, a mean. Integers that it draws are below
+    `bound`. `values` are on the CPU, masks as booleans; None where the operator keeps them to
+    itself. `stage` is that of the pipeline, 0 where the model is whole.
     """
 
     operator: str
@@ -46,44 +41,6 @@ class Draw:
     bound: int | None
     values: Tensor | None
     stage: int = 0
-
-
-class DrawMode(StepMode):  # type: ignore[no-untyped-call]
-    """Sees each operator that moves a generator of torch while it runs on a device; counts all."""
-
-    def __init__(self, device: torch.device) -> None:
-        super().__init__()
-        self.num_calls: Counter[str] = Counter()
-        self._device = device
-
-    @abstractmethod
-    def handle(self, call: Call, state: bytes) -> None:
-        """Take a call that drew, and change its result if need be.
-
-        `state` is that of the generators before it: where a forward pass is computed again, its
-        draws meet the states that they met the first time.
-        """
-
-    def observe(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Return the operator's result, after `handle` was called if it drew anything."""
-        self.num_calls[func.name()] += 1
-        if not _may_draw(func):
-            return func(*args, **kwargs)
-        before = self._read_generators(args, kwargs)
-        result = func(*args, **kwargs)
-        # Attention draws only with dropout. Of no samples, as an expert may see, nothing is drawn.
-        is_empty = isinstance(result, Tensor) and result.numel() == 0
-        if is_empty or self._read_generators(args, kwargs) != before:
-            self.handle(Call(func, args, kwargs, result), before)
-        return result
-
-    def _read_generators(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
-        generators = [torch.default_generator]
-        if self._device.type == "cuda":
-            generators.append(torch.cuda.default_generators[torch.cuda.current_device()])
-        given = (*args, *kwargs.values())
-        generators += [value for value in given if isinstance(value, torch.Generator)]
-        return b"".join(generator.get_state().numpy().tobytes() for generator in generators)
 
 
 @dataclass(frozen=True)
@@ -139,6 +96,44 @@ class Call:
             inputs, probability = self.args[:2]
             scale = values.to(inputs.dtype) * (1 / (1 - probability))
             self.result[0].copy_(inputs * scale)
+
+
+class DrawMode(StepMode):  # type: ignore[no-untyped-call]
+    """Sees each operator that moves a generator of torch while it runs on a device; counts all."""
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__()
+        self.num_calls: Counter[str] = Counter()
+        self._device = device
+
+    @abstractmethod
+    def handle(self, call: Call, state: bytes) -> None:
+        """Take a call that drew, and change its result if need be.
+
+        `state` is that of the generators before it: where a forward pass is computed again, its
+        draws meet the states that they met the first time.
+        """
+
+    def observe(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Return the operator's result, after `handle` was called if it drew anything."""
+        self.num_calls[func.name()] += 1
+        if not _may_draw(func):
+            return func(*args, **kwargs)
+        before = self._read_generators(args, kwargs)
+        result = func(*args, **kwargs)
+        # Attention draws only with dropout. Of no samples, as an expert may see, nothing is drawn.
+        is_empty = isinstance(result, Tensor) and result.numel() == 0
+        if is_empty or self._read_generators(args, kwargs) != before:
+            self.handle(Call(func, args, kwargs, result), before)
+        return result
+
+    def _read_generators(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
+        generators = [torch.default_generator]
+        if self._device.type == "cuda":
+            generators.append(torch.cuda.default_generators[torch.cuda.current_device()])
+        given = (*args, *kwargs.values())
+        generators += [value for value in given if isinstance(value, torch.Generator)]
+        return b"".join(generator.get_state().numpy().tobytes() for generator in generators)
 
 
 class DrawRecorder(DrawMode):  # type: ignore[no-untyped-call]

@@ -45,9 +45,7 @@ BeforeUpdate = Callable[[Sequence[nn.Parameter], Mapping[str, nn.Parameter]], No
 class OwnSteps:
     """Takes steps of a user's own, which may name their model.
 
-    Attributes:
-        parameters: The model's by name; none where no model is named.
-        updated_twice: The names of those that optimizers updated twice in the last step.
+    `updated_twice` names the parameters that optimizers updated twice in the last step.
     """
 
     def __init__(self, name: str, model: object, take: Callable[[], float | None]) -> None:

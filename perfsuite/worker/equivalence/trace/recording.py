@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 
 from perfsuite.records.stages import untimed
 from perfsuite.worker.dtensor import local_tensor
@@ -52,9 +52,10 @@ def record_run(
     trainer.strategy = cast(Strategy, recorder)
     start = trace.read_weights(trainer.module)
     steps, num_skipped = recorder.take_steps(batches, num_steps, on_step)
+    grads = ((name, one.grad) for name, one in trainer.module.named_parameters())
     return trace.RankTrace(
         batches=recorder.batches,
-        sparse=_sparse_parameters(trainer.module),
+        sparse=frozenset(n for n, grad in grads if grad is not None and grad.is_sparse),
         shard_index=trainer.strategy.shard_index,
         start=start,
         steps=steps,
@@ -115,17 +116,19 @@ class _Recorder:
                 num_skipped += 1
                 before = weights
                 continue
-            steps.append(
-                trace.RankStep(
-                    micro_batches=self._micro_batches,
-                    loss=None if loss is None else float(loss),
-                    scale=scale,
-                    gradients=self._gradients,
-                    before=before,
-                    after=weights,
-                    unstepped=_changed(self._buffers, weights.buffers),
-                )
+            # All if one changed, so that ranks with parts of them agree.
+            stepped = ((old, weights.buffers[name]) for name, old in self._buffers.items())
+            is_same = all(torch.equal(local_tensor(old), local_tensor(new)) for old, new in stepped)
+            taken = trace.RankStep(
+                micro_batches=self._micro_batches,
+                loss=None if loss is None else float(loss),
+                scale=scale,
+                gradients=self._gradients,
+                before=before,
+                after=weights,
+                unstepped={} if is_same else self._buffers,
             )
+            steps.append(taken)
             before = None
         return steps, num_skipped
 
@@ -150,22 +153,6 @@ class _Recorder:
             # Cloned, because a model may change its inputs in place.
             self.batches.append(map_tensors(batch, lambda tensor: tensor.cpu().clone()))
             yield batch
-
-
-def _sparse_parameters(module: nn.Module) -> frozenset[str]:
-    return frozenset(
-        name
-        for name, parameter in module.named_parameters()
-        if parameter.grad is not None and parameter.grad.is_sparse
-    )
-
-
-def _changed(before: Tensors, after: Tensors) -> Tensors:
-    """All buffers before a step if it changed one; so ranks with parts of them agree."""
-    is_same = all(
-        torch.equal(local_tensor(before[name]), local_tensor(after[name])) for name in before
-    )
-    return {} if is_same else before
 
 
 def _agree(trainer: Trainer, was_taken: bool) -> bool:

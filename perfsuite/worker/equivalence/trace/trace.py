@@ -3,13 +3,10 @@
 Each rank leaves a `RankTrace` in a file; `join_traces` makes one `Trace`, all tensors on the CPU.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
-import itertools
 import math
-from collections import Counter
+from collections import ChainMap, Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,7 +19,6 @@ from torch import Tensor, nn
 
 from perfsuite.worker.dtensor import is_dtensor
 from perfsuite.worker.equivalence.comparison import Discrepancy, Quantity, Tensors, relative_error
-from perfsuite.worker.equivalence.trace.batch_difference import is_among
 from perfsuite.worker.equivalence.trace.draws import Draw, RandomState, join_ranks
 
 _ALL_RANKS = "on all ranks that share a batch"
@@ -32,13 +28,10 @@ _ALL_RANKS = "on all ranks that share a batch"
 class MicroBatch:
     """One batch (inputs, target) from the loader, and what was drawn for it.
 
-    Attributes:
-        random_state: That of all generators before its forward pass.
-        draws: Those of torch in the forward passes of consecutive parts of the batch: the chunks
-            of a pipeline, else one part; None where they were not recorded.
-        rows: (begin, end, size) where `batch` is a slice of a larger one that the draws are for.
-        heads_first: Whether a dimension of a draw that holds the samples and the heads of attention
-            has the samples of one head side by side.
+    `random_state` is that before its forward pass, and `draws` are torch's in consecutive parts of
+    the batch: the chunks of a pipeline, else one part; None where they were not recorded. `rows` is
+    (begin, end, size) where `batch` is a slice of a larger one that the draws are for. With
+    `heads_first` a dimension of samples and heads of attention has those of one head side by side.
     """
 
     batch: Any
@@ -93,14 +86,10 @@ def copy_tensor(tensor: Tensor) -> Tensor:
 class RankStep:
     """One optimizer step on one rank.
 
-    Attributes:
-        loss: The mean over this rank's micro-batches; None where another rank has it.
-        scale: The factor of the loss, and so of the gradients.
-        gradients: By parameter, after their reduction, before unscaling and clipping.
-        before: Weights before the step, where skipped steps came between; otherwise None, because
-            they are those after the step before.
-        after: Weights after the step.
-        unstepped: The buffers before the optimizer's step, if it changed any; otherwise empty.
+    Its `loss` is the mean over this rank's micro-batches; None where another rank has it. `scale`
+    is the factor of the loss, and so of the gradients, which are those after their reduction,
+    before unscaling and clipping. `before` is None where no skipped step came between; `unstepped`
+    are the buffers before the optimizer's step, if it changed any.
     """
 
     micro_batches: list[MicroBatch] = field(default_factory=list)
@@ -116,15 +105,11 @@ class RankStep:
 class RankTrace:
     """What one rank saw and did, less the tensors that the first rank has with the same bits.
 
-    Attributes:
-        shard_index: The shard of the data that it loaded.
-        indices: The dataset's indices in each batch that its sampler draws, for the first epochs.
-        batches: All micro-batches that were loaded, also those of skipped steps.
-        num_skipped: Steps that the scaler skipped before the last one that was taken.
-        sparse: The parameters with sparse gradients, which are recorded as dense ones.
-        num_calls: How often the passes called each operator; None where they were not seen.
-        bucket_layout: The parameters in each of DDP's buckets, where a hook depends on it.
-        num_accumulated: How often a step adds to a gradient, where that is not the recipe's to say.
+    `indices` are the dataset's, epoch by epoch and batch by batch; `batches` also those of skipped
+    steps. `sparse` names the parameters with sparse gradients, which are recorded as dense ones.
+    `num_calls` counts the calls of each operator; None where they were not seen. `bucket_layout` is
+    DDP's, where a hook depends on it. `num_accumulated` says how often a step adds to a gradient,
+    where the recipe does not.
     """
 
     shard_index: int
@@ -141,14 +126,9 @@ class RankTrace:
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """One optimizer step over all ranks.
+    """One optimizer step over all ranks, with the micro-batches and mean loss of each shard.
 
-    Attributes:
-        shards: The micro-batches of each shard of the data.
-        losses: The mean loss of each shard; pp and mp have one.
-        rank_losses: That of each rank; None where another rank has it.
-        scale: The factor of the gradients.
-        buffers: Between the last backward pass and the optimizer's step.
+    pp and mp have one loss. `buffers` are those between the last backward pass and the optimizer.
     """
 
     shards: list[list[MicroBatch]]
@@ -165,22 +145,12 @@ class Step:
         """The mean over the shards; None where none is told."""
         return sum(self.losses) / len(self.losses) if self.losses else None
 
-    @property
-    def has_equal_shards(self) -> bool:
-        """Whether two shards hold the same samples, so that their mean changes nothing."""
-        return any(
-            len(one) == len(other)
-            and all(is_among(a.batch, [b.batch]) for a, b in zip(one, other, strict=True))
-            for one, other in itertools.combinations(self.shards, 2)
-        )
-
 
 @dataclass(frozen=True, kw_only=True)
 class Trace:
     """A whole run: a `RankTrace` over all ranks, with indices and batches by shard.
 
-    Attributes:
-        differences: Where a rank differs from the first one that has the same tensor.
+    `differences` tell where a rank differs from the first one that has the same tensor.
     """
 
     start: Weights
@@ -225,24 +195,24 @@ def join_traces(ranks: Sequence[RankTrace]) -> Trace:
         before = _join(skipped_to, index, differences) if skipped_to else before
         after = _join([part.after for part in parts], number, differences)
         unstepped = _merge([part.unstepped for part in parts], "buffer", number, differences)
+        rank_losses = [part.loss for part in parts]
         losses = [rank.steps[index].loss for rank in shards]
         if None in losses:  # in a pipeline only the rank of the last stage has one
-            losses = [part.loss for part in parts]
-        steps.append(
-            Step(
-                shards=[
-                    _join_micro_batches([rank.steps[index] for rank in group], index, differences)
-                    for group in sharing
-                ],
-                losses=[loss for loss in losses if loss is not None],
-                rank_losses=[part.loss for part in parts],
-                scale=parts[0].scale,
-                gradients=gradients,
-                before=before,
-                after=after,
-                buffers=after.buffers | unstepped,
-            )
+            losses = rank_losses
+        step = Step(
+            shards=[
+                _join_micro_batches([rank.steps[index] for rank in group], index, differences)
+                for group in sharing
+            ],
+            losses=[loss for loss in losses if loss is not None],
+            rank_losses=rank_losses,
+            scale=parts[0].scale,
+            gradients=gradients,
+            before=before,
+            after=after,
+            buffers=after.buffers | unstepped,
         )
+        steps.append(step)
         before = after
     num_calls = [rank.num_calls for rank in ranks if rank.num_calls is not None]
     return Trace(
@@ -324,9 +294,7 @@ def _share(tensors: Tensors) -> Tensors:
     digests = {name: _digest(tensor) for name, tensor in whole.items()}
     by_rank: list[dict[str, str]] = [{} for _ in range(dist.get_world_size())]
     dist.all_gather_object(by_rank, digests)
-    firsts: dict[str, str] = {}
-    for earlier in reversed(by_rank[: dist.get_rank()]):
-        firsts |= earlier
+    firsts = ChainMap(*by_rank[: dist.get_rank()])
     return {name: one for name, one in whole.items() if firsts.get(name) != digests[name]}
 
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from perfsuite.worker.equivalence.checks.data import have_equal_shards
 from perfsuite.worker.equivalence.comparison import Discrepancy
 from perfsuite.worker.equivalence.trace.draws import read_random_state
 from perfsuite.worker.equivalence.trace.trace import (
@@ -206,7 +207,7 @@ def test_two_shards_with_the_same_samples_are_seen(
         for index, shard in enumerate(shards)
     ]
 
-    assert join_traces(ranks).steps[0].has_equal_shards == is_equal
+    assert have_equal_shards(join_traces(ranks).steps[0]) == is_equal
 
 
 def test_traces_come_back_from_their_files_bit_by_bit(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from perfsuite.worker.equivalence.trace.batch_difference import find_differences, is_among
+from perfsuite.worker.equivalence.checks.data import find_differences, is_among
 
 
 class Pair(NamedTuple):

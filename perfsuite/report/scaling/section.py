@@ -1,4 +1,4 @@
-"""Scaling as tables, JSON and sentences; measurements and estimates are never in one table."""
+"""Scaling as charts, tables, JSON and sentences; no table has both measurements and estimates."""
 
 import json
 import math
@@ -8,16 +8,12 @@ from dataclasses import asdict
 from functools import partial
 from typing import Final
 
-from perfsuite.report.charts.sections import Grid
+from perfsuite.report.charts.line_chart import PlotLine, draw_lines, line_of_intervals
+from perfsuite.report.charts.sections import Grid, Picture, Section, draw_each
 from perfsuite.report.rows import NOT_AVAILABLE, Column, at
-from perfsuite.report.scaling.cost_model import FORMULA, SOURCE, Links, prediction_ratios
-from perfsuite.report.scaling.series import (
-    NUM_DEVICES,
-    Estimate,
-    ScaledCell,
-    Scaling,
-    ScalingSeries,
-)
+from perfsuite.report.scaling import cost_model
+from perfsuite.report.scaling.series import NUM_DEVICES, ScaledCell, Scaling, ScalingSeries
+from perfsuite.stats.intervals import Interval
 from perfsuite.units import format_bytes, format_change, format_count, format_ratio, format_seconds
 
 # More rows are not worth reading through; all of them are in the file beside the page.
@@ -25,7 +21,6 @@ _MOST_ROWS: Final = 200
 
 
 def _interval_over(cell: ScaledCell) -> str | None:
-    """What the interval covers: of the cell, and of the base."""
     if cell.base is None:
         return None
     basis = "" if cell.basis == cell.base.basis else f" {cell.basis}"
@@ -35,10 +30,6 @@ def _interval_over(cell: ScaledCell) -> str | None:
 def _cores(cell: ScaledCell) -> tuple[int, int | None] | None:
     """Processes, and the fewer cores that they share; None where they share none."""
     return (cell.num_processes, cell.rows[0].num_cores) if cell.shares_cores else None
-
-
-def _efficiency(expected: Estimate) -> str:
-    return _ratios("to", expected.efficiency)
 
 
 def _ratios(word: str, ends: tuple[float, float]) -> str:
@@ -58,7 +49,10 @@ _COLUMNS: Final[tuple[Column[ScaledCell], ...]] = (
     Column("num_processes", "", at("num_processes")),
     Column("num_cores", "", lambda cell: cell.rows[0].num_cores),
     Column("shares_cores", "", at("shares_cores")),
-    Column("by_the_model", "by the model", at("expected"), _efficiency),
+    Column(
+        *("by_the_model", "by the model", at("expected")),
+        lambda estimate: _ratios("to", estimate.efficiency),
+    ),
     Column("", "cores", _cores, "{0[0]} on {0[1]}".format, is_number=False, missing=""),
 )
 _OF_SERIES: Final = (("scaling", False), ("cell", False), ("batch", False))
@@ -70,6 +64,77 @@ _ESTIMATED: Final = (
     *_OF_SERIES,
     *(("estimated over", True), ("all_reduce", True), ("step", True), ("efficiency", True)),
 )
+
+
+def draw_scaling(scaling: Scaling) -> tuple[Section, ...]:
+    """Return the section on scaling; nothing where the cells say nothing of it."""
+    if not scaling.series and not scaling.links:
+        return ()
+    by_batch: dict[tuple[object, ...], list[ScalingSeries]] = {}
+    for one in scaling.series:
+        key = one.kind, one.name, one.batch, cost_model.environment_of(one.cells[0].rows[0])
+        by_batch.setdefault(key, []).append(one)
+    groups = list(by_batch.values())
+    throughputs, num_left_out = draw_each(_draw_throughput, groups)
+    efficiencies, _ = draw_each(_draw_efficiency, groups)
+    section = Section(
+        title="Scaling",
+        charts=(*throughputs, *efficiencies),
+        num_left_out=num_left_out,
+        notes=tuple(scaling_notes(scaling)),
+        grids=scaling_grids(scaling),
+    )
+    return (section,)
+
+
+def _title(group: Sequence[ScalingSeries]) -> str:
+    return f"{group[0].kind}: {group[0].name}, {group[0].batch_name}"
+
+
+def _draw_throughput(group: Sequence[ScalingSeries]) -> Picture:
+    lines = [
+        PlotLine(
+            name=series.mode,
+            points=[(float(cell.num_devices), cell.samples_per_s) for cell in series.cells],
+        )
+        for series in group
+    ]
+    first_x, first_y = lines[0].points[0]
+    widest = max(x for line in lines for x, _ in line.points)
+    ideal = PlotLine(
+        name=f"ideal, in proportion to {first_x:.0f}",
+        points=((first_x, first_y), (widest, first_y * widest / first_x)),
+        is_reference=True,
+    )
+    axes = "devices", "samples/s"
+    return draw_lines([*lines, ideal], "Scaling", _title(group), axes, format_count)
+
+
+def _draw_efficiency(group: Sequence[ScalingSeries]) -> Picture:
+    of_base = Interval(centre=1.0, low=1.0, high=1.0)
+    lines = [
+        line_of_intervals(
+            series.mode, ((cell.num_devices, cell.efficiency or of_base) for cell in series.cells)
+        )
+        for series in group
+    ]
+    widest = max(x for line in lines for x, _ in line.points)
+    lines += [line for series in group for line in _model_lines(series)]
+    is_wider = max(x for line in lines for x, _ in line.points) > widest
+    axes = "devices", "efficiency"
+    return draw_lines(lines, "Scaling", _title(group), axes, format_ratio, is_logarithmic=is_wider)
+
+
+def _model_lines(series: ScalingSeries) -> Iterator[PlotLine]:
+    expected = [cell.expected for cell in series.cells if cell.expected is not None]
+    widest = series.cells[-1].num_devices
+    found = [*expected, *(one for one in series.estimates if one.num_devices > widest)]
+    for side, name in enumerate(("without overlap", "with full overlap")) if found else ():
+        yield PlotLine(
+            name=f"{series.mode}, estimated {name}",
+            points=[(float(one.num_devices), one.efficiency[side]) for one in found],
+            is_reference=True,
+        )
 
 
 def scaling_grids(scaling: Scaling) -> tuple[Grid, ...]:
@@ -103,8 +168,8 @@ def scaling_json(scaling: Scaling) -> str:
     """Return series, models, errors and estimates as JSON, in base units; null is unknown."""
     document = {
         "schema": 1,
-        "formula": FORMULA,
-        "source": SOURCE,
+        "formula": cost_model.FORMULA,
+        "source": cost_model.SOURCE,
         "links": [*scaling.links.values()],
         "series": [
             {
@@ -128,7 +193,7 @@ def _names(series: ScalingSeries) -> tuple[str, str, str]:
     return series.kind, series.name, series.batch_name
 
 
-def _predicted(links: Links) -> Iterator[tuple[str, ...]]:
+def _predicted(links: cost_model.Links) -> Iterator[tuple[str, ...]]:
     for one in links.held_out:
         left_out = f"{one.value} ranks" if one.axis == "world_size" else format_bytes(one.value)
         yield links.device, left_out, *_errors(one.ratios), one.reason or ""
@@ -137,7 +202,7 @@ def _predicted(links: Links) -> Iterator[tuple[str, ...]]:
         for world_size in sorted({one.world_size for one in sharing}):
             measured = [one for one in sharing if one.world_size == world_size]
             left_out = f"{world_size} ranks on {links.num_cores} cores, in no fit"
-            ratios = prediction_ratios(links.model, measured)
+            ratios = cost_model.prediction_ratios(links.model, measured)
             yield links.device, left_out, *_errors(ratios), ""
 
 
@@ -157,7 +222,7 @@ def _estimated(scaling: Scaling) -> Iterator[tuple[str, ...]]:
             yield (
                 *(*_names(series), f"{one.num_devices} devices", format_seconds(one.all_reduce_s)),
                 " to ".join(map(format_seconds, one.step_time_s)),
-                _efficiency(one),
+                _ratios("to", one.efficiency),
             )
     for links in scaling.links.values():
         if links.model is not None:
@@ -218,15 +283,15 @@ def _series_notes(cells: Sequence[ScaledCell]) -> Iterator[str]:
         yield "How many cores the machine has is not known, so ranks may share them."
 
 
-def _link_note(links: Links) -> str:
+def _link_note(links: cost_model.Links) -> str:
     if links.model is None:
         return f"No cost model for {links.device}: {links.reason}."
     sizes = [one.num_bytes for one in links.all_reduces]
     ranks = " and ".join(map(str, links.world_sizes))
     note = (
-        f"Cost model for {links.device}: {FORMULA} ({SOURCE}; beta includes the additions) with "
-        f"{links.model}, from {len(sizes)} launches of all_reduce over {ranks} ranks, "
-        f"{format_bytes(min(sizes))} to {format_bytes(max(sizes))}."
+        f"Cost model for {links.device}: {cost_model.FORMULA} ({cost_model.SOURCE}; beta includes "
+        f"the additions) with {links.model}, from {len(sizes)} launches of all_reduce over {ranks} "
+        f"ranks, {format_bytes(min(sizes))} to {format_bytes(max(sizes))}."
     )
     if ratios := [ratio for held_out in links.held_out for ratio in held_out.ratios]:
         _, typical, worst = _errors(ratios)

@@ -21,9 +21,13 @@ from perfsuite.report.formats.folder import write_folder
 from perfsuite.report.formats.html import html_page, svg_files
 from perfsuite.report.formats.markdown import to_markdown
 from perfsuite.report.rows import Row
-from perfsuite.report.scaling.charts import draw_scaling
+from perfsuite.report.scaling.section import (
+    draw_scaling,
+    scaling_grids,
+    scaling_json,
+    scaling_notes,
+)
 from perfsuite.report.scaling.series import describe_scaling
-from perfsuite.report.scaling.tables import scaling_grids, scaling_json, scaling_notes
 from perfsuite.report.terminal.tables import grid_table
 from perfsuite.system.untrusted import MOST, printable
 
