@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from scipy.stats import kendalltau, theilslopes
+from scipy.stats import kendalltau, norm, theilslopes
 
 from perfsuite.stats import change_points
 from perfsuite.stats.trend import DRIFT_LEVEL, Drift, measure_drift
@@ -103,6 +103,17 @@ def test_a_quarter_of_the_values_may_be_anything() -> None:
     drift = found(range(20), values, [0, 20])
 
     assert drift.slope == pytest.approx(0.5)
+
+
+def test_a_correlation_of_a_half_makes_the_variance_three_times_as_large() -> None:
+    values = [0.1 * place + 2 * math.sin(place / 4) for place in range(60)]
+    with patch.object(change_points, "find_correlation", lambda parts: 0.5):
+        dependent = found(range(60), values, [0, 60])
+    independent = found_of_independent(list(range(60)), values)
+
+    sds = [norm.isf(drift.p_value / 2) for drift in (independent, dependent)]
+
+    assert sds[0] / sds[1] == pytest.approx(3**0.5)
 
 
 def test_values_that_hang_together_prove_less() -> None:
