@@ -116,16 +116,20 @@ def _limit(factor: int, epsilon: float, recipe: Recipe) -> Limit:
     return Limit(value, formula, WORST_PARAMETER_FACTOR * value)
 
 
-def update_limit(share: float, formula: str, epsilon: float, size: float) -> Limit:
+def update_limit(
+    share: float, formula: str, epsilon: float, size: float, *, is_sparse: bool = False
+) -> Limit:
     """The limit of the weights p after a step D that is off by a share e of itself, in steps |D|.
 
     e |D| / (u |p|) of the elements of p are rounded to the other side, by u |p| each. The norm of
-    that is at most sqrt(e u |p| |D|), by Cauchy and Schwarz. `size` is |p| / |D|, and `formula`
-    that of e.
+    that is at most sqrt(e u |p| |D|), by Cauchy and Schwarz. A sparse gradient may hold a row
+    several times, and adding it piece by piece rounds every element once more. `size` is |p| / |D|,
+    and `formula` that of e.
     """
-    value = share + math.sqrt(share * epsilon * size)
-    terms = f"{formula}, u {epsilon:.1e}, in units of the step |D|"
-    return Limit(value, f"e + sqrt(e u |p| / |D|), {terms}", value)
+    value, how = share + math.sqrt(share * epsilon * size), "e + sqrt(e u |p| / |D|)"
+    if is_sparse:
+        value, how = share + 2 * epsilon * size, "e + 2 u |p| / |D|"
+    return Limit(value, f"{how}, {formula}, u {epsilon:.1e}, in units of the step |D|", value)
 
 
 def ratio_limit(plain_error: float, epsilon: float) -> Limit:

@@ -145,22 +145,14 @@ def _find_non_finite(step: Step, number: int, optimizer: Optimizer) -> list[Disc
 
 
 def _limit(case: Case, step: Step, number: int, expected: Tensors) -> Limit:
-    """Equal bits, except where the ranks round differently from one process.
-
-    A sparse gradient may hold a row several times, and adding it piece by piece rounds every
-    element once more.
-    """
+    """Equal bits, except where the ranks round differently from one process."""
     epsilon = comparison.coarsest_epsilon(expected)
     share, formula = _share_of_rounding(case, number, epsilon)
     if share == 0:
         return BITWISE
     length = comparison.step_length(expected, step.before.parameters)
     size = comparison.total_norm(expected) / length
-    if not case.trace.sparse:
-        return update_limit(share, formula, epsilon, size)
-    value = share + 2 * epsilon * size
-    terms = f"{formula}, u {epsilon:.1e}, in units of the step |D|"
-    return Limit(value, f"e + 2 u |p| / |D|, {terms}", value)
+    return update_limit(share, formula, epsilon, size, is_sparse=bool(case.trace.sparse))
 
 
 def _share_of_rounding(case: Case, number: int, epsilon: float) -> tuple[float, str]:
