@@ -293,9 +293,10 @@ def _modules(top: Path) -> list[Path]:
 def _project_package(root: Path) -> str | None:
     try:
         project = tomllib.loads((root / "pyproject.toml").read_text("utf-8")).get("project", {})
-    except (OSError, ValueError):  # pytest and pip say what is wrong with it
+        name = project.get("name", "")
+    except (OSError, ValueError, AttributeError):  # pytest and pip say what is wrong with it
         return None
-    return re.sub(r"[-.]+", "_", str(project.get("name", ""))).lower()
+    return re.sub(r"[-.]+", "_", str(name)).lower()
 
 
 def is_test_file(head: Head, path: Path) -> bool:

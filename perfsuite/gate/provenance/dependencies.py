@@ -73,7 +73,8 @@ def _read(path: Path, read: Callable[[str], dict[str, str]]) -> dict[str, str]:
     text = path.read_text(encoding="utf-8", errors="replace")
     try:
         return read(text)
-    except (ValueError, SyntaxError, configparser.Error):  # TOMLDecodeError is a ValueError
+    # TOMLDecodeError is a ValueError; the last three come of values of other types.
+    except (ValueError, SyntaxError, configparser.Error, AttributeError, KeyError, TypeError):
         return {ANY: text}
 
 

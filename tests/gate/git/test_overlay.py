@@ -113,8 +113,9 @@ def test_the_projects_own_package_is_no_benchmark_folder(head: Head) -> None:
     assert plan_overlay(head, [head.top / "bench_core/tests"]).folders == {Path("bench_core/tests")}
 
 
-def test_a_pyproject_that_cannot_be_read_names_no_package(head: Head) -> None:
-    write(head.top, "pyproject.toml", text="[project")
+@pytest.mark.parametrize("text", ["[project", "project = 1"])
+def test_a_pyproject_that_cannot_be_read_names_no_package(head: Head, text: str) -> None:
+    write(head.top, "pyproject.toml", text=text)
     write(head.top, "bench/test_a.py")
 
     assert plan_overlay(head, [head.top / "bench"]).folders == {Path("bench")}

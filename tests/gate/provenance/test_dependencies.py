@@ -49,6 +49,11 @@ def change(folder: Path, file: str, old: str | None, new: str | None) -> dict[st
             "b",
         ),
         ("pyproject.toml", "[project", "[project]", ANY),
+        # Files of another form: what such a file changes is not known.
+        ("pyproject.toml", "project = 1", "project = 2", ANY),
+        ("pyproject.toml", "[project]\ndependencies = 1", "[project]\ndependencies = 2", ANY),
+        ("uv.lock", "[[package]]\nversion = '1'", "[[package]]\nversion = '2'", ANY),
+        ("uv.lock", "package = 1", "package = 2", ANY),
         (
             "setup.cfg",
             "[options]\ninstall_requires =\n  a\n",
