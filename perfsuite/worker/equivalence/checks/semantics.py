@@ -16,6 +16,7 @@ from functools import cached_property, partial
 import torch
 
 from perfsuite.records.equivalence import EquivalenceRow, semantic_check
+from perfsuite.records.recipe import Recipe
 from perfsuite.units import listed
 from perfsuite.worker.equivalence import comparison, diagnosis, limits, planted_bugs
 from perfsuite.worker.equivalence.checks.data import have_equal_shards
@@ -64,10 +65,11 @@ def check_semantics(case: Case) -> Proof | EquivalenceRow | str:
         proof.evidence += evidence
         proof.plant_buffers(step.before.buffers, expected.truth.buffers, expected.buffer_limit)
         if number == 1:
-            bugs = list(_bugs(references, step, expected))
+            finer, right = references.compute_finer(step, expected)
+            bugs = list(_bugs(references, step, expected, finer, right.gradients))
             proof.plant(bugs, expected.judge_gradients)
             proof.find_cause = partial(_find_cause, references, expected, bugs)
-            proof.vacuous += _why_vacuous(references, step, expected)
+            proof.vacuous += _why_vacuous(step, expected, right.gradients)
             if names := expected.errors.too_small:
                 proof.notes.append(
                     "not compared by themselves, because they are below "
@@ -140,6 +142,14 @@ class _References:
             if (reason := one.why_not_repeated(by_several=by_several)) is not None:
                 raise UnrepeatableError(reason)
         return _Expected(recipe=recipe, number=number, truth=truth, plain=plain, batch=batch)
+
+    def compute_finer(self, step: Step, expected: _Expected) -> tuple[Reference, Pass]:
+        """Return one process in a precision that is finer than a low one, and what it computes."""
+        if not is_low_precision(expected.recipe):
+            return self.plain, expected.plain
+        reference = self.build(_finer(expected.recipe))
+        reference.load(step.before)
+        return reference, reference.run([expected.batch])
 
     def _why_parts_draw(self, plain: Pass) -> str | None:
         """Why draws cannot be put together that the ranks of a user's axis made for parts."""
@@ -216,26 +226,25 @@ def _judge_equal_losses(step: Step, expected: ExpectedStep) -> list[comparison.D
     return comparison.judge_losses(losses, first, expected.number, expected.loss_limit)
 
 
-def _bugs(references: _References, step: Step, expected: _Expected) -> Iterator[Bug]:
+def _bugs(
+    references: _References, step: Step, expected: _Expected, finer: Reference, right: Tensors
+) -> Iterator[Bug]:
+    """The mistakes to find, made in a `finer` precision where the own is low: they are smaller."""
     if expected.recipe.plan.axes:
         shards = _parts(references.plain, step)
         shares = [scaled(average(shard, "none"), 1 / step.scale) for shard in shards]
         yield from diagnosis.axis_bugs(expected.recipe.plan, shares, expected.plain.gradients)
     size, is_low = num_samples(expected.batch.batch), is_low_precision(expected.recipe)
-    # A mistake in float64 is the smaller one, and on a CPU several times faster than in float16.
-    reference, right = (
-        (references.truth, expected.truth) if is_low else (references.plain, expected.plain)
-    )
     if size > 1:
-        half = scaled(reference.run([slice_batch(expected.batch, 0, size // 2)]).gradients, 1)
+        half = scaled(finer.run([slice_batch(expected.batch, 0, size // 2)]).gradients, 1)
         yield planted_bugs.lost_samples(half)
-    if right.draws:
-        anew = reference.run([expected.batch], draws_anew=True).gradients
-        yield from planted_bugs.drawn_anew(anew, right.gradients)
+    if expected.truth.draws:
+        anew = finer.run([expected.batch], draws_anew=True).gradients
+        yield from planted_bugs.drawn_anew(anew, right)
     yield from expected.bugs()
     if size > 3 and not is_low:
         # A mean of means is wrong for parts of unequal size: the first half and two quarters.
-        rest = _without(half, right.gradients, size // 2 / size)
+        rest = _without(half, right, size // 2 / size)
         yield planted_bugs.mean_of_means(average([half, rest, rest], "none"))
 
 
@@ -269,7 +278,7 @@ def _without(part: Tensors, whole: Tensors, share: float) -> Tensors:
     }
 
 
-def _why_vacuous(references: _References, step: Step, expected: _Expected) -> Iterator[str]:
+def _why_vacuous(step: Step, expected: _Expected, finer: Tensors) -> Iterator[str]:
     recipe = expected.recipe
     if expected.errors.size == 0:
         yield "all gradients are zero"
@@ -277,18 +286,19 @@ def _why_vacuous(references: _References, step: Step, expected: _Expected) -> It
         yield "two shards hold the same data, so that a missing reduction would change nothing"
     if not is_low_precision(recipe) or math.isnan(expected.truth.loss):
         return
-    finer = "amp-bf16" if recipe.has_float8 else "fp32"
-    reference = references.build(finer)
-    reference.load(step.before)
-    paths = reference.run([expected.batch]).gradients, scaled(step.gradients, 1 / step.scale)
     finer_error, error = (
-        comparison.measure_errors(gradients, expected.truth.gradients).total for gradients in paths
+        comparison.measure_errors(gradients, expected.truth.gradients).total
+        for gradients in (finer, scaled(step.gradients, 1 / step.scale))
     )
     if error <= limits.LOW_PRECISION_RATIO * finer_error:
         yield (
-            f"low precision left no trace: the error is {error:.1e}, that of {finer} "
+            f"low precision left no trace: the error is {error:.1e}, that of {_finer(recipe)} "
             f"{finer_error:.1e}; does the model use operators that the precision changes?"
         )
+
+
+def _finer(recipe: Recipe) -> str:
+    return "amp-bf16" if recipe.has_float8 else "fp32"
 
 
 def _find_cause(
