@@ -66,7 +66,7 @@ _DIFFERS_TAIL = 0.005
 
 @dataclass(frozen=True, kw_only=True)
 class Prior:
-    """A cell's noise in earlier A/A pairs: the standard deviation of one, and its worth in pairs."""
+    """A cell's noise in earlier pairs: the standard deviation of one, and how many it is worth."""
 
     sd: float
     degrees_of_freedom: float = 8.0
