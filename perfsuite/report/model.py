@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 from perfsuite.records.verdict import CellVerdict
 from perfsuite.report.advice import Advice, advise
-from perfsuite.report.charts.family_charts import Training, draw_families, draw_learning_curves
+from perfsuite.report.charts.family_charts import draw_families
+from perfsuite.report.charts.learning_curves import Training, draw_learning_curves
 from perfsuite.report.charts.sections import Section
 from perfsuite.report.rows import Row
 from perfsuite.report.runs import Run, rows_of

@@ -33,9 +33,10 @@ from perfsuite.records.cell import CellLine, Counts, Operator, encode_line
 from perfsuite.records.recipe import Recipe
 from perfsuite.records.run_file import StoredCell, StoredRun, read_run
 from perfsuite.records.verdict import CellVerdict
+from perfsuite.report.formats.csv_file import to_csv
 from perfsuite.report.formats.html import html_page, svg_files
+from perfsuite.report.formats.latex import to_latex
 from perfsuite.report.formats.markdown import to_markdown
-from perfsuite.report.formats.tables import to_csv, to_latex
 from perfsuite.report.model import report_on_runs
 from perfsuite.report.runs import read_runs, with_reasons
 from perfsuite.report.summary import explanation_text

@@ -2,7 +2,7 @@
 
 import math
 from contextlib import closing
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 import typer
@@ -10,7 +10,7 @@ import typer
 from perfsuite.cli import options
 from perfsuite.cli.output import JsonFile, pick, say, write_json
 from perfsuite.errors import SettingError
-from perfsuite.experiments.compare import ComparisonRequest, check_numerics, compare
+from perfsuite.experiments.compare import Comparison, ComparisonRequest, check_numerics, compare
 from perfsuite.experiments.interleave import Bench, Cell
 from perfsuite.gate.judge.trial import Budget
 from perfsuite.records.recipe import describe_recipe, parse_recipe
@@ -63,21 +63,22 @@ def compare_recipes(
     typer.echo(sentence)
     pairs = counted(len(comparison.raw), "pair")
     typer.echo(f"{pairs} in {comparison.wall_s:.0f} s, seed {seed}")
-    # `ratio` and `raw` are of seconds per sample.
-    figures = pick(comparison, "word ratio raw wall_s step_times_s samples", samples="num_samples")
-    write_json(
-        json_file,
-        workload=workload,
-        **{name: cell.recipe.as_dict() for name, cell in cells.items()},
-        **figures,
-        interval=comparison.interval if math.isfinite(comparison.interval[1]) else None,
-        pairs=len(comparison.raw),
+    figures = _figures(request, comparison) | {"sentence": sentence, "numerics": numerics}
+    write_json(json_file, **figures, seed=seed)
+
+
+def _figures(request: ComparisonRequest, comparison: Comparison) -> dict[str, Any]:
+    """What the JSON says of the pairs; `ratio` and `raw` are of seconds per sample."""
+    return {
+        "workload": request.a.workload,
+        "a": request.a.recipe.as_dict(),
+        "b": request.b.recipe.as_dict(),
+        **pick(comparison, "word ratio raw wall_s step_times_s samples", samples="num_samples"),
+        "interval": comparison.interval if math.isfinite(comparison.interval[1]) else None,
+        "pairs": len(comparison.raw),
         **pick(request, "tolerance limit"),
         **{
-            part: {name: getattr(record, part) for name, record in records.items()}
+            part: {name: getattr(record, part) for name, record in comparison.records.items()}
             for part in ("stages_s", "memory", "counts")
         },
-        sentence=sentence,
-        numerics=numerics,
-        seed=seed,
-    )
+    }

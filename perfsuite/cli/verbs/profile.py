@@ -12,7 +12,8 @@ from perfsuite.cli.output import JsonFile, say, write_json
 from perfsuite.errors import import_extra
 from perfsuite.records.recipe import Recipe
 from perfsuite.report.charts.pie import FORMATS, draw_pie
-from perfsuite.report.formats.tables import profile_csv, profile_latex
+from perfsuite.report.formats.csv_file import profile_csv
+from perfsuite.report.formats.latex import profile_latex
 from perfsuite.report.terminal.profile import profile_text
 from perfsuite.system.files import check_writable, write_atomically
 

@@ -8,11 +8,12 @@ import typer
 
 from perfsuite.cli.options import explained
 from perfsuite.errors import ExitCode
-from perfsuite.report.charts.family_charts import read_trainings
+from perfsuite.report.charts.learning_curves import read_trainings
 from perfsuite.report.formats import trackers
+from perfsuite.report.formats.csv_file import to_csv
 from perfsuite.report.formats.folder import PAGE, write_folder
+from perfsuite.report.formats.latex import to_latex
 from perfsuite.report.formats.markdown import to_markdown
-from perfsuite.report.formats.tables import to_csv, to_latex
 from perfsuite.report.model import Report, report_on_runs
 from perfsuite.report.runs import Run, read_runs, with_reasons
 from perfsuite.report.shards import merge_shards

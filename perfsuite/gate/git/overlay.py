@@ -73,9 +73,8 @@ class Overlay:
 
     folders: set[Path] = field(default_factory=set)
     files: set[Path] = field(default_factory=set)
-    searched: set[Path] = field(
-        default_factory=set
-    )  # a test file that only the base has is removed
+    # Where a test file that only the base has is removed.
+    searched: set[Path] = field(default_factory=set)
 
     @property
     def conftests(self) -> set[Path]:

@@ -58,18 +58,11 @@ def judge(
     `num_cells` cells share the error rate, those of other sessions included; None is these alone.
     `keep` is given the trials after each pair: another session goes on where this one is ended.
     """
-    trials: list[Trial] = []
-    for name, policy in policies.items():
-        rule = Rule(
-            tolerance=policy.tolerance,
-            limit=policy.limit,
-            num_cells=num_cells or len(policies),
-            max_pairs=budget.max_pairs,
-            prior=priors.get(name),
-        )
-        trials.append(trial := Trial(name=name, policy=policy, rule=rule))
-        if (found := kept.get(printable(name))) is not None:
-            resume(trial, found)
+    num_cells = num_cells or len(policies)
+    trials = [
+        _begin(name, policy, num_cells, budget.max_pairs, priors.get(name), kept)
+        for name, policy in policies.items()
+    ]
     session = _Session(arms=(base, head), budget=budget, random_numbers=random.Random(seed))
     pair: _Pair | None = None
     while undecided := [trial for trial in trials if trial.word is None]:
@@ -93,6 +86,28 @@ def judge(
     for trial in trials:
         _end(trial, pair, too_long)
     return Judgement(trials=tuple(trials), num_pairs=session.num_pairs, wall_s=session.spent_s)
+
+
+def _begin(
+    name: str,
+    policy: CellPolicy,
+    num_cells: int,
+    max_pairs: int,
+    prior: Prior | None,
+    kept: Mapping[str, KeptCell],
+) -> Trial:
+    """Return a new trial, or one that goes on where an earlier session ended."""
+    rule = Rule(
+        tolerance=policy.tolerance,
+        limit=policy.limit,
+        num_cells=num_cells,
+        max_pairs=max_pairs,
+        prior=prior,
+    )
+    trial = Trial(name=name, policy=policy, rule=rule)
+    if (found := kept.get(printable(name))) is not None:
+        resume(trial, found)
+    return trial
 
 
 @dataclass(frozen=True)

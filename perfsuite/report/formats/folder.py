@@ -4,9 +4,10 @@ import hashlib
 import re
 from pathlib import Path
 
+from perfsuite.report.formats.csv_file import to_csv
 from perfsuite.report.formats.html import html_page, svg_files
+from perfsuite.report.formats.latex import to_latex
 from perfsuite.report.formats.markdown import to_markdown
-from perfsuite.report.formats.tables import to_csv, to_latex
 from perfsuite.report.model import Report
 from perfsuite.report.scaling.section import scaling_json
 from perfsuite.system.files import remove_file, write_atomically

@@ -15,7 +15,8 @@ from perfsuite.cli import app
 from perfsuite.cli.verbs import profile as profile_module
 from perfsuite.records.profile import Profile, ProfiledRun, ProfilerOutput
 from perfsuite.records.recipe import Recipe
-from perfsuite.report.formats.tables import profile_csv, profile_latex
+from perfsuite.report.formats.csv_file import profile_csv
+from perfsuite.report.formats.latex import profile_latex
 from perfsuite.report.terminal.profile import profile_text
 from perfsuite.system.json_files import read_json_as
 

@@ -16,7 +16,7 @@ from perfsuite.cli.app import app
 from perfsuite.errors import SettingError
 from perfsuite.records.profile import Epoch
 from perfsuite.records.recipe import Recipe
-from perfsuite.report.charts.family_charts import draw_learning_curves, read_trainings
+from perfsuite.report.charts.learning_curves import draw_learning_curves, read_trainings
 from perfsuite.system.untrusted import printable
 
 LEARNED = ((2.5, 0.5), (1.25, 0.75))

@@ -14,7 +14,7 @@ from profile_example import PROFILE
 from pypdf import PdfReader
 
 from perfsuite.records.profile import Profile
-from perfsuite.report.formats.tables import profile_latex, to_latex
+from perfsuite.report.formats.latex import profile_latex, to_latex
 from perfsuite.system.untrusted import printable
 
 COMMAND = ("pdflatex", "-no-shell-escape", "-interaction=nonstopmode", "-halt-on-error")

@@ -11,8 +11,10 @@ from made_up_runs import HOSTILE, cell, report_on, verdict
 from markdown_it import MarkdownIt
 
 from perfsuite.records.verdict import CellVerdict
+from perfsuite.report.formats.csv_file import to_csv
+from perfsuite.report.formats.latex import escape as escape_latex
+from perfsuite.report.formats.latex import to_latex
 from perfsuite.report.formats.markdown import as_code, escape, to_markdown
-from perfsuite.report.formats.tables import escape_latex, to_csv, to_latex
 from perfsuite.report.model import report_on_verdicts
 from perfsuite.report.rows import Row
 from perfsuite.system.untrusted import printable

@@ -10,7 +10,8 @@ import pytest
 from profile_example import PROFILE, UNEVALUATED
 
 from perfsuite.records.profile import Profile
-from perfsuite.report.formats.tables import escape_latex, profile_csv, profile_latex
+from perfsuite.report.formats.csv_file import profile_csv
+from perfsuite.report.formats.latex import escape, profile_latex
 from perfsuite.report.terminal.profile import profile_text
 
 
@@ -92,7 +93,7 @@ def test_a_hostile_name_is_data_in_latex() -> None:
     [("a\nb", "a b"), ("<|>", r"\textless{}\textbar{}\textgreater{}"), ("é", "é")],
 )
 def test_every_character_with_a_meaning_is_escaped(text: str, printed: str) -> None:
-    assert escape_latex(text) == printed
+    assert escape(text) == printed
 
 
 def test_the_csv_has_each_stage_and_the_total() -> None:

@@ -1,0 +1,97 @@
+"""Tables for a paper: a report's cells, and the stages of a profile. Every name stays text."""
+
+from typing import Final
+
+from perfsuite.records.profile import Profile
+from perfsuite.report.model import Report
+from perfsuite.report.rows import columns_of, filled
+from perfsuite.report.terminal.profile import profile_title
+from perfsuite.units import counted
+
+_COLUMNS: Final = columns_of(
+    *("cell", "workload", "parallel", "precision", "checkpointing", "num_workers"),
+    *("step_time_s", "spread_ratio", "samples_per_s", "load_ratio", "peak_bytes"),
+)
+_SPECIAL: Final = {
+    **{char: f"\\{char}" for char in "{}$&%#_"},
+    # So that neither -- nor ?` becomes another character, and [ does not open an argument.
+    **{char: f"{{{char}}}" for char in "-?!,[]*"},
+    "\\": r"\textbackslash{}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "<": r"\textless{}",
+    ">": r"\textgreater{}",
+    "|": r"\textbar{}",
+    # By its number: the fonts of an unchanged LaTeX have no command for it.
+    '"': r"\symbol{34}",
+    "'": r"\textquotesingle{}",
+    "`": r"\textasciigrave{}",
+    "\n": " ",
+    "\r": " ",
+    "±": r"$\pm$",
+    "µ": r"\textmu{}",
+}
+
+
+def to_latex(report: Report) -> str:
+    """Return a booktabs tabular with a row for each cell, which the workload names."""
+    has_plain = any(row.record is None for row in report.rows)
+    columns = filled(
+        [column for column in _COLUMNS if has_plain or column.key != "cell"], report.rows
+    )
+    alignment = "".join("r" if column.is_number else "l" for column in columns)
+    lines = [
+        "% needs \\usepackage[T1]{fontenc}, \\usepackage{textcomp} and \\usepackage{booktabs}",
+        f"\\begin{{tabular}}{{{alignment}}}",
+        "\\toprule",
+        _line([column.title for column in columns]),
+        "\\midrule",
+        *(_line([column.text(row) for column in columns]) for row in report.rows),
+        "\\bottomrule",
+        "\\end{tabular}",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def profile_latex(profile: Profile) -> str:
+    """Return the table of stages as a LaTeX `table` that needs no package."""
+    rows = "\n".join(
+        rf"{escape(name)} & {seconds:.6f} & {100 * seconds / profile.wall_s:.1f} \\"
+        for name, seconds in profile.stages_s.as_rows()
+    )
+    epochs, ranks = counted(len(profile.epochs), "epoch"), counted(profile.world_size, "rank")
+    caption = (
+        f"Where the time of {profile_title(profile)} went: {epochs} on {profile.device}, {ranks}."
+    )
+    return rf"""\begin{{table}}
+\centering
+\begin{{tabular}}{{lrr}}
+\hline
+Stage & Time (s) & Share (\%) \\
+\hline
+{rows}
+\hline
+total & {profile.wall_s:.6f} & 100.0 \\
+\hline
+\end{{tabular}}
+\caption{{{escape(caption)}}}
+\end{{table}}
+"""
+
+
+def _line(texts: list[str]) -> str:
+    return " & ".join(map(escape, texts)) + " \\\\"
+
+
+def escape(text: str) -> str:
+    r"""Return text that LaTeX sets literally; a letter that it lacks becomes its code point.
+
+    >>> print(escape("50 % of a_b"), escape("→"))
+    50 \% of a\_b U+2192
+    """
+    # At any character beyond Latin-1 pdfLaTeX stops, unless a package declares it.
+    return "".join(
+        _SPECIAL.get(char)
+        or (char if char.isprintable() and char <= "\xff" else f"U+{ord(char):04X}")
+        for char in text
+    )
