@@ -7,7 +7,6 @@ takes a hundredth of it or less.
 from __future__ import annotations
 
 import statistics
-from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -17,6 +16,8 @@ from perfsuite import Recipe, Workload
 DELAY_S = 0.2
 # On one of two ranks alone.
 SHORT_DELAY_S = 0.05
+# Of those with two ranks: one step in four ends 4 ms late, by chance, and their mean must be steady.
+NUM_STEPS = 80
 BATCH_SIZE = 4
 ALLOWED_RATIO = 0.03
 
@@ -163,7 +164,10 @@ def delayed_training(
 
 
 def time_by_hand(train: Any, num_steps: int) -> float:
-    """Return the seconds of a step of a loop as its own author would time it."""
+    """Return the seconds of a step of a loop as its own author would time it: the mean of all.
+
+    Not their median: some waits of a rank for another end a tick of the kernel's scheduler late.
+    """
     import time
 
     from torch.optim.optimizer import register_optimizer_step_post_hook
@@ -181,7 +185,7 @@ def time_by_hand(train: Any, num_steps: int) -> float:
     try:
         train()
     except perfsuite.StopLoop:
-        return statistics.median(end - start for start, end in pairwise(borders_s[2:]))
+        return (borders_s[-1] - borders_s[2]) / (len(borders_s) - 3)
     finally:
         hook.remove()
     raise AssertionError("the loop has no end")
@@ -190,7 +194,7 @@ def time_by_hand(train: Any, num_steps: int) -> float:
 def expect_slow_rank(outcome: Any, stage: str, by_hand_s: float) -> None:
     """Fail unless rank 1 is slow in one stage by its delay, and every other time is its own."""
     record = outcome.record
-    assert statistics.median(outcome.step_times_s) == pytest.approx(by_hand_s, rel=ALLOWED_RATIO)
+    assert statistics.fmean(outcome.step_times_s) == pytest.approx(by_hand_s, rel=ALLOWED_RATIO)
     for name, (first_s, second_s) in record.rank_stages_s.items():
         delay_s = SHORT_DELAY_S if name == stage else 0.0
         assert second_s - first_s == pytest.approx(delay_s, abs=ALLOWED_RATIO * SHORT_DELAY_S)
@@ -244,9 +248,9 @@ def test_a_slow_rank_is_named_with_its_stage_in_a_users_step(
         while True:
             step()
 
-    outcome = step_benchmark(build_step, ranks=2, rounds=5, iterations=4)
+    outcome = step_benchmark(build_step, ranks=2, rounds=10, iterations=NUM_STEPS // 10)
 
-    expect_slow_rank(outcome, stage, max(rank_group(2, time_by_hand, train, 20)))
+    expect_slow_rank(outcome, stage, max(rank_group(2, time_by_hand, train, NUM_STEPS)))
 
 
 @pytest.mark.parametrize("stage", ["load", "forward", "backward", "optimizer"])
@@ -260,6 +264,6 @@ def test_a_slow_rank_is_named_with_its_stage_in_a_users_loop(
         while True:
             step()
 
-    outcome = loop_benchmark(train, ranks=2, steps=20, warmup=2)
+    outcome = loop_benchmark(train, ranks=2, steps=NUM_STEPS, warmup=2)
 
-    expect_slow_rank(outcome, stage, max(rank_group(2, time_by_hand, train_in_group, 20)))
+    expect_slow_rank(outcome, stage, max(rank_group(2, time_by_hand, train_in_group, NUM_STEPS)))
