@@ -16,7 +16,7 @@ from perfsuite import Recipe, Workload
 DELAY_S = 0.2
 # On one of two ranks alone.
 SHORT_DELAY_S = 0.05
-# Of those with two ranks: one step in four ends 4 ms late, by chance, and their mean must be steady.
+# Of those with two ranks: one step in four ends 4 ms late, by chance, and the mean must be steady.
 NUM_STEPS = 80
 BATCH_SIZE = 4
 ALLOWED_RATIO = 0.03

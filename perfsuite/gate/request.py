@@ -14,6 +14,7 @@ from perfsuite.gate.arms.arm import Arm, Launch, PairPlan, Suite
 from perfsuite.gate.arms.build import build_base
 from perfsuite.gate.arms.command import Command
 from perfsuite.gate.arms.launch import launch_pair
+from perfsuite.gate.arms.loaded import Loaded
 from perfsuite.gate.git import worktree
 from perfsuite.gate.git.changes import compare_trees, tree_files
 from perfsuite.gate.git.command import file_at
@@ -125,18 +126,10 @@ def base_of(request: GateRequest, folders: Sequence[Path]) -> Base | str | None:
     )
 
 
-def collect(
-    arm: Arm, timeout_s: float = LAUNCH_TIMEOUT_S, names: Sequence[str] = (), hash_seed: int = 0
-) -> Launch:
-    """Return a launch that has collected an arm's cells, and run the named ones, uncounted."""
-    plan = PairPlan(
-        number=0,
-        first=arm.name,
-        hash_seed=hash_seed,
-        timeout_s=timeout_s,
-        uncounted=frozenset(names),
-    )
-    return launch_pair([arm], plan, names)[arm.name]
+def collect(arm: Arm, timeout_s: float = LAUNCH_TIMEOUT_S) -> Launch:
+    """Return a launch that has collected an arm's cells, and run none."""
+    plan = PairPlan(number=0, first=arm.name, hash_seed=0, timeout_s=timeout_s)
+    return launch_pair([arm], plan, ())[arm.name]
 
 
 def head_arm(request: GateRequest, suite: Suite | None, caches: Path | None = None) -> Arm:
@@ -218,10 +211,18 @@ class BaseSide:
         if request.judges_identical or request.has_own_surroundings:
             return None
 
-        def run(names: Sequence[str]) -> Launch:
+        def run(names: Sequence[str], is_enough: Callable[[Loaded], bool]) -> Launch:
             say(f"looking what is loaded by {counted(len(names), 'cell')} of head")
+            plan = PairPlan(
+                number=0,
+                first="head",
+                hash_seed=request.seed % 2**32,
+                timeout_s=request.budget.timeout_s,
+                uncounted=frozenset(names),
+                is_enough=is_enough,
+            )
             arm = head_arm(request, self.suite, self.caches)
-            return collect(arm, request.budget.timeout_s, names, request.seed % 2**32)
+            return launch_pair([arm], plan, names)["head"]
 
         if self.base is None:
             changes = compare_trees(top, root, source_files(top), tree, source_files(tree))

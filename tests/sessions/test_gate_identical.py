@@ -33,6 +33,15 @@ ASKING_SHOP = """
 MANY_ROUNDS = ONE_CELL.replace(
     "pedantic(shop.price, args=(CLOCK,), rounds=5)", "__call__(shop.price, CLOCK)"
 )
+# Each process that runs it leaves a trace.
+TRACED_RUN = """
+    import os
+    from pathlib import Path
+
+    def price(clock):
+        Path(os.environ["RUNS"], str(os.getpid())).touch()
+        clock.work(0.001)
+"""
 STOCK_CELL = ONE_CELL.replace("shop", "depot").replace("price", "stock")
 
 
@@ -81,6 +90,22 @@ def test_a_changed_module_has_only_those_cells_judged_that_load_it(shop: Reposit
         "1 cell: pairs against HEAD, *",
         "1 cell: identical: it loads none of the changed modules: shop.py",
     )
+
+
+def test_a_file_that_loads_the_changed_module_runs_its_cells_in_pairs_alone(
+    shop: Repository, tmp_path: Path
+) -> None:
+    (tmp_path / "runs").mkdir()
+    shop.write(benchmarks__test_stock=STOCK_CELL, depot=SHOP, shop=TRACED_RUN)
+    shop.commit()
+    shop.write(shop=f"{TRACED_RUN}    # more")
+
+    gated = shop.gate(RUNS=str(tmp_path / "runs"))
+
+    gated.expect(0, f"{PRICE} PASS *", f"{STOCK} PASS")
+    # Both arms of each pair, and the session itself.
+    num_pairs = gated.output.count("\npair ")
+    assert len(list((tmp_path / "runs").iterdir())) == 2 * num_pairs + 1
 
 
 def test_where_no_cell_loads_what_is_uncommitted_the_commit_itself_is_judged(

@@ -151,6 +151,7 @@ class PairPlan:
             second is given what the first `agreed` on.
         files: What is collected, from pytest's root; none for what the user's own call collects.
         uncounted: Cells that no launch need count any more.
+        is_enough: Whether what collecting has loaded says all that is asked: then no cell runs.
     """
 
     number: int
@@ -166,3 +167,4 @@ class PairPlan:
     files: tuple[str, ...] = ()
     unpinned: frozenset[str] = frozenset()
     uncounted: frozenset[str] = frozenset()
+    is_enough: Callable[[Loaded], bool] = lambda _: False

@@ -183,7 +183,8 @@ class Server:
         launch.suite = msgspec.convert(message, Suite, dec_hook=lambda kind, text: kind(text))
         suites = {name: one.suite for name, one in self.launches.items() if one.suite is not None}
         if len(suites) == len(self.launches):
-            self._chosen = list(self._choose(suites))
+            is_enough = any(self._plan.is_enough(log.read()) for log in self._logs.values())
+            self._chosen = [] if is_enough else list(self._choose(suites))
             answer = {"run": self._chosen, "unpinned": sorted(self._plan.unpinned)}
             self._answer("collected", suites, answer)
 

@@ -10,7 +10,7 @@ _MOST_S = 3.0
 # With fewer rounds an outlier moves any location, and its error is not known.
 _LEAST_ROUNDS = 5
 # As many are run however noisy launches are, where they take no longer than this together.
-_USUAL_ROUNDS = 20
+_USUAL_ROUNDS = 10
 _USUAL_S = 10.0
 _MOST_ROUNDS = 1000
 # Ten times what a round of either arm would take by itself: where one is slower by so much, it
@@ -54,7 +54,7 @@ def first_num_rounds(round_s: float, launch_s: float) -> int:
     """Return how many rounds of one arm a first launch is given, in `launch_s` together.
 
     >>> [first_num_rounds(round_s, 1.0) for round_s in (0.0001, 0.010, 0.5, 1.0, 30.0)]
-    [1000, 100, 20, 10, 5]
+    [1000, 100, 10, 10, 5]
     """
     return _within(launch_s / round_s, _MOST_ROUNDS, round_s)
 

@@ -18,12 +18,15 @@ from perfsuite.units import listed
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """The trees of a session, head's launch that ran no cell, and how to launch cells of head."""
+    """The trees of a session, head's launch that ran no cell, and how to launch cells of head.
+
+    None of them runs where what collecting them has loaded is enough, as the second argument says.
+    """
 
     top: Path
     changes: Changes
     collected: Launch
-    run: Callable[[Sequence[str]], Launch]
+    run: Callable[[Sequence[str], Callable[[Loaded], bool]], Launch]
 
     @property
     def reaches_no_cell(self) -> bool:
@@ -48,7 +51,7 @@ class Comparison:
         why = f"it loads none of the changed modules: {listed(changes.modules)}"
         found: list[CellVerdict] = []
         for names in self._group(cells):
-            runs = self.run(names).cells
+            runs = self.run(names, self._may_be_touched).cells
             found += [
                 _identical(name, why)
                 for name in names

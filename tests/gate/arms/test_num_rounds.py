@@ -39,7 +39,7 @@ def test_rounds_cannot_buy_what_launches_vary_by() -> None:
 def test_before_three_pairs_rounds_take_no_longer_than_what_is_paid_beside_them() -> None:
     assert plan_num_rounds(pairs(-0.03, 0.03, launch_s=1.2), **USUAL) == 120
     assert plan_num_rounds(pairs(0.0, launch_s=0.5), **USUAL) == 100  # as many as the first
-    assert plan_num_rounds(pairs(0.0, error=0.001), **USUAL) == 20
+    assert plan_num_rounds(pairs(0.0, error=0.001), **USUAL) == 10
 
 
 def test_the_noise_of_launches_leaves_less_to_that_of_rounds() -> None:
@@ -51,7 +51,7 @@ def test_the_noise_of_launches_leaves_less_to_that_of_rounds() -> None:
 @pytest.mark.parametrize(
     ("changes", "num_rounds"),
     [
-        ({"error": 0.0}, 20),  # a coarse clock: all rounds are alike
+        ({"error": 0.0}, 10),  # a coarse clock: all rounds are alike
         ({"error": 1.0}, 600),  # 3 s of each arm
         ({"error": 1.0, "round_s": 2.0}, 10),  # a single round is long
         ({"error": 1.0, "round_s": 1e-5}, 1000),

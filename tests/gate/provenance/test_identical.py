@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -44,8 +44,10 @@ def comparison(
         cells={name: {} for name in runs}, root=top, inifile=None, pythonpath=(), python_files=()
     )
 
-    def launch(names: Sequence[str]) -> Launch:
+    def launch(names: Sequence[str], is_enough: Callable[[Loaded], bool]) -> Launch:
         launched.append(names)
+        assert not any(map(is_enough, (Loaded(), Loaded(recent=frozenset(["/head/other.py"])))))
+        assert is_enough(Loaded(shells=frozenset(["sh"])))
         return Launch(arm=ARM, cells={name: runs[name] for name in names})
 
     loaded = Loaded(recent=frozenset(collected))
