@@ -274,28 +274,60 @@ def share_trace(trace: RankTrace) -> RankTrace:
     """
     if not dist.is_initialized():
         return trace
-    start, steps = _share_all(trace.start), [_share_all(step) for step in trace.steps]
+    weights = trace.start.parameters | trace.start.buffers
+    made = _Made() if any(_gather(any(map(is_dtensor, weights.values())))) else None
+    start, steps = _share_all(trace.start, made), [_share_all(one, made) for one in trace.steps]
     return dataclasses.replace(trace, start=start, steps=steps)
 
 
-def _share_all(value: Any) -> Any:
+# What a rank keeps of each DTensor that was made whole, None where an earlier rank has it, by its
+# name and the digests of the parts on all ranks.
+_Made = dict[tuple[str | None, ...], Tensor | None]
+
+
+def _share_all(value: Any, made: _Made | None) -> Any:
     """The same weights or step, with each of its dicts of tensors shared."""
     if isinstance(value, Weights | RankStep):
-        parts = {name: _share_all(part) for name, part in vars(value).items()}
+        parts = {name: _share_all(part, made) for name, part in vars(value).items()}
         return dataclasses.replace(value, **parts)
-    return _share(value) if isinstance(value, dict) else value
+    return _share(value, made) if isinstance(value, dict) else value
 
 
-def _share(tensors: Tensors) -> Tensors:
+def _share(tensors: Tensors, made: _Made | None) -> Tensors:
+    """What this rank keeps of them; to make a DTensor whole is a collective, and most are frozen.
+
+    No rank has DTensors where `made` is None.
+    """
+    keys = {} if made is None else _keys_of_dtensors(tensors)
+    again = {name: made[key] for name, key in keys.items() if key in made} if made else {}
     whole = {
         name: tensor.full_tensor().cpu() if is_dtensor(tensor) else tensor
         for name, tensor in tensors.items()
+        if name not in again
     }
     digests = {name: _digest(tensor) for name, tensor in whole.items()}
-    by_rank: list[dict[str, str]] = [{} for _ in range(dist.get_world_size())]
-    dist.all_gather_object(by_rank, digests)
-    firsts = ChainMap(*by_rank[: dist.get_rank()])
-    return {name: one for name, one in whole.items() if firsts.get(name) != digests[name]}
+    firsts = ChainMap(*_gather(digests)[: dist.get_rank()])
+    kept = {name: one for name, one in whole.items() if firsts.get(name) != digests[name]}
+    if made is not None:
+        made |= {key: kept.get(name) for name, key in keys.items() if name in whole}
+    return kept | {name: one for name, one in again.items() if one is not None}
+
+
+def _keys_of_dtensors(tensors: Tensors) -> dict[str, tuple[str | None, ...]]:
+    parts = {
+        name: f"{tensor.placements} {_digest(tensor.to_local().cpu())}"
+        for name, tensor in tensors.items()
+        if is_dtensor(tensor)
+    }
+    of_ranks = _gather(parts)
+    return {name: (name, *(one.get(name) for one in of_ranks)) for name in parts}
+
+
+def _gather(value: Any) -> list[Any]:
+    """What each rank gives."""
+    by_rank: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(by_rank, value)
+    return by_rank
 
 
 def _digest(tensor: Tensor) -> str:
