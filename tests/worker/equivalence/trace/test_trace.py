@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, multiprocessing
 
 from perfsuite.worker.equivalence.checks.data import have_equal_shards
 from perfsuite.worker.equivalence.comparison import Discrepancy
@@ -19,6 +19,7 @@ from perfsuite.worker.equivalence.trace.trace import (
     join_traces,
     load_traces,
     save_trace,
+    share_trace,
 )
 
 CPU = torch.device("cpu")
@@ -247,3 +248,42 @@ def test_a_batch_of_a_class_that_only_a_test_knows_is_saved(tmp_path: Path) -> N
     loaded = trace.steps[0].shards[0][0].batch
     assert loaded.x.tolist() == [1.0, 1.0]
     assert loaded._fields == ("x", "y")
+
+
+def share_shards(rank: int, store: str) -> None:
+    import torch.distributed as dist
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import DTensor, Shard
+
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
+    mesh = init_device_mesh("cpu", (2,))
+    num_made = 0
+
+    def full_tensor(self: DTensor, **_: Any) -> Tensor:
+        nonlocal num_made
+        num_made += 1
+        return make_whole(self)
+
+    make_whole, DTensor.full_tensor = DTensor.full_tensor, full_tensor
+
+    def sharded(*of_ranks: float) -> Tensor:
+        return DTensor.from_local(torch.full((1,), of_ranks[rank]), mesh, [Shard(0)])
+
+    def after(*of_ranks: float) -> RankStep:
+        buffers = {"frozen": sharded(1.0, 2.0), "other": sharded(*of_ranks)}
+        return rank_step(after=Weights(parameters={}, buffers=buffers))
+
+    start = after(3.0, 4.0).after
+    steps = [after(3.0, 4.0), after(3.0, 5.0), after(3.0, 4.0)]
+    shared = share_trace(rank_trace(start=start, steps=steps))
+
+    found = [shared.start, *(step.after for step in shared.steps)]
+    others = [[3.0, 4.0], [3.0, 4.0], [3.0, 5.0], [3.0, 4.0]]
+    expected = [{"frozen": [1.0, 2.0], "other": one} if rank == 0 else {} for one in others]
+    assert [{n: t.tolist() for n, t in one.buffers.items()} for one in found] == expected
+    assert num_made == 3
+    dist.destroy_process_group()
+
+
+def test_a_dtensor_is_made_whole_once_for_each_content_on_all_ranks(tmp_path: Path) -> None:
+    multiprocessing.spawn(share_shards, args=(str(tmp_path / "store"),), nprocs=2)
