@@ -141,9 +141,11 @@ class Session:
         Raises a NotExercisedError where this machine would measure something else.
         """
         results.check_is_recipe(recipe)
-        numerics = None
+        numerics, missing = None, dict[str, str]()
         if checks_numerics and activity == "train":
-            numerics = self.require_equivalence(workload, recipe).numerics
+            report = self.require_equivalence(workload, recipe)
+            numerics = report.numerics
+            missing = {} if report else {"numerics": report.worst.reason}
         if is_timed and activity != "load":
             self._require_timeable(recipe, numerics)
         if (turns := self._policy.turns) is not None:
@@ -154,7 +156,8 @@ class Session:
             activity=activity,
             plan=self._plan(is_timed, num_rounds, num_iterations),
         )
-        return self._measure(job, results.name_of(workload), is_timed, numerics)
+        outcome = self._measure(job, results.name_of(workload), is_timed, numerics)
+        return msgspec.structs.replace(outcome, missing=outcome.missing | missing)
 
     def require_equivalence(self, workload: str | Workload, recipe: Recipe) -> EquivalenceReport:
         """Return `verify`'s report, one for all loaders; raises EquivalenceError on a mismatch."""

@@ -5,6 +5,7 @@ Numbers are as they were recorded; one that is not available is None, shown as a
 
 import dataclasses
 import math
+import re
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -26,6 +27,8 @@ _SHORTEST_S: Final = 1e-9
 _LONGEST_S: Final = 1e6
 # Part of a step, or what rounds differ by where that is more: ranks on busy cores differ by less.
 _RANK_LAGS: Final = 0.10
+# In the reason of a cell that passed, which says of each number why there is none.
+_OF_NUMERICS: Final = re.compile(r"(?:^|; )no numerics: (.+?)(?=; no [\w ]+: |$)")
 
 T = TypeVar("T")
 
@@ -285,6 +288,18 @@ def slow_rank_lines(lines: Sequence[CellLine]) -> list[str]:
     """Return a line for each cell where one rank delays the others."""
     rows = filter(None, map(row_of_line, lines))
     return [f"SLOW RANK {row.name}: {row.slow_rank}" for row in rows if row.slow_rank is not None]
+
+
+def no_power_lines(lines: Sequence[CellLine]) -> list[str]:
+    """Return a line with the reason for each cell whose check could not have found a mistake."""
+    found = []
+    for line in lines:
+        record = None if (row := row_of_line(line)) is None else row.record
+        if record is not None and record.numerics is not None:
+            reason = _OF_NUMERICS.search(line.reason or "")
+            if record.numerics.status == "no power" and reason is not None:
+                found.append(f"NO POWER {line.fullname}: {reason[1]}")
+    return found
 
 
 def not_exercised_lines(lines: Sequence[CellLine]) -> list[str]:

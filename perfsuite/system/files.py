@@ -18,6 +18,8 @@ from perfsuite.errors import WriteError
 # Of unfinished files.
 _PREFIX = ".perfsuite-"
 _SUFFIX = ".tmp"
+# The folder of what runs leave behind, which git ignores by a file of its own.
+_RESULTS = "results"
 
 
 @contextlib.contextmanager
@@ -48,7 +50,7 @@ def written_beside(path: Path, data: bytes) -> Iterator[Path]:
     """
     with contextlib.ExitStack() as left:
         with explained(f"write {path}"):
-            path.parent.mkdir(parents=True, exist_ok=True)
+            _make_folder(path.parent)
             # Unfinished files of dead writers: the kernel has released their locks. A process id
             # would not do: containers that share a folder have their own ones.
             for abandoned in path.parent.glob(f"{_PREFIX}*{_SUFFIX}"):
@@ -64,6 +66,13 @@ def written_beside(path: Path, data: bytes) -> Iterator[Path]:
             os.fchmod(handle, 0o644)
             os.fsync(handle)
         yield Path(name)
+
+
+def _make_folder(folder: Path) -> None:
+    new = [one for one in (folder, *folder.parents) if not one.exists()]
+    folder.mkdir(parents=True, exist_ok=True)
+    for results in (one for one in new if one.name == _RESULTS):
+        (results / ".gitignore").write_text("*\n")
 
 
 def check_writable(*paths: Path | None) -> None:
@@ -83,7 +92,7 @@ def check_writable(*paths: Path | None) -> None:
 def append_line(path: Path, line: bytes) -> None:
     """Append one line to `path`, whole or not at all, and return when it is on the disk."""
     with explained(f"append to {path}"):
-        path.parent.mkdir(parents=True, exist_ok=True)
+        _make_folder(path.parent)
         with path.open("a+b", buffering=0) as file:
             end = file.seek(0, os.SEEK_END)
             data = line + b"\n"

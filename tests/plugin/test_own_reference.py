@@ -265,6 +265,9 @@ def test_a_parallel_step_of_ones_own_is_equivalent_to_one_process(
             "*workload*numerics*",
             "*ddp[[]ddp-single-fp32] * equivalent *",
             "*single * not exercised *",
+            "NO POWER *[[]adam_alone-single_adam-fp32]: it does not find a planted bug: all "
+            "gradients are doubled; *; gradients and weights were not compared: build_step returns "
+            "no Step.model",
         ]
     )
 

@@ -128,6 +128,21 @@ def test_where_no_cell_loads_what_is_uncommitted_the_commit_itself_is_judged(
     )
 
 
+def test_documentation_upon_a_slow_commit_hides_nothing_where_the_default_branch_is_trunk(
+    shop: Repository,
+) -> None:
+    shop.git("branch", "--move", "trunk")
+    shop.git("switch", "--quiet", "--create", "feature")
+    shop.write(shop=SLOW_SHOP)
+    shop.commit()
+    (shop.path / "README.md").write_text("new")
+    shop.commit()
+
+    gated = shop.gate()
+
+    gated.expect(10, "base: the merge base with trunk, *", f"{PRICE} FAIL +200.0 % *")
+
+
 def test_a_change_that_is_no_module_reaches_every_cell(shop: Repository) -> None:
     seconds = SHOP.replace("0.001", "float(open('seconds.txt').read())")
     (shop.path / "seconds.txt").write_text("0.001")

@@ -86,7 +86,8 @@ _OURS = (
     "PYTHONPATH",
     "PYTHONHASHSEED",
     "GITHUB_BASE_REF",
-    "CI_MERGE_",
+    "GITHUB_EVENT_PATH",
+    "CI_",
 )
 ENVIRONMENT = {
     **{name: value for name, value in os.environ.items() if not name.startswith(_OURS)},

@@ -42,6 +42,18 @@ def test_a_file_and_its_folders_are_made(tmp_path: Path) -> None:
     assert names_in(path.parent) == ["run.json"]
 
 
+def test_git_ignores_a_folder_of_results_that_is_made_and_none_that_was_there(
+    tmp_path: Path,
+) -> None:
+    write_atomically(tmp_path / "a" / "results" / "report" / "index.html", b"")
+    append_line(tmp_path / "b" / "results" / "cells.jsonl", b"{}")
+    (tmp_path / "c" / "results").mkdir(parents=True)
+    append_line(tmp_path / "c" / "results" / "cells.jsonl", b"{}")
+
+    ignored = {one.parent.parent.name: one.read_text() for one in tmp_path.rglob(".gitignore")}
+    assert ignored == {"a": "*\n", "b": "*\n"}
+
+
 def test_a_file_is_replaced_as_a_whole(tmp_path: Path) -> None:
     path = tmp_path / "run.json"
     path.write_bytes(b"a longer text than the new one")

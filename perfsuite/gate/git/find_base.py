@@ -1,5 +1,7 @@
 """Which commit a change is compared with: questions to git alone, nothing is fetched or written."""
 
+import contextlib
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
@@ -20,8 +22,9 @@ _UPSTREAMS = (
     "refs/remotes/origin/main",
     "refs/remotes/origin/master",
 )
-# The variables of GitHub and GitLab that name the branch which a change goes to.
-_TARGET_VARIABLES = ("GITHUB_BASE_REF", "CI_MERGE_REQUEST_TARGET_BRANCH_NAME")
+# The variables of GitHub and GitLab that name the branch which a change goes to. Without a merge
+# request GitLab names the default one, GitHub in the file of the event.
+_TARGET_VARIABLES = ("GITHUB_BASE_REF", "CI_MERGE_REQUEST_TARGET_BRANCH_NAME", "CI_DEFAULT_BRANCH")
 
 # A base so many commits older than where HEAD left another remote branch is probably not meant.
 _FAR_BEHIND: Final = 50
@@ -41,8 +44,10 @@ def find_base(
 
     `revision` where it is given; a SettingError where it names no commit. Else the merge base of
     HEAD with the upstream's branch: `target`, which a continuous integration names, else the first
-    of `_UPSTREAMS`. Where that is HEAD itself, or no such branch exists: HEAD if the tree is dirty,
-    else HEAD's first parent. See `uncommitted_files` for `outputs` and `folders`.
+    of `_UPSTREAMS`, else the only other branch. Where that is HEAD itself, or there is one branch
+    and no remote: HEAD if the tree is dirty, else HEAD's first parent. Nothing is assumed of any
+    other repository, because a slow commit passes unseen where the one after it has it as its base.
+    See `uncommitted_files` for `outputs` and `folders`.
     """
     if (refusal := why_not_a_checkout(root)) is not None:
         return refusal
@@ -60,9 +65,14 @@ def find_base(
             f"says, and this clone has no origin/{target}; run 'git fetch origin "
             f"{target}:refs/remotes/origin/{target}', or {_NAME_ONE}"
         )
+    if upstream is None and (_other_branches(root) or output(root, "remote")):
+        return (
+            "the default branch is not known: there is no origin/HEAD, main or master; run "
+            f"'git remote set-head origin --auto', or {_NAME_ONE}"
+        )
     uncommitted = uncommitted_files(root, outputs=outputs, folders=folders)
     if upstream is None:
-        why = ": there is no origin/HEAD, main or master to take the merge base with"
+        why = ": there is no other branch to take the merge base with"
         return _base_of_default_branch(root, head, uncommitted, why)
     branch = answer(root, "rev-parse", "--abbrev-ref", upstream) or upstream
     merge_base = answer(root, "merge-base", head, upstream)
@@ -82,7 +92,15 @@ def find_base(
 
 def target_branch(environ: Mapping[str, str]) -> str | None:
     """Return the branch that a continuous integration says the change goes to, if it does."""
-    return next(filter(None, map(environ.get, _TARGET_VARIABLES)), None)
+    named = next(filter(None, map(environ.get, _TARGET_VARIABLES)), None)
+    with contextlib.suppress(KeyError, TypeError, ValueError, OSError):
+        named = (
+            named
+            or json.loads(Path(environ["GITHUB_EVENT_PATH"]).read_bytes())["repository"][
+                "default_branch"
+            ]
+        )
+    return named
 
 
 def find_trunk(root: Path) -> str | None:
@@ -111,7 +129,22 @@ def describe_head(root: Path) -> str:
 def _find_upstream(root: Path, target: str | None) -> str | None:
     named = (f"refs/remotes/origin/{target}", f"refs/heads/{target}")
     names = _UPSTREAMS if target is None else named
-    return next((name for name in names if find_commit(root, name) is not None), None)
+    found = next((name for name in names if find_commit(root, name) is not None), None)
+    if found is None and target is None and len(others := _other_branches(root)) == 1:
+        return others[0]
+    return found
+
+
+def _other_branches(root: Path) -> list[str]:
+    """The branches that lack HEAD and are not its own, a local one before its namesake."""
+    listed = ("for-each-ref", "--format=%(refname)", "--no-contains=HEAD")
+    names = (answer(root, *listed, "refs/heads", "refs/remotes") or "").split()
+    own = answer(root, "symbolic-ref", "--quiet", "--short", "HEAD")
+    by_branch: dict[str, str] = {}
+    for name in names:
+        below = 2 if name.startswith("refs/heads/") else 3
+        by_branch.setdefault(name.split("/", below)[-1], name)
+    return [name for branch, name in by_branch.items() if branch not in (own, "HEAD")]
 
 
 def _find_nearer(root: Path, base: str, upstream: str) -> str | None:

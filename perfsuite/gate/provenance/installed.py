@@ -124,11 +124,25 @@ def installed_by_projects(tree: Path, files: Iterable[str]) -> dict[str, str]:
 
 
 def is_any_installed(tree: Path, python: str, files: Iterable[str]) -> str | None:
-    """Return a project of the tree that an interpreter has by itself, or where `files` are."""
+    """Return a project of the tree that an interpreter has by itself, or where `files` are.
+
+    A `.pth` file that leads into the tree is one too: not every tool that writes one records it.
+    """
     own = Path(python).parent.parent.glob("lib*/python*/*-packages")
     folders = _site_folders([*files, *(f"{folder}/" for folder in own)])
-    names = (one.metadata["Name"] for one in _project_distributions(tree, folders))
-    return min(names, default=None)
+    names = [one.metadata["Name"] for one in _project_distributions(tree, folders)]
+    return min([*names, *_path_files_into(tree, folders)], default=None)
+
+
+@functools.cache
+def _path_files_into(tree: Path, folders: frozenset[str]) -> tuple[str, ...]:
+    return tuple(
+        file.name
+        for folder in folders
+        for file in Path(folder).glob("*.pth")
+        for line in file.read_text(errors="replace").splitlines()
+        if line and Path(os.path.realpath(Path(folder, line))).is_relative_to(tree)
+    )
 
 
 def _site_folders(files: Iterable[str]) -> frozenset[str]:

@@ -23,7 +23,7 @@ from perfsuite.plugin.session.gate import SessionGate, refuse_silent_passes
 from perfsuite.plugin.session.torchrun import TorchrunSession, finished_outcome
 from perfsuite.records.cell import CellLine, Outcome, encode_line
 from perfsuite.records.verdict import CellVerdict
-from perfsuite.report.rows import not_exercised_lines, slow_rank_lines
+from perfsuite.report.rows import no_power_lines, not_exercised_lines, slow_rank_lines
 from perfsuite.report.summary import verdict_sentence
 from perfsuite.report.terminal.gate import annotation_lines, verdict_lines
 from perfsuite.report.terminal.tables import progress_line, terminal_table
@@ -312,7 +312,8 @@ class MeasuredSession:
         if any(line.perfsuite is not None for line in lines):
             terminalreporter.section("perfsuite", sep="=")
             terminalreporter.write_line(legible(terminal_table(lines)))
-            for text in (*slow_rank_lines(lines), *not_exercised_lines(lines)):
+            texts = (*slow_rank_lines(lines), *no_power_lines(lines), *not_exercised_lines(lines))
+            for text in texts:
                 terminalreporter.write_line(legible(text))
             if self._writes and not self._saver.write_errors:
                 terminalreporter.write_line(f"written to {self.choices.results}")

@@ -193,7 +193,7 @@ def test_a_detached_head_is_compared_with_the_merge_base(repository: Path) -> No
     assert base == Base(revision=fork, described=f"the merge base with main, {fork[:7]}")
 
 
-def test_without_a_default_branch_the_parent_stands_in_and_that_is_said(repository: Path) -> None:
+def test_of_the_only_branch_the_parent_is_the_base_and_that_is_said(repository: Path) -> None:
     git(repository, "branch", "--move", "trunk")
     parent = head_of(repository)
     commit(repository, "more.py")
@@ -203,11 +203,11 @@ def test_without_a_default_branch_the_parent_stands_in_and_that_is_said(reposito
     assert base == Base(
         revision=parent,
         described=f"the first parent of HEAD, {parent[:7]}: "
-        "there is no origin/HEAD, main or master to take the merge base with",
+        "there is no other branch to take the merge base with",
     )
 
 
-def test_without_a_default_branch_a_dirty_tree_is_compared_with_head(repository: Path) -> None:
+def test_on_the_only_branch_a_dirty_tree_is_compared_with_head(repository: Path) -> None:
     git(repository, "branch", "--move", "trunk")
     head = head_of(repository)
     (repository / "new.py").touch()
@@ -217,8 +217,55 @@ def test_without_a_default_branch_a_dirty_tree_is_compared_with_head(repository:
     assert base == Base(
         revision=head,
         described=f"HEAD, {head[:7]}, without the uncommitted changes: "
-        "there is no origin/HEAD, main or master to take the merge base with",
+        "there is no other branch to take the merge base with",
     )
+
+
+@pytest.mark.parametrize("is_built_upon", [False, True])
+def test_the_only_other_branch_is_the_default_one_whatever_its_name(
+    repository: Path, is_built_upon: bool
+) -> None:
+    git(repository, "branch", "--move", "trunk")
+    fork = head_of(repository)
+    git(repository, "switch", "--quiet", "--create", "feature")
+    commit(repository, "slow.py")
+    commit(repository, "README.md")
+    if is_built_upon:
+        git(repository, "branch", "upon")
+
+    base = find_base(repository, None)
+
+    assert base == Base(revision=fork, described=f"the merge base with trunk, {fork[:7]}")
+    assert find_trunk(repository) == fork
+
+
+UNKNOWN = (
+    "the default branch is not known: there is no origin/HEAD, main or master; run 'git remote "
+    "set-head origin --auto', or name a base with --base or --base-dir (pytest: --perf-base, "
+    "--perf-base-dir)"
+)
+
+
+def test_which_of_several_other_branches_is_the_default_one_is_not_guessed(
+    repository: Path,
+) -> None:
+    git(repository, "branch", "--move", "trunk")
+    git(repository, "branch", "release")
+    git(repository, "switch", "--quiet", "--create", "feature")
+    commit(repository, "slow.py")
+
+    assert find_base(repository, None) == UNKNOWN
+
+
+def test_a_clone_that_has_fetched_its_own_branch_alone_has_no_base(repository: Path) -> None:
+    git(repository, "switch", "--quiet", "--create", "feature")
+    commit(repository, "slow.py")
+    commit(repository, "README.md")
+    cloned = clone(repository, "--single-branch", "--branch=feature")
+    git(cloned, "remote", "set-head", "origin", "--delete")
+    git(cloned, "checkout", "--quiet", "--detach")
+
+    assert find_base(cloned, None) == UNKNOWN
 
 
 def test_a_folder_of_the_checkout_and_a_linked_worktree_find_the_same_base(
@@ -264,7 +311,26 @@ def test_the_branch_that_a_change_goes_to_comes_before_the_default_one(
 
 @pytest.mark.parametrize("name", ["GITHUB_BASE_REF", "CI_MERGE_REQUEST_TARGET_BRANCH_NAME"])
 def test_the_branch_that_a_change_goes_to_is_a_variable_of_github_and_of_gitlab(name: str) -> None:
-    assert target_branch({"GITHUB_BASE_REF": "", name: "release/1.x"}) == "release/1.x"
+    given = {"GITHUB_BASE_REF": "", "CI_DEFAULT_BRANCH": "develop", name: "release/1.x"}
+
+    assert target_branch(given) == "release/1.x"
+
+
+def test_a_push_without_a_merge_request_goes_to_the_default_branch(tmp_path: Path) -> None:
+    event = tmp_path / "event.json"
+    event.write_text('{"repository": {"default_branch": "develop"}}')
+
+    assert target_branch({"GITHUB_EVENT_PATH": str(event)}) == "develop"
+    assert target_branch({"CI_DEFAULT_BRANCH": "develop"}) == "develop"
+
+
+@pytest.mark.parametrize("event", [None, "", "[]", "{}", '{"repository": null}', "\xff"])
+def test_an_event_of_another_form_names_no_branch(tmp_path: Path, event: str | None) -> None:
+    file = tmp_path / "event.json"
+    if event is not None:
+        file.write_text(event, encoding="latin-1")
+
+    assert target_branch({"GITHUB_EVENT_PATH": str(file)}) is None
 
 
 @pytest.mark.parametrize(("num_commits", "is_warned"), [(50, False), (51, True)])

@@ -5,7 +5,7 @@ import msgspec
 from perfsuite.records.cell import CellLine, CellRecord, Counts, Memory, StageTimes
 from perfsuite.records.equivalence import Numerics
 from perfsuite.records.recipe import Recipe
-from perfsuite.report.rows import not_exercised_lines
+from perfsuite.report.rows import no_power_lines, not_exercised_lines
 from perfsuite.report.terminal.tables import progress_line, terminal_table
 
 NO_STAGES = {"forward": None, "backward": None, "optimizer": None, "evaluation": None}
@@ -63,6 +63,21 @@ def test_the_table_has_a_row_for_each_measured_cell_and_none_for_others() -> Non
     assert " ".join(header.split()) == f"{titles} collectives"
     assert [" ".join(row.split()) for row in rows] == [values]
     assert not_exercised_lines([line(TRAINED), skipped]) == ["NOT EXERCISED b::t: no GPU"]
+
+
+def test_a_cell_whose_check_had_no_power_has_a_line_that_says_why() -> None:
+    proven = line(TRAINED)
+    assert proven.perfsuite is not None
+    numerics = Numerics(status="no power", check="T1", error=0.0, limit=0.0, power="2/4")
+    unproven = msgspec.structs.replace(
+        proven,
+        reason="no flops: it is a loop; no numerics: all gradients are zero; or none; no tflops: x",
+        perfsuite=msgspec.structs.replace(proven.perfsuite, numerics=numerics),
+    )
+
+    assert no_power_lines([proven, unproven]) == [
+        "NO POWER benchmarks/test_it.py::test_it[a]: all gradients are zero; or none"
+    ]
 
 
 def test_speeds_have_columns_where_any_cell_has_them() -> None:

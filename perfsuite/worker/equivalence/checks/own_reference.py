@@ -70,6 +70,8 @@ def check_own_steps(case: OwnCase) -> tuple[EquivalenceRow, dict[str, str]]:
     missing = {} if why_losses_alone is None else {"gradients and weights": why_losses_alone}
     if not any(one.judge_loss(one.step.mean_loss) for one in steps):
         missing["losses"] = "build_step or the reference tells none"
+    if truth.own.model is not None and any(True for _ in truth.own.model.buffers()):
+        missing["buffers"] = "a rank may keep its own, as batch normalisation does"
     proof.notes += [f"{what} were not compared: {why}" for what, why in missing.items()]
     if not proof.evidence:
         reason = "; ".join(proof.notes)
@@ -283,10 +285,8 @@ def _find_cause(
         )
     if (batchnorm := explain_batchnorm(truth.own.model)) is not None:
         return batchnorm
-    if _have_same_losses(trace):
-        return "all ranks tell the same losses: does the sampler give them the same data?"
-    one = steps[found.step - 1]
     if found.what == "gradient":
+        one = steps[found.step - 1]
         num_ranks, right = one.recipe.plan.world_size, one.plain.gradients
         summed = Bug(
             "summed",
@@ -296,10 +296,12 @@ def _find_cause(
         bugs = [summed, *gradient_bugs(right)]
         if (cause := explain_gradients(one.step.gradients, right, bugs)) is not None:
             return cause
-    elif found.step > 1 and not truth.follows:
+    if _have_same_losses(trace):
+        return "all ranks tell the same losses: does the sampler give them the same data?"
+    if found.what != "gradient" and found.step > 1 and not truth.follows:
         return "the loss before it agrees, so that the update in between does not"
     if truth.has_drawn:
-        return "the step draws random numbers, and ranks and reference draw different ones"
+        return "the step draws random numbers, and ranks and reference may draw different ones"
     if found.what == "loss":
         return "a loss is not the mean over the samples, or weights or samples are others"
     return None
