@@ -74,7 +74,7 @@ def test_the_profile_is_shown_and_every_file_written(session: FakeSession, tmp_p
     assert ended.stdout == profile_text(PROFILE) + "\n"
     assert ended.stderr == "training lenet for 3 epochs\n"
     results = tmp_path / "results"
-    assert {path.name for path in results.iterdir()} == FILES
+    assert {path.name for path in results.iterdir()} == FILES | {".gitignore"}
     assert (results / "profile.tex").read_text() == profile_latex(PROFILE)
     assert (results / "profile.csv").read_text() == profile_csv(PROFILE)
     assert (results / "trace.json").read_bytes() == b"{}"
