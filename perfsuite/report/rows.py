@@ -292,14 +292,13 @@ def slow_rank_lines(lines: Sequence[CellLine]) -> list[str]:
 
 def no_power_lines(lines: Sequence[CellLine]) -> list[str]:
     """Return a line with the reason for each cell whose check could not have found a mistake."""
-    found = []
+    without = []
     for line in lines:
-        record = None if (row := row_of_line(line)) is None else row.record
-        if record is not None and record.numerics is not None:
-            reason = _OF_NUMERICS.search(line.reason or "")
-            if record.numerics.status == "no power" and reason is not None:
-                found.append(f"NO POWER {line.fullname}: {reason[1]}")
-    return found
+        numerics = None if line.perfsuite is None else line.perfsuite.numerics
+        if numerics is not None and numerics.status == "no power":
+            without.append(line)
+    reasons = ((line.fullname, _OF_NUMERICS.search(line.reason or "")) for line in without)
+    return [f"NO POWER {name}: {why[1]}" for name, why in reasons if why is not None]
 
 
 def not_exercised_lines(lines: Sequence[CellLine]) -> list[str]:

@@ -93,13 +93,9 @@ def find_base(
 def target_branch(environ: Mapping[str, str]) -> str | None:
     """Return the branch that a continuous integration says the change goes to, if it does."""
     named = next(filter(None, map(environ.get, _TARGET_VARIABLES)), None)
-    with contextlib.suppress(KeyError, TypeError, ValueError, OSError):
-        named = (
-            named
-            or json.loads(Path(environ["GITHUB_EVENT_PATH"]).read_bytes())["repository"][
-                "default_branch"
-            ]
-        )
+    if named is None and (event := environ.get("GITHUB_EVENT_PATH")):
+        with contextlib.suppress(KeyError, TypeError, ValueError, OSError):
+            return str(json.loads(Path(event).read_bytes())["repository"]["default_branch"])
     return named
 
 

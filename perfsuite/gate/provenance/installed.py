@@ -136,13 +136,14 @@ def is_any_installed(tree: Path, python: str, files: Iterable[str]) -> str | Non
 
 @functools.cache
 def _path_files_into(tree: Path, folders: frozenset[str]) -> tuple[str, ...]:
-    return tuple(
-        file.name
-        for folder in folders
-        for file in Path(folder).glob("*.pth")
-        for line in file.read_text(errors="replace").splitlines()
-        if line and Path(os.path.realpath(Path(folder, line))).is_relative_to(tree)
-    )
+    found = []
+    for file in (file for folder in folders for file in Path(folder).glob("*.pth")):
+        for line in read_source(file).decode(errors="replace").splitlines():
+            # The environment may lie in the tree; a line may be code or a comment.
+            path = Path(os.path.realpath(file.parent / line))
+            if line and path.is_dir() and path.is_relative_to(tree) and not SITE.search(f"{path}/"):
+                found.append(file.name)
+    return tuple(found)
 
 
 def _site_folders(files: Iterable[str]) -> frozenset[str]:

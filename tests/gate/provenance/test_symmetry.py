@@ -13,6 +13,7 @@ import pytest
 from perfsuite.gate.arms.arm import Arm, Launch
 from perfsuite.gate.arms.loaded import Loaded
 from perfsuite.gate.provenance import symmetry
+from perfsuite.gate.provenance.installed import is_any_installed
 from perfsuite.gate.provenance.symmetry import find_asymmetry
 
 PLACES = {
@@ -311,3 +312,15 @@ def test_a_copy_may_be_of_a_project_that_computes_its_name(folder: Path) -> None
     add(folder, "lib/calc.py", "price = 1\n")
 
     assert is_shared_wrongly(folder, install(folder, "calc", "calc.py"), "lib/calc.py")
+
+
+@pytest.mark.parametrize(("leads_to", "found"), [("more", None), ("../../../../src", "a.pth")])
+def test_only_a_path_file_that_leads_to_code_of_the_tree_is_an_installation(
+    tmp_path: Path, leads_to: str, found: str | None
+) -> None:
+    site = tmp_path / ".venv/lib/python3/site-packages"
+    (site / "more").mkdir(parents=True)
+    (tmp_path / "src").mkdir()
+    (site / "a.pth").write_text(f"import os\n# a comment\n\n/nowhere\n{leads_to}\n")
+
+    assert is_any_installed(tmp_path, str(tmp_path / ".venv/bin/python"), []) == found
