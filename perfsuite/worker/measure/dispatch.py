@@ -56,7 +56,8 @@ class StepMode(TorchDispatchMode, ABC):  # type: ignore[no-untyped-call]
         """Return the operator's result, after a collective has ended."""
         began_s = time.perf_counter()
         result = func(*args, **kwargs)
-        if settle(func, result):
+        if await_collective(func, result):
+            time.sleep(_SETTLE_S)
             self._communication_s += time.perf_counter() - began_s
         return result
 
@@ -138,13 +139,13 @@ def communicated_bytes(args: tuple[Any, ...], kwargs: dict[str, Any], result: An
     return max(sum(tensor.nbytes for tensor in tensors_in(side)) for side in sides)
 
 
-def settle(func: Any, result: Any) -> bool:
-    """Return when the collective that `func` began or waited for has ended and is released.
+def await_collective(func: Any, result: Any) -> bool:
+    """Return when the collective that `func` began or waited for has ended.
 
     Returns whether `func` is of torch.distributed at all. gloo's threads run the callbacks of a
-    collective that is not waited for, where a dispatch mode does not see them, and hold its tensors
-    for a moment after it. Point-to-point communication is not waited for: two ranks that both
-    receive before they send would block each other.
+    collective that is not waited for, where a dispatch mode does not see them, and torch 2.14's
+    all-reduce of sparse tensors corrupts the heap beside another one. Point-to-point communication
+    is not waited for: two ranks that both receive before they send would block each other.
     """
     name = _name_in_torch_distributed(func)
     if name is None or name in _POINT_TO_POINT:
@@ -152,7 +153,6 @@ def settle(func: Any, result: Any) -> bool:
     for part in result if isinstance(result, tuple) else ():
         if isinstance(part, torch.ScriptObject):
             part.wait()  # type: ignore[attr-defined]  # a c10d Work
-    time.sleep(_SETTLE_S)
     return True
 
 

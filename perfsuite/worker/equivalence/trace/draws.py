@@ -19,7 +19,7 @@ import numpy
 import torch
 from torch import Tensor, nn
 
-from perfsuite.worker.measure.dispatch import StepMode
+from perfsuite.worker.measure.dispatch import StepMode, await_collective
 
 # Operators of torch that compute with what they draw and do not return it.
 _KEEP_TO_THEMSELVES = ("attention", "dropout", "rnn", "rrelu")
@@ -118,7 +118,9 @@ class DrawMode(StepMode):  # type: ignore[no-untyped-call]
         """Return the operator's result, after `handle` was called if it drew anything."""
         self.num_calls[func.name()] += 1
         if not _may_draw(func):
-            return func(*args, **kwargs)
+            result = func(*args, **kwargs)
+            await_collective(func, result)
+            return result
         before = self._read_generators(args, kwargs)
         result = func(*args, **kwargs)
         # Attention draws only with dropout. Of no samples, as an expert may see, nothing is drawn.

@@ -1,11 +1,15 @@
 from __future__ import annotations
 
 import itertools
+import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
@@ -100,6 +104,30 @@ def test_recording_changes_no_bit_and_leaves_the_generators_where_the_run_would(
         assert torch.equal(trace.steps[-1].after.parameters[name], parameter), name
     micro_batches = [one for step in trace.steps for one in step.micro_batches]
     assert all(one.draws is not None and one.draws[0] for one in micro_batches)
+
+
+def make_gloo_groups() -> list[dist.ProcessGroup]:
+    """Return the two ends, of rank 0 and rank 1, of one group within this process."""
+    store = dist.HashStore()
+
+    def make(rank: int) -> dist.ProcessGroup:
+        group = dist.ProcessGroup(store, rank, 2)
+        gloo = dist.ProcessGroupGloo(store, rank, 2, timedelta(seconds=60))
+        group._register_backend(CPU, dist.ProcessGroup.BackendType.GLOO, gloo)
+        return group
+
+    with ThreadPoolExecutor(2) as threads:
+        return list(threads.map(make, range(2)))
+
+
+def test_a_collective_has_ended_before_the_next_operator_runs() -> None:
+    # Two all-reduces at once, one of them of a sparse gradient, corrupt the heap in torch 2.14.1.
+    early, late = make_gloo_groups()
+    with ThreadPoolExecutor(1) as thread, DrawRecorder([], [0], CPU):
+        thread.submit(lambda: time.sleep(0.3) or late.allreduce([torch.ones(2)]).wait())
+        work = early.allreduce([torch.ones(2)])
+        has_ended = work.is_completed()
+    assert has_ended
 
 
 def record(model: nn.Module, *inputs: Tensor) -> list[list[Draw]]:
