@@ -210,9 +210,11 @@ def _import_reference(reference: str) -> Any:
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
             raise
+        stem = module_name.removesuffix(".py")
+        hint = f"; name the module: {stem.replace('/', '.')}:{attribute}"
         raise WorkloadError(
             f"workload {reference!r}: there is no module {error.name!r} in the current directory, "
-            "pytest's rootdir or the installed packages"
+            f"pytest's rootdir or the installed packages{hint if stem != module_name else ''}"
         ) from error
     try:
         return attrgetter(attribute)(value)

@@ -196,6 +196,15 @@ def test_a_module_that_is_not_there_is_named() -> None:
     )
 
 
+def test_the_path_of_a_file_is_answered_with_the_name_of_its_module(module: Any) -> None:
+    module("my_workloads", "make = None")
+
+    with pytest.raises(WorkloadError, match="; name the module: my_workloads:make$"):
+        load_workload("my_workloads.py:make")
+    with pytest.raises(WorkloadError, match="; name the module: mine.of_work:make$"):
+        load_workload("mine/of_work.py:make")
+
+
 def test_a_module_that_the_users_module_lacks_is_the_users_error(module: Any) -> None:
     module("needs_more", "import not_installed_anywhere")
 

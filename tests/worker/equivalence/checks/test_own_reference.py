@@ -167,6 +167,16 @@ def test_low_precision_is_held_to_its_own_error_whichever_the_reference_casts() 
     assert row.status == "mismatch"
 
 
+def test_a_gradient_that_is_lost_in_the_rounding_of_the_others_is_named() -> None:
+    tiny = scale(1e-8, "0.bias")
+    row, missing = check(of(change=tiny), change=tiny)
+
+    assert row.status == "equivalent"
+    why = "those of '0.bias' are below 1e-06 of all gradients"
+    assert missing == {"small gradients": why}
+    assert row.reason.endswith(f"small gradients were not compared: {why}")
+
+
 def test_losses_alone_show_what_references_with_a_mistake_would_lose() -> None:
     row, missing = check(of(has_model=False), has_model=False)
 
@@ -229,7 +239,8 @@ def test_dropout_is_not_exercised_and_batchnorm_is_named() -> None:
     assert row.reason.endswith(
         "likeliest cause: BatchNorm: each rank, micro-batch or chunk is normalised by its own "
         "statistics, which is a different computation; use SyncBatchNorm or GroupNorm; buffers "
-        "were not compared: a rank may keep its own, as batch normalisation does"
+        "were not compared: a rank may keep its own, as batch normalisation does; small gradients "
+        "were not compared: those of '2.bias' are below 1e-06 of all gradients"
     )
 
 
