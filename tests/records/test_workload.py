@@ -199,9 +199,9 @@ def test_a_module_that_is_not_there_is_named() -> None:
 def test_the_path_of_a_file_is_answered_with_the_name_of_its_module(module: Any) -> None:
     module("my_workloads", "make = None")
 
-    with pytest.raises(WorkloadError, match="; name the module: my_workloads:make$"):
+    with pytest.raises(WorkloadError, match=r"; name the module: my_workloads:make$"):
         load_workload("my_workloads.py:make")
-    with pytest.raises(WorkloadError, match="; name the module: mine.of_work:make$"):
+    with pytest.raises(WorkloadError, match=r"; name the module: mine\.of_work:make$"):
         load_workload("mine/of_work.py:make")
 
 
