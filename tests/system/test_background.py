@@ -64,6 +64,18 @@ input()
 """
 
 
+def test_a_process_began_between_what_was_written_before_and_after_it(tmp_path: Path) -> None:
+    before, after = tmp_path / "before", tmp_path / "after"
+    before.touch()
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        after.touch()
+        began_s = background.read_start_s(process.pid)
+        process.communicate(b"\n")
+
+    # The kernel counts in ticks of 0.01 s, and stamps files by a clock of such ticks.
+    assert before.stat().st_mtime - 0.02 < began_s < after.stat().st_mtime + 0.02
+
+
 def test_both_copies_read_one_variable() -> None:
     assert background.LOG == load_log.LOG
 

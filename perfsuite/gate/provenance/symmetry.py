@@ -8,8 +8,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import psutil
-
 from perfsuite.gate.arms.arm import Launch
 from perfsuite.gate.git.overlay import SITE_FOLDER, are_alike, is_left_out, read_start
 from perfsuite.gate.git.repository import find_top, is_ignored, tracked_files
@@ -17,6 +15,7 @@ from perfsuite.gate.git.worktree import missing_files
 from perfsuite.gate.provenance import installed
 from perfsuite.gate.provenance.dependencies import find_changed_dependency
 from perfsuite.gate.provenance.installed import SITE, find_source
+from perfsuite.system.background import read_start_s
 
 _PYTHON = "give the base an interpreter of its own with --base-python (pytest: --perf-base-python)"
 _NO_MODULE = re.compile(r"No module named '([\w.]+)'")
@@ -100,7 +99,7 @@ def _loading(launch: Launch) -> Loading:
 _is_left_out = functools.cache(is_left_out)
 _missing_files = functools.cache(missing_files)
 _real_path = functools.cache(os.path.realpath)
-_began_s = functools.cache(lambda: psutil.Process().create_time())
+_began_s = functools.cache(lambda: read_start_s(os.getpid()))
 
 
 def _find_silent(base: Launch, head: Loading) -> str | None:

@@ -10,7 +10,6 @@ import signal
 from collections.abc import Generator, Mapping, Sequence
 from pathlib import Path
 
-import psutil
 import pytest
 from _pytest.junitxml import xml_key
 
@@ -23,6 +22,7 @@ from perfsuite.ranks.torchrun.membership import Membership
 from perfsuite.ranks.torchrun.peers import Peers
 from perfsuite.records.cell import CellLine, Outcome, decode_line, encode_line
 from perfsuite.records.verdict import most_severe
+from perfsuite.system.background import read_start_s
 from perfsuite.system.files import write_atomically
 
 
@@ -92,8 +92,8 @@ class TorchrunSession:
         trouble = None
         if self._membership.is_first:
             try:
-                launcher = psutil.Process(os.getppid())
-                finished = keep_finished(self._cells_file, since_s=launcher.create_time())
+                since_s = read_start_s(os.getppid())
+                finished = keep_finished(self._cells_file, since_s=since_s)
             except WriteError as error:
                 trouble = error
         self.finished, trouble = peers.gather("finished cells", (finished, trouble))[0]

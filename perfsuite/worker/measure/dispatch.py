@@ -143,9 +143,10 @@ def await_collective(func: Any, result: Any) -> bool:
     """Return when the collective that `func` began or waited for has ended.
 
     Returns whether `func` is of torch.distributed at all. gloo's threads run the callbacks of a
-    collective that is not waited for, where a dispatch mode does not see them, and torch 2.14's
-    all-reduce of sparse tensors corrupts the heap beside another one. Point-to-point communication
-    is not waited for: two ranks that both receive before they send would block each other.
+    collective that is not waited for, where a dispatch mode does not see them, and torch 2.14.1's
+    all-reduce of sparse tensors may corrupt the heap while the rank goes on. Point-to-point
+    communication is not waited for: two ranks that both receive before they send would block each
+    other.
     """
     name = _name_in_torch_distributed(func)
     if name is None or name in _POINT_TO_POINT:

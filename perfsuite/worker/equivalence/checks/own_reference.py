@@ -73,10 +73,10 @@ def check_own_steps(case: OwnCase) -> tuple[EquivalenceRow, dict[str, str]]:
     if truth.own.model is not None and any(True for _ in truth.own.model.buffers()):
         missing["buffers"] = "a rank may keep its own, as batch normalisation does"
     errors = [one.errors for one in steps if one.has_gradients]
-    small = {name for one in errors for name in one.too_small}
-    if small := small.difference(*(one.by_name for one in errors)):
-        of, least = listed(sorted(map(repr, small))), limits.SMALLEST_SHARE
-        missing["small gradients"] = f"those of {of} are below {least:.0e} of all gradients"
+    compared = {name for one in errors for name in one.by_name}
+    if small := {name for one in errors for name in one.too_small} - compared:
+        names, least = listed(sorted(map(repr, small))), limits.SMALLEST_SHARE
+        missing["small gradients"] = f"those of {names} are below {least:.0e} of all gradients"
     proof.notes += [f"{what} were not compared: {why}" for what, why in missing.items()]
     if not proof.evidence:
         reason = "; ".join(proof.notes)
