@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import perfsuite
 from perfsuite.errors import NonFiniteError, PerfsuiteError, WorkloadError
@@ -34,6 +35,20 @@ class WorkClock:
 
     def work(self, seconds: float) -> None:
         self.now_s += seconds
+
+
+class _Operators(TorchDispatchMode):
+    """Keeps the names of the operators that are called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.called: list[str] = []
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        self.called.append(str(func))
+        return func(*args, **(kwargs or {}))
 
 
 class Rounds:
@@ -231,6 +246,26 @@ def test_losses_are_read_when_a_round_has_ended_and_the_last_of_a_step_counts() 
     loop.check()
 
     assert loop.first_losses() == tuple(map(float, range(10)))
+
+
+def test_a_loss_on_a_cpu_is_read_without_a_copy() -> None:
+    loss = torch.tensor(0.5, requires_grad=True)
+    step = UserStep(code("step"), lambda: lambda: loss)
+
+    with _Operators() as operators:
+        told = step.take()
+
+    assert (told, operators.called) == (0.5, ["aten._local_scalar_dense.default"])
+
+
+def test_a_compiled_step_tells_its_loss_in_one_graph() -> None:
+    @torch.compile(backend="eager", fullgraph=True)
+    def step(inputs: torch.Tensor) -> None:
+        perfsuite.log_loss(inputs.mean())
+
+    telling = UserStep(code("step"), lambda: lambda: step(torch.ones(3)))
+
+    assert telling.take() == 1.0
 
 
 @pytest.mark.parametrize(
