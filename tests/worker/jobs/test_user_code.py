@@ -44,9 +44,7 @@ class _Operators(TorchDispatchMode):
         super().__init__()
         self.called: list[str] = []
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self.called.append(str(func))
         return func(*args, **(kwargs or {}))
 
