@@ -60,6 +60,7 @@ class GateRequest:
         outputs: Files that the session itself writes: they do not make a tree dirty.
         head_environment: Variables of head's launches alone: what a calibration plants.
         pairs_file: Where a re-run of the same trees finds what this session leaves open.
+        kept: What head's checkout holds and git ignores; None looks as the session begins.
     """
 
     command: Command
@@ -90,6 +91,7 @@ class GateRequest:
     explains: bool = True
     heeds_exceptions: bool = True
     pairs_file: Path | None = None
+    kept: frozenset[Path] | None = None
 
     @property
     def has_own_surroundings(self) -> bool:
@@ -225,11 +227,20 @@ class BaseSide:
             return launch_pair([arm], plan, names)["head"]
 
         if self.base is None:
-            changes = compare_trees(top, root, source_files(top), tree, source_files(tree))
+            files = [*source_files(top)]
+            changes = compare_trees(top, root, files, tree, source_files(tree))
         else:
             base_top, files = self.head.top_of(tree), tree_files(top, root, request.outputs)
             changes = compare_trees(top, root, files, base_top, working_files(base_top))
-        return Comparison(top=top, changes=changes, collected=collected, run=run)
+        compared = frozenset(files)
+        return Comparison(top=top, changes=changes, compared=compared, collected=collected, run=run)
+
+    def find_alone(self, tree: Path) -> frozenset[Path]:
+        """Return what earlier runs left in head's checkout that the base's tree has not got."""
+        top, base_top = self.head.top, self.head.top_of(tree)
+        kept = self.request.kept or ()
+        inside = {path.relative_to(top) for path in kept if path.is_relative_to(top)}
+        return frozenset(path for path in inside if not (base_top / path).exists())
 
     def collect(self, tree: Path) -> Launch:
         """Collect the base's own cells; options that its configuration adds go where refused."""
@@ -246,7 +257,7 @@ class BaseSide:
         command = command.followed_by(f"--rootdir={tree}", f"--confcutdir={tree}", *options)
         return self._arm(tree, command, {"PERFSUITE_ARM_LACKS": "1"})
 
-    def arms(self, tree: Path) -> tuple[Arm, Arm]:
+    def arms(self, tree: Path, alone: frozenset[Path]) -> tuple[Arm, Arm]:
         """Both arms, with head's configuration; they log what they open that one tree lacks."""
         inifile = lay_configuration(tree, self.suite.root, self.suite.inifile)
         command = self._command(tree).followed_by(f"--rootdir={tree}", "-c", str(inifile))
@@ -256,7 +267,9 @@ class BaseSide:
         lacked = worktree.missing_files(tops[0]) if self.base is not None else []
         return (
             dataclasses.replace(base, watched=(tops[1], *(tops[0] / path for path in lacked))),
-            dataclasses.replace(head, watched=(tops[0], *(tops[1] / path for path in lacked))),
+            dataclasses.replace(
+                head, alone=alone, watched=(tops[0], *(tops[1] / path for path in lacked))
+            ),
         )
 
     @functools.cached_property

@@ -91,6 +91,9 @@ def run_gate(
     WriteError where a tree cannot be made.
     """
     worktree.sweep_stale_trees(request.command.folder)
+    if request.kept is None:
+        kept = head_files.kept_files(request.command.folder)
+        request = dataclasses.replace(request, kept=kept)
     differs = {"head": describe_head(request.command.folder)}
     with scratch_folder() as caches:
         session = _begin(request, caches, differs, say, machine)
@@ -202,6 +205,7 @@ class _Session:
         self, tree: Path, comparison: Comparison | None
     ) -> tuple[list[CellVerdict], Judgement | None]:
         request, suite = self.side.request, self.side.suite
+        alone = self.side.find_alone(tree)  # before any launch of the base
         own = self.side.collect(tree)
         own_files = head_files.read_own_files(tree, own.suite)
         changed = self.side.lay_benchmarks(tree)
@@ -235,7 +239,7 @@ class _Session:
             return cells, None
         if (refusal := self._announce_cost(policies)) is not None:
             return [*cells, *not_compared("INCONCLUSIVE", policies, refusal)], None
-        verdicts, judgement = self._judge(tree, policies, changed, own_files)
+        verdicts, judgement = self._judge(tree, policies, changed, own_files, alone)
         return [*cells, *verdicts], judgement
 
     def _judge(
@@ -244,9 +248,10 @@ class _Session:
         policies: Mapping[str, CellPolicy],
         changed: Collection[Path],
         own_files: Mapping[str, bytes],
+        alone: frozenset[Path],
     ) -> tuple[list[CellVerdict], Judgement]:
         request, suite = self.side.request, self.side.suite
-        arms = self.side.arms(tree)
+        arms = self.side.arms(tree, alone)
         laid = collect(arms[0], request.budget.timeout_s).suite if changed else None
         replaced = head_files.give_back(tree, laid, own_files, policies)
         kept, before = self._read_kept(policies), head_files.code_times(self.side.head.top)

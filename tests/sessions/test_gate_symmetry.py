@@ -202,8 +202,8 @@ def test_a_module_that_git_ignores_and_head_alone_has_is_named(shop: Repository)
     gated.expect(
         12,
         f"{PRICE} INVALID",
-        f"{PRICE}: the head arm loaded _speedups.py, which git does not track and the base's tree "
-        "does not have; *--perf-base-build*perf_share*",
+        f"{PRICE}: the head arm loaded _speedups.py, which git does not track, so the base's tree "
+        "began without it; *--perf-base-build*perf_share*",
     )
 
 
@@ -239,6 +239,85 @@ def test_a_build_that_changes_what_head_runs_with_ends_the_session(
     )
 
 
+BY_WHAT_IS_KEPT = """
+    from pathlib import Path
+
+    KEPT = Path(__file__).parent / "cache/seconds"
+    KEPT.parent.mkdir(exist_ok=True)
+    if KEPT.exists():
+        SECONDS = float(KEPT.read_text())
+        KEPT.write_text(f"{SECONDS}")  # as training keeps on writing its checkpoint
+    else:
+        from preprocess import SECONDS
+        if %r:
+            KEPT.write_text(f"{SECONDS}")
+
+    def price(clock):
+        clock.work(SECONDS)
+"""
+
+
+def keep_seconds(shop: Repository, *, is_written: bool) -> None:
+    """Have the shop read what an earlier run has kept, and slow down what that run needed."""
+    (shop.path / ".gitignore").write_text("cache\n")
+    shop.write(shop=BY_WHAT_IS_KEPT % is_written, preprocess="SECONDS = 0.001\n")
+    shop.commit()
+    shop.write(preprocess="SECONDS = 0.003\n")
+    shop.commit()
+
+
+@pytest.mark.parametrize("is_written", [True, False])
+def test_what_head_alone_has_kept_of_an_earlier_run_proves_nothing(
+    shop: Repository, is_written: bool
+) -> None:
+    keep_seconds(shop, is_written=is_written)
+    (shop.path / "cache").mkdir()
+    (shop.path / "cache/seconds").write_text("0.001")
+
+    gated = shop.gate()
+    shared = shop.gate("-o", "perf_share=cache")
+
+    gated.expect(
+        12,
+        f"{PRICE} INVALID",
+        f"{PRICE}: the head arm loaded cache/seconds, in cache, which git does not track, so the "
+        "base's tree began without it; *perf_share*, or remove it where the code makes it anew",
+    )
+    shared.expect(0, "1 cell: identical: it loads none of the changed modules: preprocess.py")
+
+
+def test_what_the_session_itself_has_kept_is_made_by_each_arm(shop: Repository) -> None:
+    keep_seconds(shop, is_written=True)
+
+    gated = shop.gate()
+
+    gated.expect(10, f"{PRICE} FAIL +200.0 % *")
+
+
+GENERATOR = """
+    from pathlib import Path
+
+    KERNEL = Path(__file__).with_name("kernel.py")
+    if not KERNEL.exists():
+        import generator
+        KERNEL.write_text(generator.SOURCE)
+    from kernel import price
+"""
+
+
+def test_a_module_that_head_alone_had_generated_before_proves_nothing(shop: Repository) -> None:
+    (shop.path / ".gitignore").write_text("kernel.py\n")
+    source = "SOURCE = 'def price(clock): clock.work({})'\n"
+    shop.write(shop=GENERATOR, generator=source.format(0.001))
+    shop.commit()
+    shop.write(generator=source.format(0.003))
+    shop.write(kernel="def price(clock): clock.work(0.001)\n")
+
+    gated = shop.gate()
+
+    gated.expect(12, f"{PRICE} INVALID", f"{PRICE}: the head arm loaded kernel.py, which *")
+
+
 GENERATED = """
     from pathlib import Path
     from pricing import _version
@@ -264,8 +343,9 @@ def test_files_that_git_ignores_can_be_shared(shop: Repository) -> None:
 
     without.expect(
         12,
-        f"{PRICE} NO-BASELINE",
-        "*; head has data, which git does not track: *perf_share*",
+        f"{PRICE} INVALID",
+        f"{PRICE}: the head arm loaded data/seconds.txt, in data, which git does not track, so the "
+        "base's tree began without it; *perf_share*",
     )
     gated.expect(0, "shared: pricing/_version.py, data *", f"{PRICE} PASS *")
 

@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import tempfile
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -142,6 +143,8 @@ def _process(launch: Launch, plan: PairPlan, scratch: Path) -> Iterator[subproce
         background.GATE: str(os.getpid()),
         background.LOG: log_of_files,
         load_log.WATCHED: os.pathsep.join(map(str, arm.watched)),
+        load_log.OWN: f"{(arm.top or arm.tree).resolve()}/",
+        load_log.BEGAN: str(time.time()),
         "PERFSUITE_ARM_NAME": arm.name,
         "PERFSUITE_LAUNCH": f"{arm.name}-{plan.number}",
         "PERFSUITE_ARM_CORE": str(plan.core),

@@ -13,12 +13,14 @@ from typing import Final
 class Loaded:
     """What the processes of a launch have loaded and started so far; absolute paths.
 
-    `files` are sources, compiled code, and what the launch watches; `recent` those of processes
-    since the last reading, and of what they were forked from. The process of a `silent` command may
-    have run Python but could not log it; `shells`, and scripts, may have started such a process.
+    `files` are sources, compiled code, what the launch watches, and what it read of its own tree,
+    which is `old` where that was written before the launch. `recent` are those of processes since
+    the last reading, and of what they were forked from. The process of a `silent` command may have
+    run Python but could not log it; `shells`, and scripts, may have started such a process.
     """
 
     files: frozenset[str] = frozenset()
+    old: frozenset[str] = frozenset()
     recent: frozenset[str] = frozenset()
     programs: frozenset[str] = frozenset()
     silent: frozenset[str] = frozenset()
@@ -34,7 +36,9 @@ class LoadLogReader:
     def __init__(self, log: Path) -> None:
         self.log = log
         self._num_bytes = 0
-        self._texts: dict[str, set[str]] = {"program": set(), "silent": set(), "shell": set()}
+        self._texts: dict[str, set[str]] = {
+            kind: set() for kind in ("old", "program", "silent", "shell")
+        }
         self._files: defaultdict[int, set[str]] = defaultdict(set)
         self._parents: dict[int, int] = {}
         self._processes: set[int] = set()
@@ -51,9 +55,9 @@ class LoadLogReader:
                 self._processes.add(process)
                 if kind == "process" and text:
                     self._parents[process] = int(text)
-                elif kind == "file":
+                elif kind in ("file", "old"):
                     self._files[process].add(text)
-                elif kind in self._texts:
+                if kind in self._texts:
                     self._texts[kind].add(text)
         recent = self._recent()
         for process in list(self._processes):
@@ -64,6 +68,7 @@ class LoadLogReader:
         return Loaded(
             files=frozenset().union(*self._files.values()),
             recent=frozenset().union(*(self._files[process] for process in recent)),
+            old=frozenset(self._texts["old"]),
             programs=frozenset(self._texts["program"]),
             silent=frozenset(self._texts["silent"]),
             shells=frozenset(self._texts["shell"]),

@@ -1,13 +1,17 @@
 """Head's files in a session: benchmarks that both sides run, and sources that must not change."""
 
-from collections.abc import Collection, Mapping, Sequence
+import itertools
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from perfsuite.gate.arms.arm import Suite
-from perfsuite.gate.git.overlay import is_mixed, tree_files
+from perfsuite.gate.git.overlay import is_left_out, is_mixed, source_files, tree_files
+from perfsuite.gate.git.repository import find_top, listed_files
 from perfsuite.units import listed
 
 _CODE = frozenset({".py", ".pyx", ".c", ".cc", ".cpp", ".cu", ".h"})
+# Of a folder that git ignores: more are not told apart.
+_MOST_FILES = 10_000
 MIXED = (
     "its file holds code too, by its name, and head has changed it: both sides would run head's; "
     "move the benchmark into a file of its own, such as bench_NAME.py"
@@ -42,6 +46,26 @@ def give_back(
             (tree / file).write_bytes(own_files[file])
             replaced[name] = f"the base runs its own {file}, as it cannot import head's: {why}"
     return replaced
+
+
+def kept_files(root: Path) -> frozenset[Path]:
+    """Return what the checkout of `root` holds and git ignores; absolute.
+
+    A folder of very many files stands for them all.
+    """
+    top = find_top(root)
+    ignored = ("--others", "--ignored", "--exclude-standard", "--directory")
+    entries = [] if top is None else [top / path for path in listed_files(top, *ignored)]
+    return frozenset(path for entry in entries for path in _inside(entry))
+
+
+def _inside(entry: Path) -> Iterator[Path]:
+    if not entry.is_dir() or entry.is_symlink():
+        return iter([entry])
+    if is_left_out(entry):
+        return iter([])
+    files = list(itertools.islice(source_files(entry), _MOST_FILES))
+    return iter([entry] if len(files) == _MOST_FILES else [entry / file for file in files])
 
 
 def code_times(top: Path) -> dict[Path, int]:

@@ -4,7 +4,7 @@ What a cell loads is what a launch of head has logged; where that is unknown, it
 """
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -12,6 +12,7 @@ from perfsuite.gate.arms.arm import Launch
 from perfsuite.gate.arms.loaded import Loaded
 from perfsuite.gate.git.changes import Changes
 from perfsuite.gate.provenance.installed import SITE, by_names, find_source
+from perfsuite.gate.provenance.symmetry import Loading
 from perfsuite.records.verdict import CellVerdict
 from perfsuite.units import listed
 
@@ -20,11 +21,13 @@ from perfsuite.units import listed
 class Comparison:
     """The trees of a session, head's launch that ran no cell, and how to launch cells of head.
 
-    None of them runs where what collecting them has loaded is enough, as the second argument says.
+    `compared` are the files of head that were held against the base's, from the top. No cell runs
+    in a launch where what collecting has loaded is enough, as the second argument says.
     """
 
     top: Path
     changes: Changes
+    compared: frozenset[Path]
     collected: Launch
     run: Callable[[Sequence[str], Callable[[Loaded], bool]], Launch]
 
@@ -74,7 +77,10 @@ class Comparison:
         return [*by_file.values()] if len(collected) > 1 else []
 
     def _may_be_touched(self, loaded: Loaded) -> bool:
-        """Whether a changed module is in what was loaded, where a copy or a build may hide it."""
+        """Whether a changed module is in what was loaded, where a copy or a build may hide it.
+
+        Or another file of head's tree that git does not know: it may hold what such a module made.
+        """
         modules, names = self.changes.modules, by_names(self.top, self.changes.modules)
 
         def is_changed(file: Path) -> bool:
@@ -84,7 +90,23 @@ class Comparison:
             return find_source(file, names) is not None
 
         files = {Path(file).resolve() for file in loaded.recent}
-        return bool(loaded.silent or loaded.shells) or any(map(is_changed, files))
+        return (
+            bool(loaded.silent or loaded.shells)
+            or any(map(is_changed, files))
+            or not all(map(self._is_compared, self._own_files(loaded)))
+        )
+
+    def _own_files(self, loaded: Loaded) -> tuple[Path, ...]:
+        return Loading.of(self.collected.arm, replace(loaded, files=loaded.recent)).own_files
+
+    def _is_compared(self, path: Path) -> bool:
+        """Whether both trees are known to have the same, or to use head's."""
+        assert self.collected.suite is not None
+        root, shared = self.collected.suite.root, self.collected.suite.shared
+        # A link to a folder, which git tracks, stands for what it leads to.
+        return not self.compared.isdisjoint((path, *path.parents)) or any(
+            (self.top / path).is_relative_to(root / name) for name in shared
+        )
 
 
 def _identical(name: str, why: str) -> CellVerdict:

@@ -5,10 +5,12 @@ import os
 import re
 import zipfile
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Self
 
-from perfsuite.gate.arms.arm import Launch
+from perfsuite.gate.arms.arm import Arm, Launch
+from perfsuite.gate.arms.loaded import Loaded
 from perfsuite.gate.git.overlay import SITE_FOLDER, are_alike, is_left_out, read_start
 from perfsuite.gate.git.repository import find_top, is_ignored, tracked_files
 from perfsuite.gate.git.worktree import missing_files
@@ -24,10 +26,13 @@ _NO_NAME = re.compile(
 )
 _BUILD = "build it in the base's tree with --base-build CMD (pytest: --perf-base-build)"
 _SHARE = "name it in pytest's perf_share where both may use head's"
+_REMOVE = "remove it where the code makes it anew"
 _ARCHIVES = (".zip", ".egg", ".whl", ".pyz")
 _CODE = (".py", ".so", *_ARCHIVES)
 # Temporary folders of sessions, which a continuous integration may have in the checkout.
 _OF_LAUNCHES = re.compile(r"perfsuite-\d+-")
+# What installers, pytest, coverage and Hypothesis keep in a checkout, and read.
+_OF_TOOLS = re.compile(r".*\.egg-info|\.(coverage(\..*)?|hypothesis|pytest_cache|benchmarks)")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,21 +46,49 @@ class Loading:
     prefix: Path  # of its interpreter
     programs: frozenset[str]
     files: frozenset[str]
+    old: frozenset[str]
+    alone: frozenset[Path] = field(repr=False)
+
+    @classmethod
+    def of(cls, arm: Arm, loaded: Loaded) -> Self:
+        """Return what an arm loaded in a launch."""
+        top = (arm.top or arm.tree).resolve()
+        return cls(
+            name=arm.name,
+            top=top,
+            roots=tuple(root.resolve() for root in arm.import_roots),
+            site=arm.tree.resolve() / SITE_FOLDER,
+            prefix=Path(_real_path(arm.python)).parent.parent,
+            programs=loaded.programs,
+            files=frozenset(
+                file if file.startswith(f"{top}/") else _real_path(file)
+                for file in loaded.files | loaded.programs
+            ),
+            old=loaded.old,
+            alone=arm.alone,
+        )
 
     @functools.cached_property
     def own_files(self) -> tuple[Path, ...]:
         """What came from its checkout, relative to that."""
         paths = (Path(file) for file in sorted(self.files) if file.startswith(f"{self.top}/"))
-        return tuple(path.relative_to(self.top) for path in paths if self.is_code(path))
+        return tuple(path.relative_to(self.top) for path in paths if self.is_own(path))
 
-    def is_code(self, file: Path) -> bool:
-        """Whether a file of its checkout is of no interpreter, package or launch that lie in it."""
+    def is_data(self, file: str) -> bool:
+        """Whether a file is neither a module, nor compiled, nor a program that was started."""
+        return not file.endswith(_CODE) and ".so." not in file and file not in self.programs
+
+    def is_own(self, file: Path) -> bool:
+        """Whether a file of its checkout is of no interpreter, package, tool or launch in it."""
         if SITE.search(str(file)) or (
             file.is_relative_to(self.prefix) and not self.top.is_relative_to(self.prefix)
         ):
             return False
-        folders = (self.top / folder for folder in file.relative_to(self.top).parents[:-1])
-        return not any(_OF_LAUNCHES.match(one.name) or _is_left_out(one) for one in folders)
+        place = file.relative_to(self.top)
+        folders = (self.top / folder for folder in place.parents[:-1])
+        return not any(map(_OF_TOOLS.fullmatch, place.parts)) and not any(
+            _OF_LAUNCHES.match(one.name) or _is_left_out(one) for one in folders
+        )
 
 
 def find_asymmetry(base: Launch, head: Launch) -> str | None:
@@ -65,11 +98,12 @@ def find_asymmetry(base: Launch, head: Launch) -> str | None:
     """
     if base.arm.tree.resolve() == head.arm.tree.resolve():
         return None  # the arms differ by interpreter or environment alone
-    ours, theirs = _loading(base), _loading(head)
+    ours, theirs = (Loading.of(one.arm, one.loaded) for one in (base, head))
     found = (
         _find_foreign(ours, theirs)
         or _find_foreign(theirs, ours)
         or _find_installed_instead(ours, theirs)
+        or _find_kept(theirs)
         or _find_missing(ours, theirs)
         or _find_shared(ours, theirs)
         or _find_built(ours, theirs)
@@ -78,22 +112,6 @@ def find_asymmetry(base: Launch, head: Launch) -> str | None:
     if found is None and base.arm.python == head.arm.python:
         found = find_changed_dependency(ours.top, theirs.top, base.loaded.files)
     return found
-
-
-def _loading(launch: Launch) -> Loading:
-    top = (launch.arm.top or launch.arm.tree).resolve()
-    return Loading(
-        name=launch.arm.name,
-        top=top,
-        roots=tuple(root.resolve() for root in launch.arm.import_roots),
-        site=launch.arm.tree.resolve() / SITE_FOLDER,
-        programs=launch.loaded.programs,
-        prefix=Path(_real_path(launch.arm.python)).parent.parent,
-        files=frozenset(
-            file if file.startswith(f"{top}/") else _real_path(file)
-            for file in launch.loaded.files | launch.loaded.programs
-        ),
-    )
 
 
 _is_left_out = functools.cache(is_left_out)
@@ -123,9 +141,9 @@ def _find_foreign(arm: Loading, other: Loading) -> str | None:
         path = Path(file)
         place = path.relative_to(other.top)
         # What it is meant to share is a link at the same place.
-        if not other.is_code(path) or _real_path(arm.top / place) == file:
+        if not other.is_own(path) or _real_path(arm.top / place) == file:
             continue
-        is_data = not file.endswith(_CODE) and ".so." not in file and file not in arm.programs
+        is_data = arm.is_data(file)
         if is_data and place not in tracked_files(other.top, [place]):  # it belongs to neither
             continue
         if not are_alike(path, arm.top / place):
@@ -156,6 +174,26 @@ def _find_installed_instead(base: Loading, head: Loading) -> str | None:
     return None
 
 
+def _find_kept(head: Loading) -> str | None:
+    """Why head read what an earlier run left in its checkout alone: a cache, a checkpoint."""
+    for path in head.own_files:
+        if str(head.top / path) in head.old and not head.alone.isdisjoint((path, *path.parents)):
+            return _lacked_by_base(head, path)
+    return None
+
+
+def _lacked_by_base(head: Loading, path: Path) -> str:
+    is_built = not head.is_data(str(head.top / path)) and _is_compiled(head.top / path)
+    advice = ", or ".join([_BUILD, *([] if is_built else [_SHARE]), _REMOVE])
+    folders = path.parents[-2::-1]
+    folder = next((one for one in folders if not tracked_files(head.top, [one])), None)
+    inside = "" if folder is None else f"in {folder}, "
+    return (
+        f"the head arm loaded {path}, {inside}which git does not track, so the base's tree began "
+        f"without it; {advice}"
+    )
+
+
 def _find_missing(base: Loading, head: Loading) -> str | None:
     """Why the base's tree lacks what head loads from its own, if the change did not add it."""
     for path in (*head.own_files, *base.own_files):
@@ -165,15 +203,13 @@ def _find_missing(base: Loading, head: Loading) -> str | None:
                 "its commit than in head, or changed in head; name a checkout of the base that has "
                 "it with --base-dir (pytest: --perf-base-dir)"
             )
-    missing = [path for path in head.own_files if not _has(base, head, path)]
+    code = (path for path in head.own_files if not head.is_data(str(head.top / path)))
+    missing = [path for path in code if not _has(base, head, path)]
     tracked = tracked_files(head.top, missing) if missing else ()
     for path in missing:
-        is_built = _is_compiled(head.top / path)
-        if path not in tracked and (is_built or is_ignored(head.top, path)):
-            return (
-                f"the head arm loaded {path}, which git does not track and the base's tree does "
-                f"not have; {_BUILD}" + ("" if is_built else f", or {_SHARE}")
-            )
+        is_known = path in tracked
+        if not is_known and (_is_compiled(head.top / path) or is_ignored(head.top, path)):
+            return _lacked_by_base(head, path)
     return None
 
 

@@ -15,7 +15,7 @@ from tiny_suites import is_alive, make_arms, pair
 pytestmark = pytest.mark.slow
 
 SUITE = """
-import ctypes, multiprocessing, os, signal, subprocess, sys
+import ctypes, multiprocessing, os, signal, sqlite3, subprocess, sys, tempfile
 
 def work():
     import in_fork
@@ -40,6 +40,19 @@ def test_busy(benchmark):
     subprocess.run(["./quiet"], check=True)
     subprocess.run(["./open"], check=True)
     ctypes.CDLL("./library.so.1")
+    with open("kept.pt") as kept, open("kept.pt", "a") as more:
+        more.write(kept.read())
+    with open("made.pt", "w"), open("made.pt"):
+        pass
+    for path, flags in (("log.txt", os.O_WRONLY), ("lock", os.O_RDWR | os.O_TRUNC)):
+        os.close(os.open(path, flags))
+    sqlite3.connect("kept.db").close()
+    try:
+        open("missing.pt")
+    except FileNotFoundError:
+        pass
+    os.chdir(tempfile.mkdtemp())
+    open("/dev/null").close()
 
 def test_rest(benchmark):
     benchmark.pedantic(int, rounds=1)
@@ -75,6 +88,8 @@ def test_a_launch_tells_what_each_of_its_processes_loaded_and_started(
             (arm.tree / "elsewhere" / name).write_text(text)
             (arm.tree / "elsewhere" / name).chmod(0o700)
         (arm.tree / "elsewhere/library.so.1").symlink_to(library)
+        for name in ("kept.pt", "kept.db", "log.txt", "lock"):
+            (arm.tree / "elsewhere" / name).touch()
 
     launch = pair(arms)["head"]
 
@@ -86,8 +101,14 @@ def test_a_launch_tells_what_each_of_its_processes_loaded_and_started(
         "in_child.py",
         "elsewhere/library.so.1",
         "elsewhere/page.md",
+        "elsewhere/kept.db",
+        "elsewhere/kept.pt",
+        "elsewhere/made.pt",
     )
-    assert own == {str(tree / name) for name in names}
+    read = ("pytest.ini", *(f"elsewhere/{name}" for name in scripts))
+    assert own == {str(tree / name) for name in (*names, *read)}
+    made = tree / "elsewhere/made.pt"
+    assert {Path(file) for file in own - launch.loaded.old} == {made}
     assert str(library) in launch.loaded.files
     assert {Path(program).name for program in launch.loaded.programs} >= {"true", "sh", "script"}
     assert launch.loaded.silent == {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from perfsuite.gate.provenance.identical import Comparison
 ARM = Arm(name="head", tree=Path("/head"), import_roots=(), pytest_arguments=())
 A, B = "test_a.py::test_a", "test_b.py::test_b"
 ALPHA, BETA = "/head/alpha.py", "/head/beta.py"
+COMPARED = ("alpha.py", "beta.py", "other.py", "other/calc.py", "docs/bench.py", "link")
 
 
 def changes(*modules: str, documents: Sequence[str] = (), others: Sequence[str] = ()) -> Changes:
@@ -41,7 +43,12 @@ def comparison(
     top: Path = Path("/head"),
 ) -> Comparison:
     suite = Suite(
-        cells={name: {} for name in runs}, root=top, inifile=None, pythonpath=(), python_files=()
+        cells={name: {} for name in runs},
+        root=top,
+        inifile=None,
+        pythonpath=(),
+        python_files=(),
+        shared=("data",),
     )
 
     def launch(names: Sequence[str], is_enough: Callable[[Loaded], bool]) -> Launch:
@@ -54,7 +61,8 @@ def comparison(
     return Comparison(
         top=top,
         changes=found,
-        collected=Launch(arm=ARM, suite=suite, loaded=loaded),
+        compared=frozenset(map(Path, COMPARED)),
+        collected=Launch(arm=dataclasses.replace(ARM, tree=top), suite=suite, loaded=loaded),
         run=launch,
     )
 
@@ -137,6 +145,26 @@ def test_where_the_only_file_loads_a_changed_module_nothing_is_launched() -> Non
 )
 def test_a_cell_that_did_not_show_what_it_loads_is_judged(of_a: CellRun) -> None:
     assert names(comparison(changes("alpha.py"), {A: of_a}, []), A) == []
+
+
+@pytest.mark.parametrize(
+    ("file", "is_judged"),
+    [
+        ("cache/prepared.pt", True),
+        ("generated.py", True),
+        ("data/prepared.pt", False),  # pytest's perf_share names it
+        ("link/prepared.pt", False),  # a link that git tracks
+        ("shop.egg-info/entry_points.txt", False),
+        (".hypothesis/unicode_data/charmap.json.gz", False),
+        (".venv/lib/site-packages/numpy/version.py", False),
+        (".git/HEAD", False),
+        ("perfsuite-1-pair-x/head-tmp/left.pt", False),
+    ],
+)
+def test_a_cell_that_loads_what_git_does_not_know_is_judged(file: str, is_judged: bool) -> None:
+    found = comparison(changes("alpha.py"), {A: run(BETA, f"/head/{file}")}, [])
+
+    assert (names(found, A) == []) == is_judged
 
 
 @pytest.mark.parametrize(

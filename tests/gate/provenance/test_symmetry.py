@@ -67,6 +67,8 @@ def compare(
     *,
     trees: tuple[str, str] = ("base", "head"),
     python: str = sys.executable,
+    alone: Collection[str] = (),
+    old: Collection[str] = (),
 ) -> str | None:
     """What is wrong with launches that loaded files relative to the folder."""
     launches = []
@@ -78,9 +80,12 @@ def compare(
             import_roots=(),
             pytest_arguments=(),
             python=python,
+            alone=frozenset(map(Path, alone if name == "head" else ())),
         )
-        files = frozenset(str(folder / file) for file in loaded)
-        launches.append(Launch(arm=arm, loaded=Loaded(files=files)))
+        files, written_before = (
+            frozenset(str(folder / file) for file in names) for names in (loaded, old)
+        )
+        launches.append(Launch(arm=arm, loaded=Loaded(files=files, old=written_before)))
     return find_asymmetry(*launches)
 
 
@@ -102,6 +107,32 @@ def test_two_trees_that_loaded_their_own_code_are_fine(folder: Path) -> None:
     )
 
     assert compare(folder, base, head) is None
+
+
+# --- what an earlier run left in head's checkout ---
+
+
+@pytest.mark.parametrize(
+    ("alone", "old", "is_wrong"),
+    [
+        ("cache/a.pt", "cache/a.pt", True),
+        ("cache", "cache/a.pt", True),
+        ("generated.py", "generated.py", True),
+        ("cache/a.pt", "", False),  # the launch had written it
+        ("cache/b.pt", "cache/a.pt", False),  # this session had written it
+        ("shop.egg-info/entry_points.txt", "shop.egg-info/entry_points.txt", False),
+    ],
+)
+def test_what_head_alone_had_and_read_is_named(
+    folder: Path, alone: str, old: str, is_wrong: bool
+) -> None:
+    read, of_base = f"head/{old}", f"base/{old}"  # which the base's launch has made
+
+    found = compare(folder, [of_base], [read], alone=[alone], old=[read])
+
+    assert (found is not None) == is_wrong
+    if is_wrong:
+        assert f"the head arm loaded {old}, " in str(found)
 
 
 # --- code of the other tree ---

@@ -5,7 +5,9 @@ their environment. Each process pays for what it imports: only a little of the s
 gate's end is `perfsuite.gate.arms.loaded`. A line has a process id, a kind and a text in quotes:
 
     process  that has this log, and the one that started it
-    file     source, archive, library or text that it opens, or any file that the gate watches
+    file     source, archive, library or text that it opens, any file that the gate watches, and any
+             of its own tree that it may read
+    old      as file, of its own tree, written before the launch
     program  that it starts
     silent   command that may run Python in a process that cannot have this log
     shell    command of a shell: what it starts may not have this log
@@ -25,9 +27,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
     from typing import Any
 
-# The file to log to, and the files and folders to watch.
+# The file to log to, the files and folders to watch, the launch's own tree, and when it began.
 LOG = "PERFSUITE_ARM_LOADED"
 WATCHED = "PERFSUITE_ARM_WATCHED"
+OWN = "PERFSUITE_ARM_OWN"
+BEGAN = "PERFSUITE_ARM_BEGAN"
 _FOLDER = os.path.dirname(__file__)
 _READ = (".py", ".pyc", ".so", ".zip", ".egg", ".whl", ".pyz", ".md", ".rst")
 _SHELLS = frozenset({"sh", "ash", "bash", "dash", "zsh", "env", "nice", "nohup", "timeout"})
@@ -39,16 +43,20 @@ _PACKAGES = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
 class LoadLog:
     """An audit hook: the code under test meets no changed function."""
 
-    def __init__(self, path: str, watched: Iterable[str]) -> None:
+    def __init__(self, path: str, watched: Iterable[str], own: str, began_s: float) -> None:
         self._path = path
         self._watched = tuple(watched)
+        self._own = tuple(filter(None, [own]))
+        self._began_s = began_s
         self._seen: set[str] = set()
         self._folders: dict[str, str] = {}
         self._parent = os.getppid()
 
     def __call__(self, event: str, arguments: tuple[Any, ...]) -> None:
         """Log an event of the interpreter, if it is one of those above."""
-        if event == "open" or event == "ctypes.dlopen" or event == "sqlite3.connect":
+        if event == "open":
+            self._note_file(arguments[0], may_read=_may_read(arguments[2]))
+        elif event == "ctypes.dlopen" or event == "sqlite3.connect":
             self._note_file(arguments[0])
         elif event == "import":  # of an extension; else its file is opened
             self._note_file(arguments[1])
@@ -85,21 +93,36 @@ class LoadLog:
             finally:
                 os.close(log)
 
-    def _note_file(self, path: object) -> None:
+    def _note_file(self, path: object, *, may_read: bool = True) -> None:
         if isinstance(path, (bytes, os.PathLike)):
             path = os.fsdecode(path)
         if not isinstance(path, str) or path in self._seen:
             return
         is_read = path.endswith(_READ) or ".so." in path
-        if not is_read and self._watched:
-            is_read = self._resolve(path).startswith(self._watched)
+        if not is_read:
+            real = self._resolve(path)
+            is_read = real.startswith(self._watched) or (may_read and self._is_own(path, real))
         if is_read:
             self._seen.add(path)
             # A name without a folder is a library that the linker finds; the map has its path.
             if "/" in path or os.path.exists(path):
                 named = _source_of(os.path.abspath(path))
                 for file in dict.fromkeys((named, self._resolve(named))):
-                    self.write("file", file)
+                    self.write("old" if self._is_old(file) else "file", file)
+
+    def _is_own(self, path: str, real: str) -> bool:
+        """Whether a file is there, of the launch's tree, and of no package that is installed."""
+        names = (real, os.path.abspath(path))
+        is_inside = any(name.startswith(self._own) for name in names)
+        is_of_package = any(folder in name for folder in _PACKAGES for name in names)
+        return is_inside and not is_of_package and os.path.exists(real)
+
+    def _is_old(self, file: str) -> bool:
+        if not file.startswith(self._own):
+            return False
+        with contextlib.suppress(OSError):
+            return os.stat(file).st_ctime < self._began_s
+        return False
 
     def _resolve(self, path: str) -> str:
         """Where links lead now, which may be gone when somebody asks; folders stay as first seen.
@@ -119,7 +142,8 @@ class LoadLog:
         variables = {_text(name): _text(given[name]) for name in given}
         words = [_text(word) for word in words]
         found = os.path.join(_text(folder or ""), _find(_text(program), variables))
-        self.write("program", os.path.abspath(found))
+        if os.path.exists(found):
+            self.write("program", os.path.abspath(found))
         for word in words[1:]:  # any other file may be one that it writes
             if "/" in word and "\0" not in word and self._watched:
                 told = self._resolve(os.path.join(_text(folder or ""), word.rpartition("=")[2]))
@@ -151,6 +175,13 @@ class LoadLog:
             elif not option.startswith(("-W", "-X", "--")) and {*"EIS"} & {*option}:
                 return False
         return True
+
+
+def _may_read(flags: object) -> bool:
+    """Whether a file that is opened so (open(2)) may be read as it was."""
+    if not isinstance(flags, int):
+        return True
+    return not flags & os.O_TRUNC and flags & os.O_ACCMODE != os.O_WRONLY
 
 
 def _text(value: Any) -> str:
@@ -225,7 +256,12 @@ def _run_the_next() -> None:
 
 if __name__ == "sitecustomize":
     if found_log := os.environ.get(LOG):
-        _log = LoadLog(found_log, filter(None, os.environ.get(WATCHED, "").split(os.pathsep)))
+        _log = LoadLog(
+            found_log,
+            filter(None, os.environ.get(WATCHED, "").split(os.pathsep)),
+            os.environ.get(OWN, ""),
+            float(os.environ.get(BEGAN, "0")),
+        )
         sys.addaudithook(_log)
         os.register_at_fork(before=_log.note_fork, after_in_child=_log.note_process)
         _log.note_process()
