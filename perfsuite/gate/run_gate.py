@@ -384,6 +384,6 @@ class _Session:
             hash_seed=self.side.request.seed % 2**32,
             timeout_s=self.side.request.budget.timeout_s,
             profiles=profiles,
-            one_by_one=frozenset(one.name for one in judgement.trials if one.is_one_by_one),
+            one_by_one=frozenset(one.name for one in judgement.trials if one.one_by_one),
             is_apart=any(one.is_apart for one in judgement.trials),
         )

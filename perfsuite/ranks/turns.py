@@ -44,6 +44,10 @@ class Turns:
         yield
         self._send(kind="done")
 
+    def tell_waits(self) -> None:
+        """Say that what this process waits for goes on in the other arm's turns."""
+        self._send(kind="waits")
+
     def agree(self, num_iterations: int, iteration_s: float) -> Agreed:
         """Return what both arms run, where this one alone would run so many, of so many seconds."""
         shape = {"iterations": num_iterations, "iteration_s": iteration_s, "first_s": _FIRST_S}

@@ -1,7 +1,8 @@
 """What works beside the main thread of a process; copied into an arm: the standard library alone.
 
 While the other arm has its turn, the other processes of a launch are stopped. Threads cannot be:
-their processor time is counted. When the gate is killed, all that a launch started is ended.
+their processor time is counted. What either waits for goes on, and is noticed. When the gate is
+killed, all that a launch started is ended.
 
 As a program it runs a command that ends so too: `PID NAME=VALUE COMMAND`, see `end_with`.
 """
@@ -20,7 +21,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 # Threads that the gate itself has in a launch have names that begin so.
 OUR_THREADS = "perfsuite"
@@ -33,6 +34,10 @@ LOG = "PERFSUITE_ARM_LOADED"
 _PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15
 # States in proc(5): stopped, traced, zombie, dead. None of them is to be stopped or resumed.
 _AT_REST = frozenset("TtZX")
+# Where the kernel has those who sleep (proc(5)): the functions of nanosleep(2).
+_SLEEPS = frozenset({b"hrtimer_nanosleep", b"do_nanosleep"})
+# Of the turns: a thread that looks now and then whether there is work is of no account.
+_MOST_HIDDEN = 0.2
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
@@ -116,18 +121,77 @@ class Background:
         ours = {one.native_id for one in threading.enumerate() if one.name.startswith(OUR_THREADS)}
         return [thread for thread in others if thread not in ours | {os.getpid()}]
 
+    def waits(self) -> "Waits":
+        """Return a new look at what goes on in the other arm's turns."""
+        return Waits()
+
     def thread_seconds(self) -> dict[int, float]:
         """Return the processor seconds of Python's other threads, by thread."""
-        # Not of a library's: an OpenMP pool spins on after its work is done.
-        found = {}
-        for thread in threading.enumerate():
-            thread_id = thread.native_id
-            is_ours = thread.name.startswith(OUR_THREADS) or thread is threading.current_thread()
-            if thread_id is not None and not is_ours:
-                with contextlib.suppress(OSError):  # it has just ended
-                    used = Path(f"/proc/self/task/{thread_id}/schedstat").read_bytes().split()
-                    found[thread_id] = int(used[0]) / 1e9
-        return found
+        return {thread: used.cpu_s for thread, used in thread_usage().items()}
+
+
+class Usage(NamedTuple):
+    """What a thread has used: processor seconds, and how often it got a processor."""
+
+    cpu_s: float
+    num_runs: int
+
+
+def thread_usage() -> dict[int, Usage]:
+    """Return what Python's other threads have used, by thread."""
+    # Not a library's: an OpenMP pool spins on after its work is done.
+    found = {}
+    for thread in threading.enumerate():
+        thread_id = thread.native_id
+        is_ours = thread.name.startswith(OUR_THREADS) or thread is threading.current_thread()
+        if thread_id is not None and not is_ours:
+            with contextlib.suppress(OSError):  # it has just ended
+                used = Path(f"/proc/self/task/{thread_id}/schedstat").read_bytes().split()
+                found[thread_id] = Usage(int(used[0]) / 1e9, int(used[2]))
+    return found
+
+
+class Waits:
+    """Whether what is waited for beside the main thread goes on in the other arm's turns.
+
+    A thread that runs meanwhile has waited for something before, or does its work then. A process
+    is stopped, but what it waits for as its turn ends, a time or a disk, ends meanwhile. Who waits
+    for work, as an idle loader worker does, waits on a pipe or a lock, and is not seen.
+    """
+
+    def __init__(self) -> None:
+        self._num_turns = self._num_hidden = 0
+        self._is_child_waiting = False
+        self._before: dict[int, Usage] = {}
+
+    @property
+    def are_hidden(self) -> bool:
+        """Whether that was so in a good part of the turns."""
+        return self._num_hidden > _MOST_HIDDEN * self._num_turns
+
+    def end_turn(self, children: Iterable[int]) -> None:
+        """Look at the children, before they are stopped, and at the threads."""
+        self._is_child_waiting = any(map(_is_waiting, children))
+        self._before = thread_usage()
+
+    def begin_turn(self) -> None:
+        """Look at the threads that ran before the other arm's turn."""
+        now = thread_usage() if self._before else {}
+        has_run = any(
+            now[one].num_runs > self._before[one].num_runs for one in now.keys() & self._before
+        )
+        self._num_turns += 1
+        self._num_hidden += has_run or self._is_child_waiting
+
+
+def _is_waiting(process: int) -> bool:
+    """Whether a thread of a process waits for a time or a disk."""
+    with contextlib.suppress(OSError):  # it has just ended, or this may not be known
+        for task in Path(f"/proc/{process}/task").iterdir():
+            status = (task / "stat").read_bytes().rpartition(b")")[2].split()
+            if status[0] == b"D" or (task / "wchan").read_bytes() in _SLEEPS:
+                return True
+    return False
 
 
 def launched_processes(own: int, processes: dict[int, Process]) -> dict[int, Process]:

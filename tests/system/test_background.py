@@ -7,7 +7,8 @@ import os
 import subprocess
 import sys
 import textwrap
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
@@ -113,3 +114,47 @@ def test_all_that_a_launch_started_is_stopped_and_goes_on_though_the_launch_is_k
     for pid in (child, orphan):
         while psutil.Process(pid).status() == psutil.STATUS_STOPPED:
             os.sched_yield()
+
+
+def end_turns(
+    waits: background.Waits, children: list[int], meanwhile: Callable[[], object]
+) -> bool:
+    """Whether waits are hidden where every turn ends so."""
+    for _ in range(5):
+        waits.end_turn(children)
+        meanwhile()
+        waits.begin_turn()
+    return waits.are_hidden
+
+
+@pytest.mark.parametrize(
+    ("code", "is_hidden"), [("import time; time.sleep(600)", True), ("input()", False)]
+)
+def test_a_process_that_waits_for_a_time_as_a_turn_ends_hides_it(
+    code: str, is_hidden: bool
+) -> None:
+    command = [sys.executable, "-S", "-c", f"print(flush=True); {code}"]
+    with subprocess.Popen(command, stdin=-1, stdout=-1) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        while (state := background._read_process(process.pid)) is None or state.state != "S":
+            os.sched_yield()
+        assert end_turns(background.Waits(), [process.pid], lambda: None) == is_hidden
+        process.kill()
+
+
+def test_a_thread_that_runs_in_the_other_arms_turn_hides_what_it_waited_for() -> None:
+    wanted, given = threading.Semaphore(0), threading.Semaphore(0)
+
+    def serve() -> None:
+        while wanted.acquire(timeout=600):
+            given.release()
+
+    def meanwhile() -> None:
+        wanted.release()
+        given.acquire(timeout=600)
+
+    threading.Thread(target=serve, daemon=True).start()
+
+    assert end_turns(background.Waits(), [], meanwhile)
+    assert not end_turns(background.Waits(), [], lambda: None)

@@ -55,6 +55,7 @@ class CellRun:
         profile: (function, calls, own seconds) of an iteration, where the plan profiles.
         turns_s: Duration of its turns, where the arm's own clock took them.
         background_s: Processor seconds that its threads used in the other arm's turns.
+        hides_waits: Whether what its threads or processes waited for went on in the other's turns.
         outgrew_core: Whether it was pinned to the shared core, and then used more than a thread.
         clocks_mhz: Of each accelerator, the median at the ends of its turns.
     """
@@ -67,6 +68,7 @@ class CellRun:
     profile: tuple[tuple[str, float, float], ...] = ()
     turns_s: float = 0.0
     background_s: float = 0.0
+    hides_waits: bool = False
     outgrew_core: bool = False
     loaded: Loaded = NOTHING
     clocks_mhz: tuple[float, ...] = ()
@@ -148,7 +150,8 @@ class PairPlan:
         timeout_s: Without any message for so long, an arm is stuck.
         profiles: Whether to profile each cell once more after its rounds.
         num_rounds: Of a cell, where its test leaves that to the gate; else as fit a first launch.
-        one_by_one: Cells that one arm runs after the other: memory has no room for both.
+        one_by_one: Cells that one arm runs after the other: memory has no room for both, or what
+            they wait for would go on in the other arm's turn.
         is_apart: Whether one launch runs after the other: they want one port, file or daemon. The
             second is given what the first `agreed` on.
         files: What is collected, from pytest's root; none for what the user's own call collects.

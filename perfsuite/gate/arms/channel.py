@@ -11,6 +11,7 @@ Each line is a JSON object with a "kind"; "?" marks those that wait for an answe
                                      -> {iterations, rounds} for both arms
     turn ?                           requests a turn -> {} when the other arm is blocked
     done                             the turn is over
+    waits                            what this process waits for went on in the other arm's turns
     left {cell, outcome, ...} ?      fields of `CellRun` -> {} when both arms have left it
     finished                         the session is over
 """
@@ -83,6 +84,7 @@ class Server:
         self._agreed_s: float | None = None
         self._ended_s = 0.0
         self._finished: set[str] = set()
+        self._hiding: set[str] = set()
 
     def close(self) -> None:
         """Close all connections."""
@@ -167,6 +169,8 @@ class Server:
                 self._ended_s = time.monotonic()
                 self._clocks_mhz[arm].append(self._read_clocks())
                 self._answer("turn", self._scheduler.end(arm))
+            case "waits":
+                self._hiding.add(arm)
             case "left":
                 self._take_cell(arm, message)
             case "finished":
@@ -192,12 +196,15 @@ class Server:
         clocks_mhz, self._clocks_mhz[arm] = self._clocks_mhz[arm], []
         # The arm waits meanwhile, so its processes live.
         loaded = self.launches[arm].loaded = self._logs[arm].read()
+        run = msgspec.convert(message, CellRun)
         self.launches[arm].cells[message["cell"]] = dataclasses.replace(
-            msgspec.convert(message, CellRun),
+            run,
             alternated_s=0.0 if self._agreed_s is None else self._ended_s - self._agreed_s,
+            hides_waits=run.hides_waits or arm in self._hiding,
             loaded=loaded,
             clocks_mhz=tuple(map(statistics.median, zip(*clocks_mhz, strict=False))),
         )
+        self._hiding.discard(arm)
         self._answer("turn", self._scheduler.leave(arm))
         self._advance()
 

@@ -37,7 +37,6 @@ _WORDS_OF_PAIRS = {"PASS", "FAIL", "IMPROVED", "INCONCLUSIVE"}
 _APART = (
     "both arms want one port, file, device or daemon: launch ran after launch, not round by round"
 )
-_ONE_BY_ONE = "memory has no room for both arms: they ran one after the other, not round by round"
 
 
 def judge(
@@ -168,7 +167,7 @@ class _Session:
                 for trial in trials
                 if trial.costs
             },
-            one_by_one=frozenset(trial.name for trial in trials if trial.is_one_by_one),
+            one_by_one=frozenset(trial.name for trial in trials if trial.one_by_one),
             is_apart=any(trial.is_apart for trial in trials),
             unpinned=frozenset(trial.name for trial in trials if trial.is_unpinned),
             uncounted=frozenset(one.name for one in trials if one.num_counted is not None),
@@ -198,8 +197,10 @@ def _end(trial: Trial, last: _Pair | None, too_long: str | None) -> None:
     elif trial.word is None:
         trial.word, trial.reason = "INCONCLUSIVE", too_long or "the time was up"
         trial.tell_stalls()
-    if trial.is_one_by_one and trial.raw:
-        trial.add_reason(_ONE_BY_ONE)
+    if trial.one_by_one and trial.raw:
+        trial.add_reason(
+            f"{trial.one_by_one}: the arms ran one after the other, not round by round"
+        )
     if trial.is_apart and trial.raw:
         trial.add_reason(_APART)
     has_both = trial.word in _WORDS_OF_PAIRS and trial.runs.keys() == {"base", "head"}

@@ -39,6 +39,9 @@ _PATH = re.compile(r"'[^']*/[^']*'|\S*/\S*")
 # Of a GPU's clock: as much is a change of what a step takes.
 _MOST_CLOCKS_APART = 0.01
 
+_NO_ROOM = "memory has no room for both arms"
+_WAITS = "what its threads or loader workers wait for goes on in the other arm's turn"
+
 # Of the seconds of its own turns: half of the usual tolerance. A thread that only looks whether
 # there is work uses less, and less than so many seconds.
 _MOST_BACKGROUND = 0.01
@@ -159,8 +162,8 @@ def is_postponed(
     records = [record for record in map(_read, runs) if record is not None]
     has_retried = any(one.counts is not None and one.counts.allocator_retries for one in records)
     lacked_memory = has_retried or any(map(_OUT_OF_MEMORY.search, failures))
-    if not trial.is_one_by_one and lacked_memory:
-        trial.is_one_by_one = True
+    if not trial.one_by_one and (lacked_memory or any(run.hides_waits for run in runs)):
+        trial.one_by_one = _NO_ROOM if lacked_memory else _WAITS
         return True
     has_daemon = any(launch.leaves_daemon for launch in launches.values())
     stuck = [one for one in launches.values() if (one.failure or "").startswith(NO_PROGRESS)]

@@ -75,7 +75,8 @@ class Trial:
         pairs: What the rule sees of each pair in `raw`; `decision` is what they prove so far.
         runs: Those of all pairs, by arm; the first `num_counted` have counts, or all.
         firsts: The arm that ran the first round of each pair in `raw`.
-        is_one_by_one, is_apart, is_unpinned: How its next pair is run, as in a `PairPlan`.
+        one_by_one: Why one arm runs it after the other in its next pair; empty where they do not.
+        is_apart, is_unpinned: How its next pair is run, as in a `PairPlan`.
         accepted_counts: Those that grew as a reviewed exception lets them; `failed_counts` fail it.
     """
 
@@ -92,7 +93,7 @@ class Trial:
     num_counted: int | None = None
     firsts: list[str] = field(default_factory=list)
     costs: list[PairCost] = field(default_factory=list)
-    is_one_by_one: bool = False
+    one_by_one: str = ""
     is_apart: bool = False
     is_unpinned: bool = False
     numerics_change: str | None = None

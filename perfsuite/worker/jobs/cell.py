@@ -15,9 +15,14 @@ from perfsuite.errors import WorkloadError
 from perfsuite.ranks import messages
 from perfsuite.ranks.progress import BoardWriter
 from perfsuite.ranks.turns import Agreed, Turns
+from perfsuite.system.background import Waits
 from perfsuite.system.environment import Environment
 from perfsuite.worker.jobs.activities import Activity, start_activity
-from perfsuite.worker.jobs.loader_workers import resume_loader_workers, stop_loader_workers
+from perfsuite.worker.jobs.loader_workers import (
+    loader_workers,
+    resume_loader_workers,
+    stop_loader_workers,
+)
 from perfsuite.worker.jobs.user_code import start_user_code
 from perfsuite.worker.measure.clock import largest_over_ranks, start_together
 from perfsuite.worker.measure.counters import count_garbage, count_iteration, count_kernel_launches
@@ -86,7 +91,7 @@ class ArmTurns:
     """The turns of all ranks of one arm, if there is another: the first asks, the others wait."""
 
     def __init__(self, start: messages.RankStart, on_wait: Callable[[], None]) -> None:
-        channel = start.request.policy.turns
+        self._channel = channel = start.request.policy.turns
         self.are_needed = channel is not None
         self._first = Turns(channel, on_wait) if channel is not None and start.rank == 0 else None
         self._group: dist.ProcessGroup | None = None
@@ -110,6 +115,11 @@ class ArmTurns:
             meet()
             yield
             meet()
+
+    def tell_waits(self) -> None:
+        """Tell the gate, from any rank, what it cannot see."""
+        if self._channel is not None:
+            (self._first or Turns(self._channel)).tell_waits()
 
     def agree(self, num_iterations: int, iteration_s: float, largest: Largest) -> Agreed:
         """Return what all ranks of both arms run; `largest` is taken over the ranks."""
@@ -148,6 +158,7 @@ class Measurement:
         self._has_peers = start.request.world_size > 1
         self._turns = turns or ArmTurns(start, on_wait=board.mark)
         self._after_warm_up = after_warm_up
+        self._waits = Waits()
         self._stages = StageClock(device, on_enter=board.enter_stage)
         self._marks = StageMarks(device, on_enter=board.enter_stage)
         self._on_accelerator = is_accelerator(device)
@@ -180,6 +191,8 @@ class Measurement:
             agreed = self._agree(iteration_s)
             self._found.num_iterations = agreed.iterations
             yield from self._measure(agreed.rounds)
+            if self._waits.are_hidden:
+                self._turns.tell_waits()
         finally:
             resume_loader_workers()  # a stopped one could not be ended
         self._board.enter_phase("count")
@@ -265,9 +278,13 @@ class Measurement:
     def _start_with_workers(self) -> None:
         """Begin a round on all ranks; between rounds loader workers would fill their queues."""
         self._activity.start_together()
+        if self._found.rounds:  # until then the other arm may have been in its warm-up
+            self._waits.begin_turn()
         resume_loader_workers()
 
     def _end_round(self, _: int) -> None:
+        if self._turns.are_needed:
+            self._waits.end_turn(loader_workers())
         stop_loader_workers()
         self._activity.check()
 

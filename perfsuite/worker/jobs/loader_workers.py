@@ -79,19 +79,20 @@ def let_children_be_loader_workers(folder: str, cores: tuple[int, ...]) -> None:
     os.register_at_fork(after_in_child=enter_child)
 
 
+def loader_workers() -> set[int]:
+    """Return every process that this one has started, and those that these have."""
+    children = multiprocessing.active_children()
+    return {child.pid for child in children if child.pid is not None} | _descendants()
+
+
 def stop_loader_workers() -> None:
-    """Stop every process that this one has started, and those that these have."""
-    _signal_children(signal.SIGSTOP)
+    """Stop them."""
+    background.signal_all(loader_workers(), signal.SIGSTOP)
 
 
 def resume_loader_workers() -> None:
     """Let them go on."""
-    _signal_children(signal.SIGCONT)
-
-
-def _signal_children(number: signal.Signals) -> None:
-    workers = {child.pid for child in multiprocessing.active_children() if child.pid is not None}
-    background.signal_all(workers | _descendants(), number)
+    background.signal_all(loader_workers(), signal.SIGCONT)
 
 
 def _descendants() -> set[int]:

@@ -888,7 +888,8 @@ def test_launches_that_need_not_count_leave_what_the_others_counted(run: Run) ->
 # --- memory ---
 
 _FULL = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB"
-_ONE_BY_ONE = "memory has no room for both arms: they ran one after the other, not round by round"
+_NOT_BESIDE = "the arms ran one after the other, not round by round"
+_ONE_BY_ONE = f"memory has no room for both arms: {_NOT_BESIDE}"
 
 
 @pytest.mark.parametrize(
@@ -940,6 +941,23 @@ def test_an_arm_whose_allocator_waited_for_memory_is_run_without_the_other(run: 
     assert words(judgement) == {"big": "PASS"}
     assert judgement.trials[0].reason == _ONE_BY_ONE
     assert [plan.one_by_one for plan in machine.plans] == [frozenset(), *[frozenset({"big"})] * 2]
+
+
+def test_a_cell_that_hides_waits_in_the_other_arms_turns_is_run_without_that(run: Run) -> None:
+    def hides(name: str, arm: str, number: int) -> CellRun:
+        return dataclasses.replace(timed(0.001), hides_waits=arm == "head" and name == "waiting")
+
+    machine = Machine(hides)
+    judgement = run(machine, ["waiting", "working"], max_pairs=3)
+
+    assert words(judgement) == {"waiting": "PASS", "working": "PASS"}
+    assert [trial.reason for trial in judgement.trials] == [
+        "what its threads or loader workers wait for goes on in the other arm's turn: "
+        f"{_NOT_BESIDE}",
+        None,
+    ]
+    waiting = frozenset({"waiting"})
+    assert [plan.one_by_one for plan in machine.plans] == [frozenset(), waiting, waiting]
 
 
 def test_a_cell_that_is_too_large_for_one_arm_is_an_error(run: Run) -> None:

@@ -178,7 +178,10 @@ class ArmPlugin:
         if self._item is not None:
             return
         self._item = item
+        before = self._background.thread_seconds()
         self._channel.request(kind="enter", cell=item.nodeid)
+        # The other arm may have had the whole cell meanwhile.
+        worked_s = self._turn_clock.growth(before, self._background.thread_seconds())
         options: dict[str, Any] = {}
         for marker in reversed(list(item.iter_markers("benchmark"))):
             options.update(marker.kwargs)
@@ -193,6 +196,8 @@ class ArmPlugin:
             wait_for_turn=lambda: self._channel.wait(kind="turn"),
             end_turn=lambda: self._channel.send(kind="done"),
             collects_garbage=options.get("disable_gc", plugin.options["disable_gc"]),
+            waits=self._background.waits(),
+            background_s=worked_s,
         )
         _know_precision(clock, given)
         self._clocks[item.nodeid] = clock
@@ -247,6 +252,7 @@ class ArmPlugin:
             clock.core.unpin()
             used = {"turns_s": clock.turns_s, "background_s": clock.background_s}
             used["outgrew_core"] = clock.core.is_late
+            used["hides_waits"] = clock.waits.are_hidden
         stats = getattr(fixture, "stats", None)
         record = getattr(fixture, "extra_info", {}).get("perfsuite")
         self._turn_clock.free_device_memory()

@@ -25,7 +25,7 @@ class TurnClock:
     The name keeps pytest-benchmark from storing one that holds an address. Where pytest-benchmark
     keeps the collector from running in rounds, the clock `collects_garbage` at the end of each.
     `turns_s` is the duration of all turns so far, `background_s` the processor seconds of other
-    threads between them, in the other arm's turns.
+    threads between them, in the other arm's turns; `waits` notices what else goes on there.
     """
 
     clock: Callable[[], float]
@@ -33,6 +33,7 @@ class TurnClock:
     wait_for_turn: Callable[[], object]
     end_turn: Callable[[], object]
     collects_garbage: bool
+    waits: Any
     turns_s: float = 0.0
     background_s: float = 0.0
     _planted_ratio: float = 0.0
@@ -61,7 +62,8 @@ class TurnClock:
         before = background.thread_seconds()
         self.wait_for_turn()
         if self.turns_s > 0:  # until then the other arm may have been in its setup
-            self.background_s += _growth(before, background.thread_seconds())
+            self.background_s += growth(before, background.thread_seconds())
+            self.waits.begin_turn()
         self.core.begin_turn()
         synchronize()
         background.resume()
@@ -72,6 +74,7 @@ class TurnClock:
         """End the turn, also where the timed code has raised."""
         if self._is_running:
             self._is_running = False
+            self.waits.end_turn(self.core.background.processes())
             self.core.background.stop()
             self.turns_s += self.core.end_turn()
             self.end_turn()
@@ -113,7 +116,7 @@ class SharedCore:
         turn_s = time.perf_counter() - self._began_s
         before, after = self._processes_before, self._processes()
         self._turns_s += turn_s
-        self._beside_s += beside_s + _growth(before, after)
+        self._beside_s += beside_s + growth(before, after)
         is_busy = self._beside_s > _MOST_BESIDE * self._turns_s
         if after.keys() - before.keys() or self.background.threads() or is_busy:
             self._is_serial = False
@@ -170,7 +173,8 @@ def collection_s() -> float:
     return time.perf_counter() - began_s if found else 0.0
 
 
-def _growth(before: Mapping[int, float], after: Mapping[int, float]) -> float:
+def growth(before: Mapping[int, float], after: Mapping[int, float]) -> float:
+    """Return what was added, by thread or process, those that are new included."""
     return sum(seconds - before.get(number, 0.0) for number, seconds in after.items())
 
 

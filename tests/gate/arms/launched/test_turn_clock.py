@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -27,6 +28,7 @@ class Launch:
         self.worked_s = 0.0
         self.now_s = 0.0
         self.cores: list[set[int]] = []
+        self.waits = Mock()
 
     def processes(self) -> dict[int, Any]:
         return dict(self.started)
@@ -54,6 +56,7 @@ class Launch:
             wait_for_turn=lambda: self.events.append("wait"),
             end_turn=lambda: self.events.append("done"),
             collects_garbage=collects_garbage,
+            waits=self.waits,
         )
 
 
@@ -168,6 +171,23 @@ def test_what_threads_do_in_the_other_arms_turns_is_counted(launch: Launch) -> N
 
     assert clock.background_s == 0.5
     assert clock.turns_s > 0
+
+
+def test_waits_are_looked_at_before_processes_are_stopped_and_after_the_first_turn(
+    launch: Launch,
+) -> None:
+    launch.started[9] = SimpleNamespace(cpu_s=0.0)
+    launch.waits.end_turn.side_effect = lambda children: launch.events.append(f"look {[*children]}")
+    launch.waits.begin_turn.side_effect = lambda: launch.events.append("look")
+    clock = launch.clock()
+
+    take_turn(clock)
+    take_turn(clock)
+
+    assert launch.events == [
+        *("stop", "wait", "resume", "read", "read", "look [9]", "stop", "done", "resume"),
+        *("stop", "wait", "look", "resume", "read", "read", "look [9]", "stop", "done", "resume"),
+    ]
 
 
 def make_garbage() -> None:
