@@ -185,12 +185,13 @@ class Waits:
 
 
 def _is_waiting(process: int) -> bool:
-    """Whether a thread of a process waits for a time or a disk."""
+    """Whether the main thread of a process waits for a time or a disk.
+
+    Another one may be a watchdog, as torch's compile workers have, which sleeps for ever.
+    """
     with contextlib.suppress(OSError):  # it has just ended, or this may not be known
-        for task in Path(f"/proc/{process}/task").iterdir():
-            status = (task / "stat").read_bytes().rpartition(b")")[2].split()
-            if status[0] == b"D" or (task / "wchan").read_bytes() in _SLEEPS:
-                return True
+        found, place = _read_process(process), Path(f"/proc/{process}/wchan")
+        return (found is not None and found.state == "D") or place.read_bytes() in _SLEEPS
     return False
 
 

@@ -128,7 +128,16 @@ def end_turns(
 
 
 @pytest.mark.parametrize(
-    ("code", "is_hidden"), [("import time; time.sleep(600)", True), ("input()", False)]
+    ("code", "is_hidden"),
+    [
+        ("import time; time.sleep(600)", True),
+        ("input()", False),
+        (
+            "import threading, time; threading.Thread(target=time.sleep, args=(600,)).start(); "
+            "input()",
+            False,
+        ),
+    ],
 )
 def test_a_process_that_waits_for_a_time_as_a_turn_ends_hides_it(
     code: str, is_hidden: bool
