@@ -121,10 +121,6 @@ class Background:
         ours = {one.native_id for one in threading.enumerate() if one.name.startswith(OUR_THREADS)}
         return [thread for thread in others if thread not in ours | {os.getpid()}]
 
-    def waits(self) -> "Waits":
-        """Return a new look at what goes on in the other arm's turns."""
-        return Waits()
-
     def thread_seconds(self) -> dict[int, float]:
         """Return the processor seconds of Python's other threads, by thread."""
         return {thread: used.cpu_s for thread, used in thread_usage().items()}

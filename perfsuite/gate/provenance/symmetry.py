@@ -207,8 +207,7 @@ def _find_missing(base: Loading, head: Loading) -> str | None:
     missing = [path for path in code if not _has(base, head, path)]
     tracked = tracked_files(head.top, missing) if missing else ()
     for path in missing:
-        is_known = path in tracked
-        if not is_known and (_is_compiled(head.top / path) or is_ignored(head.top, path)):
+        if path not in tracked and (_is_compiled(head.top / path) or is_ignored(head.top, path)):
             return _lacked_by_base(head, path)
     return None
 

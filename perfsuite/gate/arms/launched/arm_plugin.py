@@ -78,9 +78,11 @@ class ArmPlugin:
 
     def __init__(self, channel: Channel, background: Any, parser: pytest.Parser) -> None:
         # Imported here, because only an arm has the copies.
+        import perfsuite_background  # type: ignore[import-not-found]
         import perfsuite_collected  # type: ignore[import-not-found]
         import perfsuite_turn_clock  # type: ignore[import-not-found]
 
+        self._new_waits = perfsuite_background.Waits
         self._collected = perfsuite_collected
         self._turn_clock = perfsuite_turn_clock
         self._channel = channel
@@ -196,7 +198,7 @@ class ArmPlugin:
             wait_for_turn=lambda: self._channel.wait(kind="turn"),
             end_turn=lambda: self._channel.send(kind="done"),
             collects_garbage=options.get("disable_gc", plugin.options["disable_gc"]),
-            waits=self._background.waits(),
+            waits=self._new_waits(),
             background_s=worked_s,
         )
         _know_precision(clock, given)
@@ -336,7 +338,7 @@ def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginMa
     parser.addini("cache_dir", "Cache directory path", default=".pytest_cache")
     # For a suite whose arms have no perfsuite.
     parser.addini("perf_share", "files that both arms may use", type="args", default=[])
-    from perfsuite_background import Background  # type: ignore[import-not-found]
+    from perfsuite_background import Background
 
     background = Background()  # before there are threads: it forks
     plugin = ArmPlugin(Channel(background), background, parser)
