@@ -34,8 +34,8 @@ LOG = "PERFSUITE_ARM_LOADED"
 _PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15
 # States in proc(5): stopped, traced, zombie, dead. None of them is to be stopped or resumed.
 _AT_REST = frozenset("TtZX")
-# Where the kernel has those who sleep (proc(5)): the functions of nanosleep(2).
-_SLEEPS = frozenset({b"hrtimer_nanosleep", b"do_nanosleep"})
+# Where the kernel has those who wait for a time or a network (proc(5)): in nanosleep(2), recv(2).
+_WAITS = frozenset({b"hrtimer_nanosleep", b"do_nanosleep", b"wait_woken", b"sk_wait_data"})
 # Of the turns: a thread that looks now and then whether there is work is of no account.
 _MOST_HIDDEN = 0.2
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
@@ -151,8 +151,8 @@ class Waits:
     """Whether what is waited for beside the main thread goes on in the other arm's turns.
 
     A thread that runs meanwhile has waited for something before, or does its work then. A process
-    is stopped, but what it waits for as its turn ends, a time or a disk, ends meanwhile. Who waits
-    for work, as an idle loader worker does, waits on a pipe or a lock, and is not seen.
+    is stopped, but what it waits for as its turn ends (a time, a disk, a network) ends meanwhile.
+    Who waits for work, as an idle loader worker does, waits on a pipe or a lock, and is not seen.
     """
 
     def __init__(self) -> None:
@@ -181,13 +181,13 @@ class Waits:
 
 
 def _is_waiting(process: int) -> bool:
-    """Whether the main thread of a process waits for a time or a disk.
+    """Whether the main thread of a process waits for a time, a disk or a network.
 
     Another one may be a watchdog, as torch's compile workers have, which sleeps for ever.
     """
     with contextlib.suppress(OSError):  # it has just ended, or this may not be known
         found, place = _read_process(process), Path(f"/proc/{process}/wchan")
-        return (found is not None and found.state == "D") or place.read_bytes() in _SLEEPS
+        return (found is not None and found.state == "D") or place.read_bytes() in _WAITS
     return False
 
 

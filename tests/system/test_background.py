@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 import textwrap
@@ -132,6 +133,7 @@ def end_turns(
     [
         ("import time; time.sleep(600)", True),
         ("input()", False),
+        ("import socket; socket.create_connection(('127.0.0.1', {port})).recv(1)", True),
         (
             "import threading, time; threading.Thread(target=time.sleep, args=(600,)).start(); "
             "input()",
@@ -142,14 +144,19 @@ def end_turns(
 def test_a_process_that_waits_for_a_time_as_a_turn_ends_hides_it(
     code: str, is_hidden: bool
 ) -> None:
+    server = socket.create_server(("127.0.0.1", 0))
+    code = code.format(port=server.getsockname()[1])
     command = [sys.executable, "-S", "-c", f"print(flush=True); {code}"]
-    with subprocess.Popen(command, stdin=-1, stdout=-1) as process:
+    with server, subprocess.Popen(command, stdin=-1, stdout=-1) as process:
         assert process.stdout is not None
         process.stdout.readline()
-        while (state := background._read_process(process.pid)) is None or state.state != "S":
+        connection = server.accept() if "socket" in code else None
+        while (state := background._read_process(process.pid)) is None or state.state == "R":
             os.sched_yield()
         assert end_turns(background.Waits(), [process.pid], lambda: None) == is_hidden
         process.kill()
+    if connection is not None:
+        connection[0].close()
 
 
 def test_a_thread_that_runs_in_the_other_arms_turn_hides_what_it_waited_for() -> None:
