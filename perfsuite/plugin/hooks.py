@@ -16,8 +16,6 @@ from perfsuite.plugin import fixtures, options, recorder
 from perfsuite.plugin.output import HeldOutput, ends_on_mistakes
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from perfsuite.plugin.session.choices import Choices
     from perfsuite.plugin.session.measured_session import MeasuredSession
 
@@ -71,12 +69,6 @@ class Ownership:
         if is_of_torchrun and self.environ.get("RANK", "0") != "0":
             self.held_output = HeldOutput()
         self._given = recorder.withhold_storage(config)
-        self.kept: frozenset[Path] = frozenset()
-        if self._given.compare and not self._is_arm:  # before any test is imported
-            from perfsuite.gate.provenance.head_files import kept_files
-
-            with ends_on_mistakes():
-                self.kept = kept_files(config.rootpath)
 
     def _resolve(self) -> Choices:
         from perfsuite.plugin.session.choices import resolve

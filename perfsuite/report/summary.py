@@ -21,6 +21,8 @@ _WORDS: Final = {
     ExitCode.NOTHING_COMPARED: "NOTHING COMPARED",
 }
 # Changes that a reader need not be told: none, or no losses, as in every cell of a plain suite.
+# Nobody asks for a slowdown of more.
+_MOST_TOLD: Final = 10.0
 _UNTOLD: Final = ("same bits", "cannot be told: no loss")
 
 
@@ -91,8 +93,10 @@ def reason_text(cell: CellVerdict) -> str:
         texts.append(explanation_text(cell.explanation))
     is_of_time = cell.word == "INCONCLUSIVE" and cell.by != "numerics"
     if is_of_time and cell.detectable and math.isfinite(cell.detectable):
-        smallest = format_change(1 + cell.detectable)
-        texts.append(f"the smallest slowdown that it could have seen is {smallest}")
+        change = format_change(1 + cell.detectable)
+        smallest = f"the smallest slowdown that it could have seen is {change}"
+        is_known = cell.detectable < _MOST_TOLD
+        texts.append(smallest if is_known else "no slowdown could be seen in so few pairs")
     return "; ".join(texts)
 
 

@@ -151,13 +151,13 @@ class Waits:
     """Whether what is waited for beside the main thread goes on in the other arm's turns.
 
     A thread that runs meanwhile has waited for something before, or does its work then. A process
-    is stopped, but what it waits for as its turn ends (a time, a disk, a network) ends meanwhile.
-    Who waits for work, as an idle loader worker does, waits on a pipe or a lock, and is not seen.
+    is stopped, but what it or a thread waits for as its turn ends (a time, a disk, a network) goes
+    on. Who waits for work, as an idle loader worker does, waits on a pipe or a lock.
     """
 
     def __init__(self) -> None:
         self._num_turns = self._num_hidden = 0
-        self._is_child_waiting = False
+        self._is_any_waiting = False
         self._before: dict[int, Usage] = {}
 
     @property
@@ -167,8 +167,8 @@ class Waits:
 
     def end_turn(self, children: Iterable[int]) -> None:
         """Look at the children, before they are stopped, and at the threads."""
-        self._is_child_waiting = any(map(_is_waiting, children))
         self._before = thread_usage()
+        self._is_any_waiting = any(map(_is_waiting, (*children, *self._before)))
 
     def begin_turn(self) -> None:
         """Look at the threads that ran before the other arm's turn."""
@@ -177,16 +177,16 @@ class Waits:
             now[one].num_runs > self._before[one].num_runs for one in now.keys() & self._before
         )
         self._num_turns += 1
-        self._num_hidden += has_run or self._is_child_waiting
+        self._num_hidden += has_run or self._is_any_waiting
 
 
-def _is_waiting(process: int) -> bool:
-    """Whether the main thread of a process waits for a time, a disk or a network.
+def _is_waiting(thread: int) -> bool:
+    """Whether a thread, or the first one of a process, waits for a time, a disk or a network.
 
-    Another one may be a watchdog, as torch's compile workers have, which sleeps for ever.
+    Others of a process may be watchdogs, as torch's compile workers have, which sleep for ever.
     """
     with contextlib.suppress(OSError):  # it has just ended, or this may not be known
-        found, place = _read_process(process), Path(f"/proc/{process}/wchan")
+        found, place = _read_process(thread), Path(f"/proc/{thread}/wchan")
         return (found is not None and found.state == "D") or place.read_bytes() in _WAITS
     return False
 

@@ -257,9 +257,9 @@ BY_WHAT_IS_KEPT = """
 """
 
 
-def keep_seconds(shop: Repository, *, is_written: bool) -> None:
+def keep_seconds(shop: Repository, *, is_written: bool, ignored: str = "cache\n") -> None:
     """Have the shop read what an earlier run has kept, and slow down what that run needed."""
-    (shop.path / ".gitignore").write_text("cache\n")
+    (shop.path / ".gitignore").write_text(ignored)
     shop.write(shop=BY_WHAT_IS_KEPT % is_written, preprocess="SECONDS = 0.001\n")
     shop.commit()
     shop.write(preprocess="SECONDS = 0.003\n")
@@ -281,9 +281,25 @@ def test_what_head_alone_has_kept_of_an_earlier_run_proves_nothing(
         12,
         f"{PRICE} INVALID",
         f"{PRICE}: the head arm loaded cache/seconds, in cache, which git does not track, so the "
-        "base's tree began without it; *perf_share*, or remove it where the code makes it anew",
+        "base's tree began without it; *perf_share*, or remove it where the code makes it anew; the "
+        f"launch had read it by the end of {PRICE}",
     )
     shared.expect(0, "1 cell: identical: it loads none of the changed modules: preprocess.py")
+
+
+def test_what_somebody_forgot_to_ignore_proves_nothing(shop: Repository) -> None:
+    keep_seconds(shop, is_written=False, ignored="")
+    (shop.path / "cache").mkdir()
+    (shop.path / "cache/seconds").write_text("0.001")
+
+    gated = shop.gate("--perf-base=HEAD~1")
+
+    gated.expect(
+        12,
+        f"{PRICE} INVALID",
+        f"{PRICE}: the head arm loaded cache/seconds, in cache, which git does not track, *, or add "
+        "it to git where it belongs to the change; *",
+    )
 
 
 def test_what_the_session_itself_has_kept_is_made_by_each_arm(shop: Repository) -> None:

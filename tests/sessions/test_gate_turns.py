@@ -132,7 +132,9 @@ STEPS = """
 """
 
 
-def test_a_slower_loader_process_fails_and_work_in_threads_is_inconclusive(tmp_path: Path) -> None:
+def test_a_slower_loader_process_fails_and_threads_work_without_the_other_arm(
+    tmp_path: Path,
+) -> None:
     repository = make_shop(tmp_path, max_pairs=40)
     repository.write(shop=LOADER.format(milliseconds=4), benchmarks__test_steps=STEPS)
     repository.commit()
@@ -142,8 +144,8 @@ def test_a_slower_loader_process_fails_and_work_in_threads_is_inconclusive(tmp_p
     repository.gate("--perf-base=HEAD~1").expect(
         10,
         "*::test_price FAIL +*",
-        "*::test_stock INCONCLUSIVE*",
-        "*::test_stock: threads of the * arm worked for * s while the other arm had its turn, *",
+        "*::test_stock PASS *",
+        "*::test_stock: its threads or loader workers go on, or wait on, in the other arm's *",
     )
 
 

@@ -84,7 +84,7 @@ def test_a_wait_that_another_thread_or_process_began_is_timed(tmp_path: Path) ->
         "*::test_workers[int] PASS *",
         "*::test_workers[read] FAIL +*",
     )
-    reason = "what its threads or loader workers wait for goes on in the other arm's turn"
+    reason = "its threads or loader workers go on, or wait on, in the other arm's turns"
     steps = "benchmarks/test_steps.py::"
     told = {
         line.partition(": ")[0]

@@ -5,7 +5,7 @@ Each line is a JSON object with a "kind"; "?" marks those that wait for an answe
     hello {arm}                      first on each connection; a rank opens one of its own
     collected {cells, ...} ?         the fields of `Suite`, and takes_turns
                                      -> {"run": [names in order], "unpinned": [names]}
-    enter {cell} ?                   is before a cell -> {} when it may be set up
+    enter {cell} ?                   is before a cell -> {is_alone} when it may be set up
     shape {iterations, iteration_s, first_s} ?  how long its rounds would be, and how many seconds
                                      of them a first launch is worth
                                      -> {iterations, rounds} for both arms
@@ -158,7 +158,8 @@ class Server:
                 self._take_suite(arm, message)
             case "enter":
                 alone = message["cell"] in self._plan.one_by_one
-                self._answer("enter", self._scheduler.enter(arm, alone=alone))
+                entering = self._scheduler.enter(arm, alone=alone)
+                self._answer("enter", entering, {"is_alone": alone})
             case "shape":
                 self._shapes[arm] = message
                 self._answer("turn", self._scheduler.agree(arm))
@@ -220,7 +221,7 @@ class Server:
                 self._agreed = self._agree_on_shape(arms)
             self._agreed_s = self._ended_s = time.monotonic()
             self._answer("shape", arms, self._agreed)
-        self._answer("enter", self._scheduler.admit())
+        self._answer("enter", self._scheduler.admit(), {"is_alone": True})
         if arms := self._scheduler.pass_barrier():
             self._agreed = self._agreed_s = None
             self._answer("left", arms)

@@ -21,7 +21,7 @@ _LICENCE = re.compile(r"(licen[cs]e|copying|notice)([-_][\w-]+)?(\.txt)?", re.IG
 
 # What Python can import. Of other files that git does not know, nothing says that a cell reads
 # them, and a session leaves many behind: logs, checkpoints, JUnit's XML.
-_IMPORTABLE = frozenset({".py", ".pyd", ".pyx", ".so"})
+IMPORTABLE = frozenset({".py", ".pyd", ".pyx", ".so"})
 
 # What installers, Python, pytest and sessions leave behind: anywhere, beside a project's file, or
 # under pytest's root.
@@ -86,7 +86,7 @@ def uncommitted_files(
         if entry[:2] != b"??":
             found[path] = _may_be_loaded(top, root, path)
         elif not is_sessions(path):
-            is_importable = path.suffix in _IMPORTABLE and not searched.isdisjoint(path.parents)
+            is_importable = path.suffix in IMPORTABLE and not searched.isdisjoint(path.parents)
             found[path] = is_importable and not _is_left_behind(top, path)
     return found
 

@@ -40,7 +40,7 @@ _PATH = re.compile(r"'[^']*/[^']*'|\S*/\S*")
 _MOST_CLOCKS_APART = 0.01
 
 _NO_ROOM = "memory has no room for both arms"
-_WAITS = "what its threads or loader workers wait for goes on in the other arm's turn"
+_GO_ON = "its threads or loader workers go on, or wait on, in the other arm's turns"
 
 # Of the seconds of its own turns: half of the usual tolerance. A thread that only looks whether
 # there is work uses less, and less than so many seconds.
@@ -67,13 +67,12 @@ def add_pair(trial: Trial, launches: Mapping[str, Launch], first: str, launch_s:
             )
         return
     for arm, run in trial.last.items():
-        if run.background_s > max(_MOST_BACKGROUND * run.turns_s, _LEAST_BACKGROUND_S):
+        if _works_on(run):
             trial.word = "INCONCLUSIVE"
             trial.reason = (
                 f"threads of the {arm} arm worked for {run.background_s:.3g} s while the other arm "
-                f"had its turn, beside {run.turns_s:.3g} s of its own turns, so its times leave a "
-                "part of the work out; end such threads before the benchmark, or have a process do "
-                "their work: it is stopped meanwhile"
+                f"had its turns, beside {run.turns_s:.3g} s of its own, so they are in the way of "
+                "what it timed; start such threads in the test that needs them, and end them there"
             )
             return
     # Where counts are not compared, what the arms train is meant to differ.
@@ -98,6 +97,11 @@ def add_pair(trial: Trial, launches: Mapping[str, Launch], first: str, launch_s:
     round_s = head.alternated_s / num_rounds
     if round_s > 0 and math.isfinite(error):
         trial.costs.append(PairCost(log_ratio, error, num_rounds, round_s, launch_s))
+
+
+def _works_on(run: CellRun) -> bool:
+    """Whether threads of the arm worked while the other arm had its turns."""
+    return run.background_s > max(_MOST_BACKGROUND * run.turns_s, _LEAST_BACKGROUND_S)
 
 
 def why_clocks_differ(launches: Mapping[str, Launch]) -> str | None:
@@ -162,8 +166,9 @@ def is_postponed(
     records = [record for record in map(_read, runs) if record is not None]
     has_retried = any(one.counts is not None and one.counts.allocator_retries for one in records)
     lacked_memory = has_retried or any(map(_OUT_OF_MEMORY.search, failures))
-    if not trial.one_by_one and (lacked_memory or any(run.hides_waits for run in runs)):
-        trial.one_by_one = _NO_ROOM if lacked_memory else _WAITS
+    hides = any(run.hides_waits or _works_on(run) for run in runs)
+    if not trial.one_by_one and (lacked_memory or hides):
+        trial.one_by_one = _NO_ROOM if lacked_memory else _GO_ON
         return True
     has_daemon = any(launch.leaves_daemon for launch in launches.values())
     stuck = [one for one in launches.values() if (one.failure or "").startswith(NO_PROGRESS)]

@@ -5,6 +5,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from perfsuite.gate.arms.arm import Suite
+from perfsuite.gate.git.changes import IMPORTABLE
 from perfsuite.gate.git.overlay import is_left_out, is_mixed, source_files, tree_files
 from perfsuite.gate.git.repository import find_top, listed_files
 from perfsuite.units import listed
@@ -49,14 +50,17 @@ def give_back(
 
 
 def kept_files(root: Path) -> frozenset[Path]:
-    """Return what the checkout of `root` holds and git ignores; absolute.
+    """Return what the checkout of `root` holds and git does not know, but for new code; absolute.
 
     A folder of very many files stands for them all.
     """
     top = find_top(root)
-    ignored = ("--others", "--ignored", "--exclude-standard", "--directory")
-    entries = [] if top is None else [top / path for path in listed_files(top, *ignored)]
-    return frozenset(path for entry in entries for path in _inside(entry))
+    if top is None:
+        return frozenset()
+    new = listed_files(top, "--others", "--exclude-standard")
+    entries = listed_files(top, "--others", "--ignored", "--exclude-standard", "--directory")
+    kept = (path for entry in entries for path in _inside(top / entry))
+    return frozenset(kept).union(top / path for path in new if path.suffix not in IMPORTABLE)
 
 
 def _inside(entry: Path) -> Iterator[Path]:

@@ -4,12 +4,12 @@ import functools
 import os
 import re
 import zipfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
 
-from perfsuite.gate.arms.arm import Arm, Launch
+from perfsuite.gate.arms.arm import Arm, CellRun, Launch
 from perfsuite.gate.arms.loaded import Loaded
 from perfsuite.gate.git.overlay import SITE_FOLDER, are_alike, is_left_out, read_start
 from perfsuite.gate.git.repository import find_top, is_ignored, tracked_files
@@ -94,7 +94,7 @@ class Loading:
 def find_asymmetry(base: Launch, head: Launch) -> str | None:
     """Return why the launches did not compare two trees, with what to do; None if they did.
 
-    What is new in head is its own: git tracks it, or would add it, and the base's commit has none.
+    What is new in head is its own: git tracks it, or would add it as code, and the base has none.
     """
     if base.arm.tree.resolve() == head.arm.tree.resolve():
         return None  # the arms differ by interpreter or environment alone
@@ -103,7 +103,7 @@ def find_asymmetry(base: Launch, head: Launch) -> str | None:
         _find_foreign(ours, theirs)
         or _find_foreign(theirs, ours)
         or _find_installed_instead(ours, theirs)
-        or _find_kept(theirs)
+        or _find_kept(theirs, head.cells)
         or _find_missing(ours, theirs)
         or _find_shared(ours, theirs)
         or _find_built(ours, theirs)
@@ -174,23 +174,28 @@ def _find_installed_instead(base: Loading, head: Loading) -> str | None:
     return None
 
 
-def _find_kept(head: Loading) -> str | None:
+def _find_kept(head: Loading, cells: Mapping[str, CellRun]) -> str | None:
     """Why head read what an earlier run left in its checkout alone: a cache, a checkpoint."""
     for path in head.own_files:
-        if str(head.top / path) in head.old and not head.alone.isdisjoint((path, *path.parents)):
-            return _lacked_by_base(head, path)
+        file = str(head.top / path)
+        if file in head.old and not head.alone.isdisjoint((path, *path.parents)):
+            first = next((name for name, run in cells.items() if file in run.loaded.old), None)
+            when = f"; the launch had read it by the end of {first}" if first else ""
+            return _lacked_by_base(head, path) + when
     return None
 
 
 def _lacked_by_base(head: Loading, path: Path) -> str:
     is_built = not head.is_data(str(head.top / path)) and _is_compiled(head.top / path)
-    advice = ", or ".join([_BUILD, *([] if is_built else [_SHARE]), _REMOVE])
+    advice = [_BUILD, *([] if is_built else [_SHARE]), _REMOVE]
+    if not is_ignored(head.top, path):
+        advice.append("add it to git where it belongs to the change")
     folders = path.parents[-2::-1]
     folder = next((one for one in folders if not tracked_files(head.top, [one])), None)
     inside = "" if folder is None else f"in {folder}, "
     return (
         f"the head arm loaded {path}, {inside}which git does not track, so the base's tree began "
-        f"without it; {advice}"
+        f"without it; {', or '.join(advice)}"
     )
 
 

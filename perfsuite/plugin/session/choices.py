@@ -22,6 +22,7 @@ from perfsuite.gate.git.find_base import find_base, target_branch
 from perfsuite.gate.git.repository import Base, find_top
 from perfsuite.gate.judge.kept_pairs import PAIRS_FILE
 from perfsuite.gate.judge.trial import LAUNCH_TIMEOUT_S, Budget, draw_seed
+from perfsuite.gate.provenance.head_files import kept_files
 from perfsuite.gate.request import GateRequest
 from perfsuite.plugin.options import OPTIONS, Option, given
 from perfsuite.ranks.messages import INJECTABLE_FAULTS, GroupPolicy, TurnChannel
@@ -235,6 +236,8 @@ def _gate_request(
         ),
         outputs=(config.rootpath / value["report"],),
         pairs_file=config.rootpath / value["report"] / PAIRS_FILE,
+        # Before the tests are imported, as far as an option or a setting says that this is a gate.
+        kept=kept_files(config.rootpath) if config.getoption("benchmark_compare", None) else None,
     )
 
 

@@ -70,13 +70,7 @@ class SessionGate:
     """The verdicts of one session's cells; what stored runs leave open, pairs judge at its end."""
 
     def __init__(
-        self,
-        config: pytest.Config,
-        choices: Choices,
-        saver: RunSaver,
-        *,
-        finish: Finish,
-        kept: frozenset[Path],
+        self, config: pytest.Config, choices: Choices, saver: RunSaver, *, finish: Finish
     ) -> None:
         self._config = config
         self._durations = choices.durations
@@ -84,7 +78,7 @@ class SessionGate:
         self._say = functools.partial(say, config)
         self._finish = finish
         # With what the session has found, and what is left of its budget.
-        self._request = dataclasses.replace(choices.gate, kept=kept)
+        self._request = choices.gate
         self._first: GateResult | None = None
         self._selected: list[str] = []
         self._judged: dict[str, CellVerdict] = {}

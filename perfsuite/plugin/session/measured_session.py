@@ -61,9 +61,7 @@ class MeasuredSession:
         self._lines: dict[str, CellLine] = {}
         if self._is_ours and choices.is_gate and config.getoption("benchmark_compare", None):
             refuse_silent_passes(config, is_under_torchrun=choices.membership is not None)
-            self._gate = SessionGate(
-                config, choices, self._saver, finish=self._finish_held, kept=ownership.kept
-            )
+            self._gate = SessionGate(config, choices, self._saver, finish=self._finish_held)
         register = config.pluginmanager.register
         if choices.membership is not None:
             file, output = choices.results / CELLS_FILE, ownership.held_output

@@ -39,6 +39,8 @@ def test_busy(benchmark):
     subprocess.run(["./script"], check=True)
     subprocess.run(["./quiet"], check=True)
     subprocess.run(["./open"], check=True)
+    subprocess.run(["cat", "told.txt"], check=True)
+    subprocess.run(["tee", "--append", "out.txt"], stdin=subprocess.DEVNULL, check=True)
     ctypes.CDLL("./library.so.1")
     with open("kept.pt") as kept, open("kept.pt", "a") as more:
         more.write(kept.read())
@@ -88,7 +90,7 @@ def test_a_launch_tells_what_each_of_its_processes_loaded_and_started(
             (arm.tree / "elsewhere" / name).write_text(text)
             (arm.tree / "elsewhere" / name).chmod(0o700)
         (arm.tree / "elsewhere/library.so.1").symlink_to(library)
-        for name in ("kept.pt", "kept.db", "log.txt", "lock"):
+        for name in ("kept.pt", "kept.db", "log.txt", "lock", "told.txt", "out.txt"):
             (arm.tree / "elsewhere" / name).touch()
 
     launch = pair(arms)["head"]
@@ -102,6 +104,7 @@ def test_a_launch_tells_what_each_of_its_processes_loaded_and_started(
         "elsewhere/library.so.1",
         "elsewhere/page.md",
         "elsewhere/kept.db",
+        "elsewhere/told.txt",
         "elsewhere/kept.pt",
         "elsewhere/made.pt",
     )

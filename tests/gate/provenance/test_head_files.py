@@ -20,11 +20,15 @@ def checkout(tmp_path: Path) -> Path:
         (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / file).touch()
     (tmp_path / "link").symlink_to("/usr")
+    (tmp_path / "new.txt").touch()
+    git(tmp_path, "add", ".gitignore")
     return tmp_path.resolve()
 
 
-def test_what_git_ignores_is_kept_but_for_environments(checkout: Path) -> None:
-    expected = {checkout / name for name in ("cache/a/x", "cache/y", "pkg/last.pt", "link")}
+def test_what_git_does_not_know_is_kept_but_for_environments_and_new_code(checkout: Path) -> None:
+    expected = {
+        checkout / name for name in ("cache/a/x", "cache/y", "pkg/last.pt", "link", "new.txt")
+    }
 
     assert kept_files(checkout / "pkg") == expected
 
@@ -34,7 +38,9 @@ def test_a_folder_of_many_files_stands_for_them_all(
 ) -> None:
     monkeypatch.setattr(head_files, "_MOST_FILES", 2)
 
-    assert kept_files(checkout) == {checkout / name for name in ("cache", "pkg/last.pt", "link")}
+    assert kept_files(checkout) == {
+        checkout / name for name in ("cache", "pkg/last.pt", "link", "new.txt")
+    }
 
 
 def test_outside_of_git_nothing_is_ignored(tmp_path: Path) -> None:

@@ -181,7 +181,7 @@ class ArmPlugin:
             return
         self._item = item
         before = self._background.thread_seconds()
-        self._channel.request(kind="enter", cell=item.nodeid)
+        is_alone = self._channel.request(kind="enter", cell=item.nodeid)["is_alone"]
         # The other arm may have had the whole cell meanwhile.
         worked_s = self._turn_clock.growth(before, self._background.thread_seconds())
         options: dict[str, Any] = {}
@@ -198,7 +198,7 @@ class ArmPlugin:
             wait_for_turn=lambda: self._channel.wait(kind="turn"),
             end_turn=lambda: self._channel.send(kind="done"),
             collects_garbage=options.get("disable_gc", plugin.options["disable_gc"]),
-            waits=self._new_waits(),
+            waits=None if is_alone else self._new_waits(),
             background_s=worked_s,
         )
         _know_precision(clock, given)
@@ -254,7 +254,7 @@ class ArmPlugin:
             clock.core.unpin()
             used = {"turns_s": clock.turns_s, "background_s": clock.background_s}
             used["outgrew_core"] = clock.core.is_late
-            used["hides_waits"] = clock.waits.are_hidden
+            used["hides_waits"] = clock.waits is not None and clock.waits.are_hidden
         stats = getattr(fixture, "stats", None)
         record = getattr(fixture, "extra_info", {}).get("perfsuite")
         self._turn_clock.free_device_memory()

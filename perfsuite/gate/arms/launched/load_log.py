@@ -35,6 +35,7 @@ BEGAN = "PERFSUITE_ARM_BEGAN"
 _FOLDER = os.path.dirname(__file__)
 _READ = (".py", ".pyc", ".so", ".zip", ".egg", ".whl", ".pyz", ".md", ".rst")
 _SHELLS = frozenset({"sh", "ash", "bash", "dash", "zsh", "env", "nice", "nohup", "timeout"})
+_WRITERS = _SHELLS | {"rm", "mv", "touch", "tee"}
 _MOST_CHARACTERS = 200
 _STANDARD_LIBRARY = os.path.dirname(os.__file__) + os.sep
 _PACKAGES = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
@@ -140,15 +141,17 @@ class LoadLog:
     def _note_start(self, program: Any, words: Any, folder: Any, environment: Any) -> None:
         given = os.environ if environment is None else environment
         variables = {_text(name): _text(given[name]) for name in given}
-        words = [_text(word) for word in words]
+        words = [_text(word).partition("\0")[0] for word in words]
         found = os.path.join(_text(folder or ""), _find(_text(program), variables))
         if os.path.exists(found):
             self.write("program", os.path.abspath(found))
+        may_read = not _is_python(found) and os.path.basename(found) not in _WRITERS
         for word in words[1:]:  # any other file may be one that it writes
-            if "/" in word and "\0" not in word and self._watched:
-                told = self._resolve(os.path.join(_text(folder or ""), word.rpartition("=")[2]))
-                if told.startswith(self._watched):
-                    self.write("file", told)
+            told = self._resolve(os.path.join(_text(folder or ""), word.rpartition("=")[2]))
+            if "/" in word and told.startswith(self._watched):
+                self.write("file", told)
+            elif may_read and self._is_old(told) and os.path.isfile(told):
+                self.write("old", told)
         command = " ".join(words)[:_MOST_CHARACTERS]
         if script := _interpreter_of(found):
             found, words = script[0], [*script, found, *words[1:]]

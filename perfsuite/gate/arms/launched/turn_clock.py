@@ -25,7 +25,8 @@ class TurnClock:
     The name keeps pytest-benchmark from storing one that holds an address. Where pytest-benchmark
     keeps the collector from running in rounds, the clock `collects_garbage` at the end of each.
     `turns_s` is the duration of all turns so far, `background_s` the processor seconds of other
-    threads between them, in the other arm's turns; `waits` notices what else goes on there.
+    threads between them, in the other arm's turns; `waits` notices what else goes on there. It is
+    None where no other arm is in the cell.
     """
 
     clock: Callable[[], float]
@@ -61,7 +62,8 @@ class TurnClock:
         background.stop()
         before = background.thread_seconds()
         self.wait_for_turn()
-        if self.turns_s > 0:  # until then the other arm may have been in its setup
+        # Until its first turn the other arm may have been in its setup.
+        if self.turns_s > 0 and self.waits is not None:
             self.background_s += growth(before, background.thread_seconds())
             self.waits.begin_turn()
         self.core.begin_turn()
@@ -74,7 +76,8 @@ class TurnClock:
         """End the turn, also where the timed code has raised."""
         if self._is_running:
             self._is_running = False
-            self.waits.end_turn(self.core.background.processes())
+            if self.waits is not None:
+                self.waits.end_turn(self.core.background.processes())
             self.core.background.stop()
             self.turns_s += self.core.end_turn()
             self.end_turn()
