@@ -281,8 +281,8 @@ def test_what_head_alone_has_kept_of_an_earlier_run_proves_nothing(
         12,
         f"{PRICE} INVALID",
         f"{PRICE}: the head arm loaded cache/seconds, in cache, which git does not track, so the "
-        "base's tree began without it; *perf_share*, or remove it where the code makes it anew; the "
-        f"launch had read it by the end of {PRICE}",
+        "base's tree began without it; *perf_share*, or remove it where the code makes it anew; "
+        f"the launch had read it by the end of {PRICE}",
     )
     shared.expect(0, "1 cell: identical: it loads none of the changed modules: preprocess.py")
 
@@ -297,8 +297,8 @@ def test_what_somebody_forgot_to_ignore_proves_nothing(shop: Repository) -> None
     gated.expect(
         12,
         f"{PRICE} INVALID",
-        f"{PRICE}: the head arm loaded cache/seconds, in cache, which git does not track, *, or add "
-        "it to git where it belongs to the change; *",
+        f"{PRICE}: the head arm loaded cache/seconds, in cache, which git does not track, *, or "
+        "add it to git where it belongs to the change; *",
     )
 
 
