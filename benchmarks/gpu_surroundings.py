@@ -143,6 +143,7 @@ def plain_suite(figures: Any) -> None:
         wait_for_turn=lambda: None,
         end_turn=lambda: None,
         collects_garbage=False,
+        waits=None,
     )
     for num_kernels in (1, 2):
         device.work(0.050)  # of before, which belongs to no turn
