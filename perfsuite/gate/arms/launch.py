@@ -7,7 +7,6 @@ import os
 import shutil
 import subprocess
 import tempfile
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -144,7 +143,7 @@ def _process(launch: Launch, plan: PairPlan, scratch: Path) -> Iterator[subproce
         background.LOG: log_of_files,
         load_log.WATCHED: os.pathsep.join(map(str, arm.watched)),
         load_log.OWN: f"{(arm.top or arm.tree).resolve()}/",
-        load_log.BEGAN: str(time.time()),
+        load_log.BEGAN: str(temporary.stat().st_ctime),
         "PERFSUITE_ARM_NAME": arm.name,
         "PERFSUITE_LAUNCH": f"{arm.name}-{plan.number}",
         "PERFSUITE_ARM_CORE": str(plan.core),

@@ -44,7 +44,7 @@ _USUAL = _BENCHMARK_WORDS - {"perf"}
 _CONFTEST = "conftest.py"
 
 # The names of files that hold nothing but pytest's configuration.
-_PYTEST_FILES = frozenset({"pytest.ini", ".pytest.ini", "pytest.toml", ".pytest.toml"})
+PYTEST_FILES = frozenset({"pytest.ini", ".pytest.ini", "pytest.toml", ".pytest.toml"})
 # Where the base's build may install, in the base's tree.
 SITE_FOLDER = ".perfsuite-site"
 _CONFIGURATION_COPY = ".perfsuite-head"
@@ -143,7 +143,7 @@ def lay_configuration(tree: Path, head: Path, inifile: Path | None) -> Path:
         if not real.is_relative_to(head.resolve()):
             return inifile
         place = real.relative_to(head.resolve())
-        if place.name not in _PYTEST_FILES:
+        if place.name not in PYTEST_FILES:
             place = place.with_name(f"{_CONFIGURATION_COPY}{place.suffix}")
     with as_write_error(tree):
         make_folder(tree, place.parent)

@@ -5,12 +5,13 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from perfsuite.gate.arms.arm import Suite
+from perfsuite.gate.git import overlay
 from perfsuite.gate.git.changes import IMPORTABLE
-from perfsuite.gate.git.overlay import is_left_out, is_mixed, source_files, tree_files
 from perfsuite.gate.git.repository import find_top, listed_files
 from perfsuite.units import listed
 
 _CODE = frozenset({".py", ".pyx", ".c", ".cc", ".cpp", ".cu", ".h"})
+_SETTINGS = overlay.PYTEST_FILES | {"pyproject.toml", "setup.cfg", "tox.ini"}
 # Of a folder that git ignores: more are not told apart.
 _MOST_FILES = 10_000
 MIXED = (
@@ -30,7 +31,7 @@ def find_mixed(
     cells: Collection[str], changed: Collection[Path], python_files: Sequence[str]
 ) -> list[str]:
     """Return the cells whose file is code under test as well, and differs between head and base."""
-    mixed = {str(file) for file in changed if is_mixed(file, python_files)}
+    mixed = {str(file) for file in changed if overlay.is_mixed(file, python_files)}
     return [name for name in cells if name.partition("::")[0] in mixed]
 
 
@@ -50,31 +51,32 @@ def give_back(
 
 
 def kept_files(root: Path) -> frozenset[Path]:
-    """Return what the checkout of `root` holds and git does not know, but for new code; absolute.
+    """Return what the checkout of `root` holds and git does not know; absolute.
 
-    A folder of very many files stands for them all.
+    Not new code or settings, which are head's to bring. A folder of very many files stands for all.
     """
     top = find_top(root)
     if top is None:
         return frozenset()
-    new = listed_files(top, "--others", "--exclude-standard")
+    others = listed_files(top, "--others", "--exclude-standard")
     entries = listed_files(top, "--others", "--ignored", "--exclude-standard", "--directory")
     kept = (path for entry in entries for path in _inside(top / entry))
-    return frozenset(kept).union(top / path for path in new if path.suffix not in IMPORTABLE)
+    new = (one for one in others if one.suffix not in IMPORTABLE and one.name not in _SETTINGS)
+    return frozenset(kept).union(top / one for one in new)
 
 
 def _inside(entry: Path) -> Iterator[Path]:
     if not entry.is_dir() or entry.is_symlink():
         return iter([entry])
-    if is_left_out(entry):
+    if overlay.is_left_out(entry):
         return iter([])
-    files = list(itertools.islice(source_files(entry), _MOST_FILES))
+    files = list(itertools.islice(overlay.source_files(entry), _MOST_FILES))
     return iter([entry] if len(files) == _MOST_FILES else [entry / file for file in files])
 
 
 def code_times(top: Path) -> dict[Path, int]:
     """Return when each source of a checkout was written, in nanoseconds."""
-    files = [path for path in tree_files(top) if path.suffix in _CODE]
+    files = [path for path in overlay.tree_files(top) if path.suffix in _CODE]
     return {path: (top / path).stat().st_mtime_ns for path in files if (top / path).is_file()}
 
 
@@ -91,5 +93,5 @@ def why_edited(top: Path, before: Mapping[Path, int]) -> str | None:
 
 def name_new(top: Path, before: Collection[Path]) -> str | None:
     """Return which files a checkout has that git does not ignore and that were not there before."""
-    new = set(tree_files(top)).difference(before)
+    new = set(overlay.tree_files(top)).difference(before)
     return f"new since, and left there: {listed(sorted(map(str, new)))}" if new else None

@@ -20,12 +20,15 @@ def checkout(tmp_path: Path) -> Path:
         (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / file).touch()
     (tmp_path / "link").symlink_to("/usr")
-    (tmp_path / "new.txt").touch()
+    for file in ("new.txt", "pytest.ini", "pkg/pyproject.toml"):
+        (tmp_path / file).touch()
     git(tmp_path, "add", ".gitignore")
     return tmp_path.resolve()
 
 
-def test_what_git_does_not_know_is_kept_but_for_environments_and_new_code(checkout: Path) -> None:
+def test_what_git_does_not_know_is_kept_but_for_environments_new_code_and_settings(
+    checkout: Path,
+) -> None:
     expected = {
         checkout / name for name in ("cache/a/x", "cache/y", "pkg/last.pt", "link", "new.txt")
     }
