@@ -60,7 +60,7 @@ class GateRequest:
         outputs: Files that the session itself writes: they do not make a tree dirty.
         head_environment: Variables of head's launches alone: what a calibration plants.
         pairs_file: Where a re-run of the same trees finds what this session leaves open.
-        kept: What head's checkout holds and git ignores; None looks as the session begins.
+        kept: What head's checkout holds and git does not know; None looks as the session begins.
     """
 
     command: Command

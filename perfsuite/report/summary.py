@@ -21,9 +21,9 @@ _WORDS: Final = {
     ExitCode.NOTHING_COMPARED: "NOTHING COMPARED",
 }
 # Changes that a reader need not be told: none, or no losses, as in every cell of a plain suite.
-# Nobody asks for a slowdown of more.
-_MOST_TOLD: Final = 10.0
 _UNTOLD: Final = ("same bits", "cannot be told: no loss")
+# A slowdown of eleven times and more needs no gate.
+_MOST_TOLD: Final = 10.0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,8 +17,8 @@ class Arm:
     `top`, of its checkout as far as that is compared, and `folder`, where launches run, are the
     tree where they are None. Variables are `inherited` from the user's session, those of the
     `environment` are its own. Launches say whether they open what is `watched`, and keep compiled
-    code for one another in `caches`. What is `alone` git ignores, and only this tree had it when
-    the session began: files and folders, from the top.
+    code for one another in `caches`. What is `alone` git does not know, and only this tree had it
+    when the session began: files and folders, from the top.
     """
 
     name: str

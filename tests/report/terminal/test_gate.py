@@ -112,6 +112,10 @@ def test_a_refusal_says_why_and_shows_no_table() -> None:
             "the smallest slowdown that it could have seen is +3.1 %",
         ),
         (
+            cell("INCONCLUSIVE", num_pairs=1, interval=(0.0, math.inf), detectable=1e166),
+            "INCONCLUSIVE; no slowdown could be seen in so few pairs",
+        ),
+        (
             cell("INCONCLUSIVE", num_pairs=1, interval=(0.0, math.inf), detectable=math.inf),
             "INCONCLUSIVE",
         ),

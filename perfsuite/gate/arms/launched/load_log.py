@@ -35,6 +35,7 @@ BEGAN = "PERFSUITE_ARM_BEGAN"
 _FOLDER = os.path.dirname(__file__)
 _READ = (".py", ".pyc", ".so", ".zip", ".egg", ".whl", ".pyz", ".md", ".rst")
 _SHELLS = frozenset({"sh", "ash", "bash", "dash", "zsh", "env", "nice", "nohup", "timeout"})
+# What they are told is no file that they read; what a shell is told, it may hand on.
 _WRITERS = _SHELLS | {"rm", "mv", "touch", "tee"}
 _MOST_CHARACTERS = 200
 _STANDARD_LIBRARY = os.path.dirname(os.__file__) + os.sep
@@ -56,7 +57,7 @@ class LoadLog:
     def __call__(self, event: str, arguments: tuple[Any, ...]) -> None:
         """Log an event of the interpreter, if it is one of those above."""
         if event == "open":
-            self._note_file(arguments[0], may_read=_may_read(arguments[2]))
+            self._note_file(arguments[0], may_read=_may_read(arguments[-1]))
         elif event == "ctypes.dlopen" or event == "sqlite3.connect":
             self._note_file(arguments[0])
         elif event == "import":  # of an extension; else its file is opened
