@@ -201,7 +201,7 @@ def test_skipped_cells_alone_compare_nothing(shop: Repository) -> None:
 
     gated = shop.gate()
 
-    gated.expect(13, f"{PRICE} SKIPPED", f"{PRICE}: the head arm skipped: Skipped: no GPU")
+    gated.expect(13, f"{PRICE} SKIPPED", f"{PRICE}: both arms skipped: Skipped: no GPU")
 
 
 def test_a_cell_that_the_change_skips_has_vanished_unless_that_is_accepted(

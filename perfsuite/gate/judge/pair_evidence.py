@@ -142,7 +142,9 @@ def _why_untimed(base: CellRun, head: CellRun) -> tuple[VerdictWord, str] | None
     )
     for arm, run, word in arms:
         if run.outcome != "passed" or not run.rounds_s:
-            return word, f"the {arm} arm {run.outcome}: {run.reason or 'nothing was timed'}"
+            is_both = base.outcome == head.outcome != "passed"
+            whose = "both arms" if is_both else f"the {arm} arm"
+            return word, f"{whose} {run.outcome}: {run.reason or 'nothing was timed'}"
     wrong_s = [s for s in (*base.rounds_s, *head.rounds_s) if not 0 < s < math.inf]
     if wrong_s:
         return "INVALID", f"a round took {wrong_s[0]} s; its clock stood still, or is no clock"

@@ -49,6 +49,14 @@ def test_busy(benchmark):
     for path, flags in (("log.txt", os.O_WRONLY), ("lock", os.O_RDWR | os.O_TRUNC)):
         os.close(os.open(path, flags))
     sqlite3.connect("kept.db").close()
+    os.replace("history.pt", "before.pt")
+    os.rename("before.pt", "first.pt")
+    os.rename("log.txt", "log.txt.1")
+    os.rename("folder", "moved")
+    open("first.pt").close()
+    subprocess.run(["cat", "moved/inside.txt"], check=True)
+    os.replace("made.pt", "lock")
+    open("lock").close()
     try:
         open("missing.pt")
     except FileNotFoundError:
@@ -90,7 +98,9 @@ def test_a_launch_tells_what_each_of_its_processes_loaded_and_started(
             (arm.tree / "elsewhere" / name).write_text(text)
             (arm.tree / "elsewhere" / name).chmod(0o700)
         (arm.tree / "elsewhere/library.so.1").symlink_to(library)
-        for name in ("kept.pt", "kept.db", "log.txt", "lock", "told.txt", "out.txt"):
+        (arm.tree / "elsewhere/folder").mkdir()
+        named = ("kept.pt", "kept.db", "log.txt", "lock", "told.txt", "out.txt", "history.pt")
+        for name in (*named, "folder/inside.txt"):
             (arm.tree / "elsewhere" / name).touch()
 
     launch = pair(arms)["head"]
@@ -106,12 +116,15 @@ def test_a_launch_tells_what_each_of_its_processes_loaded_and_started(
         "elsewhere/kept.db",
         "elsewhere/told.txt",
         "elsewhere/kept.pt",
+        "elsewhere/history.pt",
+        "elsewhere/folder/inside.txt",
         "elsewhere/made.pt",
+        "elsewhere/lock",
     )
     read = ("pytest.ini", *(f"elsewhere/{name}" for name in scripts))
     assert own == {str(tree / name) for name in (*names, *read)}
-    made = tree / "elsewhere/made.pt"
-    assert {Path(file) for file in own - launch.loaded.old} == {made}
+    made = {str(tree / "elsewhere" / name) for name in ("made.pt", "lock")}
+    assert own - launch.loaded.old == made
     assert str(library) in launch.loaded.files
     assert {Path(program).name for program in launch.loaded.programs} >= {"true", "sh", "script"}
     assert launch.loaded.silent == {

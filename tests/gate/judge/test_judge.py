@@ -335,13 +335,13 @@ def test_the_floor_excuses_no_cell_that_is_inconclusive(run: Run) -> None:
             ended("skipped", "no GPU"),
             ended("skipped", "no GPU"),
             "SKIPPED",
-            "the head arm skipped: no GPU",
+            "both arms skipped: no GPU",
         ),
         (timed(1.0), ended("passed"), "ERROR", "the head arm passed: nothing was timed"),
         (ended("failed", "boom"), timed(1.0), "NO-BASELINE", "the base arm failed: boom"),
         (ended("skipped", "x"), timed(1.0), "NO-BASELINE", "the base arm skipped: x"),
         (ended("passed"), timed(1.0), "NO-BASELINE", "the base arm passed: nothing was timed"),
-        (ended("failed", "b"), ended("failed", "h"), "ERROR", "the head arm failed: h"),
+        (ended("failed", "b"), ended("failed", "h"), "ERROR", "both arms failed: h"),
         (
             timed(0.0),
             timed(1.0),
@@ -967,7 +967,7 @@ def test_a_cell_that_is_too_large_for_one_arm_is_an_error(run: Run) -> None:
 
     assert words(judgement) == {"big": "ERROR"}
     assert judgement.num_pairs == 2
-    assert judgement.trials[0].reason == f"the head arm failed: {_FULL}"
+    assert judgement.trials[0].reason == f"both arms failed: {_FULL}"
 
 
 def test_arms_that_one_daemon_may_have_served_are_run_again_launch_after_launch(run: Run) -> None:
@@ -1056,7 +1056,7 @@ def test_a_failure_beside_other_cells_says_that_launches_run_them_in_another_ord
 
     assert (after.word, before.word, before.reason) == ("ERROR", "PASS", None)
     assert after.reason == (
-        "the head arm failed: assert 0 > 0; launches run cells in a random order, and without "
+        "both arms failed: assert 0 > 0; launches run cells in a random order, and without "
         "those that are decided: a test must not need what another has stored"
     )
 

@@ -7,7 +7,7 @@ gate's end is `perfsuite.gate.arms.loaded`. A line has a process id, a kind and 
     process  that has this log, and the one that started it
     file     source, archive, library or text that it opens, any file that the gate watches, and any
              of its own tree that it may read
-    old      as file, of its own tree, written before the launch
+    old      as file, of its own tree, written before the launch; by the name that it had then
     program  that it starts
     silent   command that may run Python in a process that cannot have this log
     shell    command of a shell: what it starts may not have this log
@@ -51,6 +51,7 @@ class LoadLog:
         self._own = tuple(filter(None, [own]))
         self._began_s = began_s
         self._seen: set[str] = set()
+        self._moved: dict[str, str] = {}
         self._folders: dict[str, str] = {}
         self._parent = os.getppid()
 
@@ -62,6 +63,8 @@ class LoadLog:
             self._note_file(arguments[0])
         elif event == "import":  # of an extension; else its file is opened
             self._note_file(arguments[1])
+        elif event == "os.rename":
+            self._note_move(*map(_text, arguments[:2]))
         elif event == "subprocess.Popen":
             self._note_start(*arguments)
         elif event == "os.exec" or event == "os.posix_spawn":
@@ -110,7 +113,18 @@ class LoadLog:
             if "/" in path or os.path.exists(path):
                 named = _source_of(os.path.abspath(path))
                 for file in dict.fromkeys((named, self._resolve(named))):
-                    self.write("old" if self._is_old(file) else "file", file)
+                    old = self._find_old(file)
+                    self.write("old" if old else "file", old or file)
+
+    def _note_move(self, source: str, target: str) -> None:
+        """Remember where a file or folder of an earlier run is now: reading it reads that."""
+        self._seen.discard(target)
+        place, moved = self._resolve(target), self._resolve(source)
+        old = self._find_old(moved)
+        self._moved.pop(moved, None)
+        self._moved.pop(place, None)
+        if old:
+            self._moved[place] = old
 
     def _is_own(self, path: str, real: str) -> bool:
         """Whether a file is there, of the launch's tree, and of no package that is installed."""
@@ -119,12 +133,15 @@ class LoadLog:
         is_of_package = any(folder in name for folder in _PACKAGES for name in names)
         return is_inside and not is_of_package and os.path.exists(real)
 
-    def _is_old(self, file: str) -> bool:
-        if not file.startswith(self._own):
-            return False
+    def _find_old(self, file: str) -> str | None:
+        """What a file of its own tree was called before the launch; None if it is newer."""
+        for place, old in self._moved.items():
+            if f"{file}/".startswith(f"{place}/"):
+                return old + file[len(place) :]
         with contextlib.suppress(OSError):
-            return os.stat(file).st_ctime < self._began_s
-        return False
+            if file.startswith(self._own) and os.stat(file).st_ctime < self._began_s:
+                return file
+        return None
 
     def _resolve(self, path: str) -> str:
         """Where links lead now, which may be gone when somebody asks; folders stay as first seen.
@@ -151,8 +168,8 @@ class LoadLog:
             told = self._resolve(os.path.join(_text(folder or ""), word.rpartition("=")[2]))
             if "/" in word and told.startswith(self._watched):
                 self.write("file", told)
-            elif may_read and self._is_old(told) and os.path.isfile(told):
-                self.write("old", told)
+            elif may_read and os.path.isfile(told) and (old := self._find_old(told)):
+                self.write("old", old)
         command = " ".join(words)[:_MOST_CHARACTERS]
         if script := _interpreter_of(found):
             found, words = script[0], [*script, found, *words[1:]]
