@@ -80,6 +80,8 @@ def combine(
         tflops=speeds["tflops"],
         mfu=speeds["mfu"],
         hfu=speeds["hfu"],
+        compile_s=max((s for rank in ranks if (s := rank.compile_s) is not None), default=None),
+        energy_j=_energy_j(ranks),
     )
     return Outcome(
         step_times_s=tuple(step_times_s),
@@ -125,6 +127,12 @@ def _speeds(
     speeds["mfu"] = statistics.fmean(model) / step_s / peak
     speeds["hfu"] = statistics.fmean(with_recomputation) / step_s / peak
     return speeds, {}
+
+
+def _energy_j(ranks: Sequence[CellMeasured]) -> float | None:
+    """The joules of all devices, each counted once where ranks share it."""
+    used_j = [rank.energy_j for rank in ranks if rank.energy_j is not None]
+    return math.fsum(dict(used_j).values()) if len(used_j) == len(ranks) else None
 
 
 def _busiest(counts: Sequence[Counts]) -> Counts:
@@ -186,7 +194,8 @@ def combine_stages(
     The stages may come from different ranks, so they need not add up to the step time. `other` is
     a rank's duration less its stages. On an accelerator it is the time when the device did nothing
     of the kind: copies, and the wait for a batch. The host loads while the device computes, so
-    that "load" counts in full and is no part of the duration.
+    that "load" counts in full and is no part of the duration; `load_exposed` is what of it the
+    device may have waited for.
     """
     means = [_mean_stages(rounds, num_iterations, overlaps_loading) for rounds in rounds_by_rank]
     names = StageTimes.__struct_fields__
@@ -204,6 +213,8 @@ def _mean_stages(
             totals[name] = totals.get(name, 0.0) + seconds
     within_s = sum(totals.values()) - (totals.get("load", 0.0) if overlaps_loading else 0.0)
     totals["other"] = max(0.0, sum(times.duration_s for times in rounds) - within_s)
+    if overlaps_loading and "load" in totals:
+        totals["load_exposed"] = min(totals["load"], totals["other"])
     return {name: total / (len(rounds) * num_iterations) for name, total in totals.items()}
 
 

@@ -257,6 +257,8 @@ class CellMeasured:
     global_batch_size: int | None  # over all ranks; None where an iteration has no samples
     counts: Counts = NO_COUNTS
     peak: PeakMemory | None = None  # of one iteration, as the next; None where nothing was counted
+    compile_s: float | None = None
+    energy_j: tuple[str, float] | None = None  # of its GPU, by UUID, and an iteration
     operators: tuple[Operator, ...] | None = None
     # Of this rank, after each of the first steps; empty where no gate asks.
     weights: tuple[tuple[TensorDigest, ...], ...] = ()

@@ -19,7 +19,10 @@ RecipeValue = Annotated[int, msgspec.Meta(ge=-MOST, le=MOST)] | float | str | bo
 
 
 class StageTimes(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Seconds per iteration of each stage, each the maximum over ranks of the rank's mean."""
+    """Seconds per iteration of each stage, each the maximum over ranks of the rank's mean.
+
+    `load_exposed` is the part of "load" that an accelerator may have waited for; None on a CPU.
+    """
 
     load: Amount | None
     forward: Amount | None
@@ -27,6 +30,7 @@ class StageTimes(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     optimizer: Amount | None
     evaluation: Amount | None
     other: Amount | None
+    load_exposed: Amount | None = None
 
 
 class Counts(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -45,6 +49,11 @@ class Counts(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
         collected_objects: Objects that refer to one another: only Python's collector frees them.
         allocator_retries: How often, in all timed rounds, an accelerator's allocator gave back what
             it kept for later because memory was short, and waited for that; None on a CPU.
+        host_syncs: How often the host waited for a CUDA device; None on a CPU.
+        device_copies: Copies between host and device; `device_copy_bytes` is their size.
+        graph_breaks: Where torch.compile parted what it compiled, from the process's start to the
+            end of the timed rounds; None where it compiled nothing.
+        recompiles: How often it compiled a frame again until then, as for other shapes.
     """
 
     flops: Count | None
@@ -56,6 +65,11 @@ class Counts(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     collected_objects: Count | None = None
     allocator_retries: Count | None = None
     model_flops: Count | None = None
+    host_syncs: Count | None = None
+    device_copies: Count | None = None
+    device_copy_bytes: Count | None = None
+    graph_breaks: Count | None = None
+    recompiles: Count | None = None
 
 
 class Operator(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -120,6 +134,9 @@ class CellRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
             in every record from before they were kept.
         weights: The digest of each parameter after each of a loop's first steps, summed over the
             ranks, whose copies or parts of it they are; None except in a gate's launches.
+        compile_s: Seconds that torch.compile took, on the slowest rank; None where it did nothing.
+        energy_j: Joules of an iteration, of all devices; None where they do not count them, and in
+            a gate's launches, which share them.
     """
 
     schema: Literal[1] = SCHEMA
@@ -146,6 +163,8 @@ class CellRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     rank_stages_s: dict[str, tuple[Amount, ...]] | None = None
     step_s: StepPercentiles | None = None
     weights: tuple[tuple[TensorDigest, ...], ...] | None = None
+    compile_s: Amount | None = None
+    energy_j: Amount | None = None
 
 
 class CellLine(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

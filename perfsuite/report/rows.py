@@ -102,7 +102,7 @@ class Row:
         named = msgspec.structs.asdict(self.record.stages_s)
         found = {name: seconds for name, seconds in named.items() if seconds is not None}
         if self.record.device != "cpu" and {"load", "other"} <= found.keys():
-            found["load"] = min(found["load"], found["other"])
+            found["load"] = found.pop("load_exposed", min(found["load"], found["other"]))
             found["other"] -= found["load"]
         return found
 
@@ -263,6 +263,11 @@ COLUMNS: Final[tuple[Column[Row], ...]] = (
     Column("flops", "FLOPs", at("record.counts.flops"), format_count),
     Column("model_flops", "model FLOPs", at("record.counts.model_flops"), format_count),
     Column("collectives", "collectives", at("record.counts.collectives")),
+    Column("host_syncs", "host waits", at("record.counts.host_syncs")),
+    Column("graph_breaks", "graph breaks", at("record.counts.graph_breaks")),
+    Column("recompiles", "recompiles", at("record.counts.recompiles")),
+    Column("compile_s", "compiling", at("record.compile_s"), format_seconds),
+    Column("energy_j", "J an iteration", at("record.energy_j"), "{:.3g}".format),
 )
 _BY_KEY: Final = {column.key: column for column in COLUMNS}
 RECIPE_FIELDS: Final = tuple(field.name for field in dataclasses.fields(Recipe))

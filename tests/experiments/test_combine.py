@@ -43,6 +43,14 @@ def test_a_stage_is_the_greatest_mean_of_a_rank_and_not_the_mean_of_the_greatest
     )
 
 
+def test_beside_an_accelerator_loading_is_exposed_as_far_as_the_device_did_nothing_else():
+    waits, overlaps = times(8.0, forward=5.0, load=2.0), times(8.0, forward=7.0, load=4.0)
+
+    combined = combine_stages([[waits], [overlaps]], num_iterations=1, overlaps_loading=True)
+
+    assert (combined.load, combined.other, combined.load_exposed) == (4.0, 3.0, 2.0)
+
+
 def test_a_stage_that_only_one_rank_enters_is_that_ranks():
     rounds_by_rank = [[times(2.0, load=0.5)], [times(2.0, backward=1.5)]]
 
@@ -147,6 +155,23 @@ def test_there_is_no_mfu_without_a_known_peak(precision, accelerators, reason):
     assert (outcome.record.mfu, outcome.record.hfu) == (None, None)
     expected = reason.replace("...", "the table of peaks has none")
     assert outcome.missing["mfu"] == expected
+
+
+def test_joules_are_of_all_devices_and_each_counts_once():
+    shared = [measured(None) for _ in range(3)]
+    for rank, (gpu, energy_j) in zip(shared, [("a", 2.0), ("a", 2.0), ("b", 3.0)], strict=True):
+        rank.energy_j = gpu, energy_j
+
+    assert combined("fp32", *shared).record.energy_j == 5.0
+    assert combined("fp32", *shared, measured(None)).record.energy_j is None
+
+
+def test_the_slowest_rank_says_how_long_compiling_took():
+    ranks = [measured(None) for _ in range(3)]
+    ranks[0].compile_s, ranks[1].compile_s = 1.0, 4.0
+
+    assert combined("fp32", *ranks).record.compile_s == 4.0
+    assert combined("fp32", ranks[2]).record.compile_s is None
 
 
 def test_a_rank_without_model_flops_leaves_no_speed_in_them():

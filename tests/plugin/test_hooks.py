@@ -209,6 +209,8 @@ def test_the_record_has_exactly_the_keys_of_the_contract(project: pytest.Pyteste
         "rank_stages_s",
         "step_s",
         "weights",
+        "compile_s",
+        "energy_j",
     ]
     assert list(record["stages_s"]) == [
         "load",
@@ -217,6 +219,7 @@ def test_the_record_has_exactly_the_keys_of_the_contract(project: pytest.Pyteste
         "optimizer",
         "evaluation",
         "other",
+        "load_exposed",
     ]
     assert list(record["counts"]) == [
         "flops",
@@ -228,6 +231,11 @@ def test_the_record_has_exactly_the_keys_of_the_contract(project: pytest.Pyteste
         "collected_objects",
         "allocator_retries",
         "model_flops",
+        "host_syncs",
+        "device_copies",
+        "device_copy_bytes",
+        "graph_breaks",
+        "recompiles",
     ]
     assert record["numerics"]["status"] == "equivalent"
     assert record["numerics"]["check"] == "T1"

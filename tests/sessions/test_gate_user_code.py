@@ -23,6 +23,7 @@ CHANGES = {
     "names": ("outputs", "scores"),
     "sums": ("(first + second) + third", "first + (second + third)"),
     "rate": ("RATE = 0.1", "RATE = 0.11"),
+    "breaks": ("# whole", "torch._dynamo.graph_break()"),
 }
 MODULES = {
     "work": "def think():\n    sum(range(20_000))\n",
@@ -31,6 +32,10 @@ MODULES = {
     "names": "def score(network, inputs):\n    outputs = network(inputs)\n    return outputs\n",
     "sums": "def add(first, second, third):\n    return (first + second) + third\n",
     "rate": "RATE = 0.1\n",
+    "breaks": (
+        "import torch\n\n@torch.compile(backend='eager')\ndef score(network, inputs):\n"
+        "    outputs = network(inputs)\n    # whole\n    return outputs.tanh()\n"
+    ),
 }
 CELLS = """
     import os
@@ -86,6 +91,13 @@ CELLS = """
         import rate
         train(rate=rate.RATE, tells=False)
 
+    def broken_graph():
+        import breaks
+        train(score=breaks.score)
+
+    def test_compiled(loop_benchmark):
+        loop_benchmark(broken_graph, steps=20, warmup=3)
+
     def test_ends(loop_benchmark):
         loop_benchmark(ending, steps=36, warmup=3)
 
@@ -112,12 +124,14 @@ def test_loops_are_told_apart_by_their_times_and_by_what_they_compute(tmp_path: 
 
     gated.expect(
         10,
+        "*::test_compiled FAIL *",
         "*::test_ends INVALID*",
         "*::test_mathematics[faster_rate] FAIL *",
         "*::test_mathematics[renamed] PASS *",
         "*::test_mathematics[reordered] PASS *",
         "*::test_times[slower-1] FAIL +*",
         "*::test_times[twin-2] PASS *",
+        "*::test_compiled: graph_breaks 0 -> 1 (+1), allowed 0 %*",
         "*::test_ends: the loop ended by itself, after * rounds in the base and * in head, so that "
         "neither times nor counts compare; let both take the steps that the test asks for*",
         "*::test_mathematics[faster_rate]: mathematics: changed: * of parameter * at step 1 *",
@@ -130,7 +144,7 @@ def test_loops_are_told_apart_by_their_times_and_by_what_they_compute(tmp_path: 
     assert {
         name: (verdict["word"], verdict["by"], verdict["numerics_change"].partition(":")[0])
         for name, (verdict, *_) in found.items()
-        if name != "test_ends"
+        if name not in ("test_ends", "test_compiled")
     } == {
         "test_mathematics[renamed]": ("PASS", "pairs", "same bits"),
         "test_mathematics[reordered]": ("PASS", "pairs", "rounding"),

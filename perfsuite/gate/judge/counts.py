@@ -58,7 +58,7 @@ _ALLOCATOR_SLACK = Slack(ratio=0.01, num_bytes=16 * 2**20)
 # checkpointing) in three sessions each. A page leaves room for another scalar, such as a counter.
 _EXACT_PEAK_SLACK = Slack(num_bytes=4096)
 
-_SIZES = ("collective_bytes", "saved_activation_bytes", "memory")
+_SIZES = ("collective_bytes", "device_copy_bytes", "saved_activation_bytes", "memory")
 _NOT_COMPARED = "counts and memory are not compared"
 # From here on a change is visible in a percentage with one decimal.
 _VISIBLE_RATIO = 0.0005

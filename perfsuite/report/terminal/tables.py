@@ -18,6 +18,7 @@ _COLUMNS = columns_of(
     *("workload", "parallel", "precision", "checkpointing", "numerics", "num_workers"),
     *("step_time_s", "spread_ratio", "samples_per_s", "tokens_per_s", "device_samples_per_s"),
     *("device_tokens_per_s", "tflops", "mfu", "hfu", "load_ratio", "peak_bytes", "collectives"),
+    *("host_syncs", "graph_breaks", "recompiles", "compile_s", "energy_j"),
 )
 
 

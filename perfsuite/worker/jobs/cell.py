@@ -16,6 +16,7 @@ from perfsuite.ranks import messages
 from perfsuite.ranks.progress import BoardWriter
 from perfsuite.ranks.turns import Agreed, Turns
 from perfsuite.system.background import Waits
+from perfsuite.system.energy import watch_energy
 from perfsuite.system.environment import Environment
 from perfsuite.worker.jobs.activities import Activity, start_activity
 from perfsuite.worker.jobs.loader_workers import (
@@ -25,7 +26,8 @@ from perfsuite.worker.jobs.loader_workers import (
 )
 from perfsuite.worker.jobs.user_code import start_user_code
 from perfsuite.worker.measure.clock import largest_over_ranks, start_together
-from perfsuite.worker.measure.counters import count_garbage, count_iteration, count_kernel_launches
+from perfsuite.worker.measure.compilation import read_compilation
+from perfsuite.worker.measure.counters import count_device_calls, count_garbage, count_iteration
 from perfsuite.worker.measure.device import is_accelerator, memory_stats, synchronize
 from perfsuite.worker.measure.environment import describe_environment
 from perfsuite.worker.measure.iterations import Iterations, T
@@ -191,6 +193,9 @@ class Measurement:
             agreed = self._agree(iteration_s)
             self._found.num_iterations = agreed.iterations
             yield from self._measure(agreed.rounds)
+            if (compiled := read_compilation()) is not None:
+                self._found.compile_s = compiled.compile_s
+                self._note(graph_breaks=compiled.graph_breaks, recompiles=compiled.recompiles)
             if self._waits.are_hidden:
                 self._turns.tell_waits()
         finally:
@@ -250,11 +255,16 @@ class Measurement:
             yield from self._take_rounds(self._found.rounds, num_rounds, self._stages)
             return
         before = memory_stats(self._device).get("num_alloc_retries", 0)
+        # In a gate the other arm uses the same devices meanwhile.
+        energy = None if self._turns.are_needed else watch_energy(self._device.index or 0)
         # Stages have rounds of their own: their events make a small step slower.
         stages = self._stages if self._is_loop else self._marks
         yield from self._take_rounds(self._found.rounds, num_rounds, stages)
         retries = memory_stats(self._device).get("num_alloc_retries", 0) - before
-        self._found.counts = msgspec.structs.replace(self._found.counts, allocator_retries=retries)
+        self._note(allocator_retries=retries)
+        if energy is not None and (used := energy()) is not None:
+            num_iterations = num_rounds * (self._found.num_iterations + 1)  # with each run-up
+            self._found.energy_j = used[0], used[1] / num_iterations
         if not self._is_loop:
             yield from self._take_rounds(self._found.stage_rounds, _NUM_STAGE_ROUNDS, self._stages)
 
@@ -305,15 +315,17 @@ class Measurement:
         del found["watched_s"]
         found["saved_activation_bytes"] = peak.saved_activation_bytes
         if not self._is_loop:
-            found["kernel_launches"] = yield from count_kernel_launches(device)
-            if found["kernel_launches"] is None:
+            found |= yield from count_device_calls(device)
+            if "kernel_launches" not in found:
                 self._found.missing["kernel_launches"] = _NO_LAUNCHES[device.type == "cuda"]
             found["collected_objects"] = yield from count_garbage()
             if profiles:
                 profiler = yield from profile_iterations(device, num_iterations=1)
                 self._found.operators = costliest_operators(profiler.key_averages(), device)
-        found = {name: None if name in self._found.missing else found[name] for name in found}
-        self._found.counts = msgspec.structs.replace(self._found.counts, **found)
+        self._note(**{name: None if name in self._found.missing else found[name] for name in found})
+
+    def _note(self, **counts: int | None) -> None:
+        self._found.counts = msgspec.structs.replace(self._found.counts, **counts)
 
 
 def inject_fault(

@@ -1,10 +1,13 @@
 """Counts of one iteration that do not depend on how fast the machine is. Nothing is timed."""
 
 import gc
+import json
 import re
+import tempfile
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -27,6 +30,14 @@ _KERNEL_LAUNCHES = (
     *("cudaLaunchKernel", "cudaLaunchKernelExC", "cudaLaunchCooperativeKernel"),
     *("cuLaunchKernel", "cuLaunchKernelEx", "cuLaunchCooperativeKernel"),
 )
+# Those in which the host waits for the device (likewise, "Device", "Stream" and "Event Management";
+# `cudaMemcpy` waits for its copy).
+_HOST_SYNCS = (
+    *("cudaDeviceSynchronize", "cudaStreamSynchronize", "cudaEventSynchronize", "cudaMemcpy"),
+    *("cuCtxSynchronize", "cuStreamSynchronize", "cuEventSynchronize"),
+)
+_COPIES = ("Memcpy HtoD", "Memcpy DtoH")
+_ITERATION, _ON_HOST = "perfsuite: iteration", "user_annotation"
 
 
 @dataclass(kw_only=True, unsafe_hash=True)
@@ -70,21 +81,44 @@ def count_garbage() -> Iterations[int]:
     return min(found)
 
 
-def count_kernel_launches(device: torch.device) -> Iterations[int | None]:
-    """Return how many kernels one iteration launches on a GPU, replayed CUDA graphs left out."""
+def count_device_calls(device: torch.device) -> Iterations[dict[str, int]]:
+    """Return what `count_events` finds in one iteration on a GPU; nothing of another device."""
     if device.type != "cuda":
-        return None
+        return {}
     activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
     torch.cuda.synchronize(device)
     with torch.profiler.profile(activities=activities) as profiler:
-        yield untimed
+        with torch.profiler.record_function(_ITERATION):
+            yield untimed
         torch.cuda.synchronize(device)
-    return count_launches(event.name for event in profiler.events() or ()) or None
+    with tempfile.TemporaryDirectory() as folder:
+        # The events in memory have the sizes of copies in another place in each version of torch.
+        trace = Path(folder) / "trace.json"
+        profiler.export_chrome_trace(str(trace))
+        return count_events(json.loads(trace.read_text())["traceEvents"])
 
 
-def count_launches(event_names: Iterable[str]) -> int:
-    """Return how many of a profile's events are launches of a kernel."""
-    return sum(name in _KERNEL_LAUNCHES for name in event_names)
+def count_events(events: Iterable[dict[str, Any]]) -> dict[str, int]:
+    """Return the launches of kernels, waits and copies in a trace; nothing where CUPTI saw none.
+
+    `events` are in Chrome's trace format. Kernels of replayed CUDA graphs are no launches.
+    """
+    timed = [event for event in events if "dur" in event]
+    # What comes after is the profiler's own wait. A GPU has a range of the same name.
+    (iteration,) = (
+        event for event in timed if event["name"] == _ITERATION and event["cat"] == _ON_HOST
+    )
+    end = iteration["ts"] + iteration["dur"]
+    within = [event["name"] for event in timed if event["ts"] < end]
+    copies = [event for event in timed if event["name"].startswith(_COPIES)]
+    if not (num_launches := sum(name in _KERNEL_LAUNCHES for name in within)):
+        return {}
+    return {
+        "kernel_launches": num_launches,
+        "host_syncs": sum(name in _HOST_SYNCS for name in within),
+        "device_copies": len(copies),
+        "device_copy_bytes": sum(event["args"]["bytes"] for event in copies),
+    }
 
 
 class _Counter(StepMode):  # type: ignore[no-untyped-call]

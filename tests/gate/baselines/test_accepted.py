@@ -240,7 +240,9 @@ def block(**changes: str | None) -> str:
         (
             block(kind='"count"', count='"time"'),
             "count is 'time'; use one of flops, ops, collectives, collective_bytes, "
-            "saved_activation_bytes, kernel_launches, collected_objects, allocator_retries, memory",
+            "saved_activation_bytes, kernel_launches, collected_objects, "
+            "allocator_retries, host_syncs, device_copies, device_copy_bytes, graph_breaks, "
+            "recompiles, memory",
         ),
     ],
 )

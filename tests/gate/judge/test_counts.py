@@ -202,7 +202,8 @@ def test_the_marker_widens_narrows_and_switches_off() -> None:
             {"flop": "exact"},
             "counts names 'flop' (test_x, perf marker); use flops, ops, collectives, "
             "collective_bytes, saved_activation_bytes, kernel_launches, collected_objects, "
-            "allocator_retries, memory",
+            "allocator_retries, host_syncs, device_copies, device_copy_bytes, graph_breaks, "
+            "recompiles, memory",
         ),
         (
             {"flops": "some"},

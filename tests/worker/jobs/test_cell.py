@@ -25,6 +25,7 @@ from perfsuite.records.stages import Stage
 from perfsuite.worker.jobs import cell
 from perfsuite.worker.jobs.activities import Repeatable
 from perfsuite.worker.measure import rounds
+from perfsuite.worker.measure.compilation import Compilation
 from perfsuite.worker.measure.stages import StageClock, StageMarks
 
 CPU = torch.device("cpu")
@@ -82,6 +83,7 @@ def accelerator(monkeypatch: pytest.MonkeyPatch) -> None:
         new = lambda _, on_enter, on_device=on_device: on_device(on_enter=on_enter)  # noqa: E731
         monkeypatch.setattr(cell, kind.__name__, new)
     monkeypatch.setattr(cell, "memory_stats", lambda _: {"num_alloc_retries": next(retries)})
+    monkeypatch.setattr(cell, "watch_energy", lambda index: lambda: (f"GPU-{index}", 45.0))
     monkeypatch.setattr(rounds, "collection_s", lambda _: 0.0)  # another test left garbage
     monkeypatch.setattr(rounds, "_LEAST_WARM_UP_S", 0.0)  # its clock need not rise
     monkeypatch.setattr(rounds, "_STEADY", float("inf"))
@@ -119,6 +121,8 @@ def test_rounds_of_an_accelerator_hold_no_event_of_a_stage_and_let_the_host_run_
     of_stages = 2 * (NUM_STAGE_ROUNDS * NUM_ITERATIONS + num_warm_up)
     assert Event.num_recorded == of_borders + of_stages
     assert measured.counts.allocator_retries == 3
+    # Of 5 rounds of 8 steps, each after one more.
+    assert measured.energy_j == ("GPU-0", 45.0 / (NUM_ROUNDS * (NUM_ITERATIONS + 1)))
     # Three steps alike after the scale has settled, and one before each round.
     assert steps.num_done == num_warm_up + (NUM_ROUNDS + NUM_STAGE_ROUNDS) * (NUM_ITERATIONS + 1)
 
@@ -130,4 +134,18 @@ def test_a_cpu_has_its_stages_in_the_timed_rounds(tmp_path: Path, steps: Steps) 
     assert [list(one.stages_s) for one in measured.rounds] == [["forward"]] * NUM_ROUNDS
     assert measured.stage_rounds == []
     assert measured.counts.allocator_retries is None
+    assert (measured.energy_j, measured.compile_s) == (None, None)
     assert steps.num_done == Steps.num_warmup + NUM_ROUNDS
+
+
+@pytest.mark.usefixtures("accelerator")
+def test_what_was_compiled_until_the_rounds_end_is_counted(
+    tmp_path: Path, steps: Steps, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiled = Compilation(graph_breaks=2, recompiles=1, compile_s=3.5)
+    monkeypatch.setattr(cell, "read_compilation", lambda: compiled)
+
+    measured = measure(tmp_path)
+
+    counts = measured.counts
+    assert (counts.graph_breaks, counts.recompiles, measured.compile_s) == (2, 1, 3.5)

@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+import json
 from contextlib import nullcontext
 from functools import partial
-from types import SimpleNamespace
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,11 +15,12 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
 from perfsuite import Recipe
+from perfsuite.worker.measure import counters
 from perfsuite.worker.measure.counters import (
+    count_device_calls,
+    count_events,
     count_garbage,
     count_iteration,
-    count_kernel_launches,
-    count_launches,
 )
 from perfsuite.worker.measure.iterations import run_iterations
 from perfsuite.worker.training.loaders import EpochBatches
@@ -248,32 +251,56 @@ def test_loading_that_fails_does_not_hide_what_comes_after():
     assert run_iterations(count_iteration(), iterate).ops == 1
 
 
-def test_launches_of_the_runtime_and_of_the_driver_count_and_nothing_else():
-    names = [
-        "cudaLaunchKernel",
-        "cudaLaunchKernelExC",
-        "cuLaunchKernel",
-        "cuLaunchKernelEx",
-        "cudaLaunchKernel",
-        "cudaMemcpyAsync",
-        "cudaDeviceSynchronize",
-        "cudaLaunchHostFunc",
-        "aten::add",
-        "void at::native::vectorized_elementwise_kernel<4>",
+def event(name: str, start_us: float, **more: Any) -> dict[str, Any]:
+    return {"ph": "X", "name": name, "ts": start_us, "dur": 1.0, "cat": "", **more}
+
+
+ITERATION = event("perfsuite: iteration", 100.0, dur=50.0, cat="user_annotation")
+ON_GPU = event("perfsuite: iteration", 105.0, dur=90.0, cat="gpu_user_annotation")
+PROFILER = {"ph": "M", "name": "process_name", "ts": 0, "args": {"name": "python"}}
+
+
+def test_launches_waits_and_copies_of_an_iteration_count_and_nothing_else():
+    launches = ("cudaLaunchKernel", "cudaLaunchKernelExC", "cuLaunchKernel", "cuLaunchKernelEx")
+    waits = ("cudaStreamSynchronize", "cudaEventSynchronize", "cudaMemcpy")
+    others = ("cudaMemcpyAsync", "cudaLaunchHostFunc", "aten::add", "cudaStreamWaitEvent")
+    host = [event(name, 110.0) for name in (*launches, *waits, *others)]
+    copies = [
+        event("Memcpy HtoD (Pageable -> Device)", 120.0, args={"bytes": 1024}),
+        # One that its wait has the device end after the iteration's last call.
+        event("Memcpy DtoH (Device -> Pinned)", 160.0, args={"bytes": 4}),
+        event("Memcpy DtoD (Device -> Device)", 130.0, args={"bytes": 2**20}),
     ]
+    own_wait = event("cudaDeviceSynchronize", 151.0)
 
-    assert count_launches(names) == 5
+    found = count_events([PROFILER, ON_GPU, ITERATION, *host, *copies, own_wait])
+
+    assert found == {
+        "kernel_launches": 4,
+        "host_syncs": 3,
+        "device_copies": 2,
+        "device_copy_bytes": 1028,
+    }
 
 
-def test_a_cpu_launches_no_kernels_so_their_number_is_none():
+def test_a_cpu_launches_no_kernels_so_there_is_nothing_to_count():
     def never(stage):
         raise AssertionError("not to be run")
 
-    assert run_iterations(count_kernel_launches(torch.device("cpu")), never) is None
+    assert run_iterations(count_device_calls(torch.device("cpu")), never) == {}
 
 
-@pytest.mark.parametrize(("names", "found"), [(("cudaLaunchKernel",), 1), ((), None)])
-def test_on_cuda_the_launches_of_one_synchronised_iteration_are_counted(monkeypatch, names, found):
+@pytest.mark.parametrize(
+    ("names", "found"),
+    [
+        (
+            ("cudaLaunchKernel",),
+            {"kernel_launches": 1, "host_syncs": 0, "device_copies": 0, "device_copy_bytes": 0},
+        ),
+        ((), {}),
+    ],
+)
+def test_on_cuda_the_calls_of_one_synchronised_iteration_are_counted(monkeypatch, names, found):
     trace = []
 
     class FakeProfile:
@@ -287,8 +314,9 @@ def test_on_cuda_the_launches_of_one_synchronised_iteration_are_counted(monkeypa
         def __exit__(self, *exception):
             trace.append("end")
 
-        def events(self):
-            return [SimpleNamespace(name=name) for name in (*names, "aten::mm")]
+        def export_chrome_trace(self, path):
+            events = [ITERATION, *(event(name, 110.0) for name in (*names, "aten::mm"))]
+            Path(path).write_text(json.dumps({"traceEvents": events}))
 
     monkeypatch.setattr(torch.profiler, "profile", FakeProfile)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: trace.append("synchronize"))
@@ -297,8 +325,20 @@ def test_on_cuda_the_launches_of_one_synchronised_iteration_are_counted(monkeypa
         with stage("forward"):
             trace.append("iterate")
 
-    assert run_iterations(count_kernel_launches(torch.device("cuda", 0)), iterate) == found
+    assert run_iterations(count_device_calls(torch.device("cuda", 0)), iterate) == found
     assert trace == ["synchronize", "begin", "iterate", "synchronize", "end"]
+
+
+def test_a_trace_of_torch_names_the_iteration_and_its_end(tmp_path: Path) -> None:
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
+        with torch.profiler.record_function(counters._ITERATION):
+            torch.zeros(3).square()
+        with torch.profiler.record_function("cudaLaunchKernel"):
+            torch.zeros(3)
+    profiler.export_chrome_trace(str(tmp_path / "trace.json"))
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+
+    assert count_events(events) == {}  # the launch came later
 
 
 def test_garbage_of_an_iteration_is_counted_without_what_an_epochs_start_adds():
