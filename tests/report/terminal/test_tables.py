@@ -6,7 +6,7 @@ from perfsuite.records.cell import CellLine, CellRecord, Counts, Memory, StageTi
 from perfsuite.records.equivalence import Numerics
 from perfsuite.records.recipe import Recipe
 from perfsuite.report.rows import no_power_lines, not_exercised_lines
-from perfsuite.report.terminal.tables import progress_line, terminal_table
+from perfsuite.report.terminal.tables import progress_line, terminal_table, text_table
 
 NO_STAGES = {"forward": None, "backward": None, "optimizer": None, "evaluation": None}
 
@@ -149,3 +149,11 @@ def test_parametrized_cells_of_one_function_are_told_apart() -> None:
     rows = terminal_table(cells).splitlines()[-2:]
 
     assert [row.split()[0] for row in rows] == ["train[64-x]", "train"]
+
+
+def test_a_long_text_takes_nothing_from_another_column() -> None:
+    name = "benchmarks/test_it.py::test_it[" + 500 * "x" + "]"
+
+    table = text_table([("cell", False), ("verdict", False), ("pairs", True)], [[name, "FAIL", "4"]])
+
+    assert table.splitlines()[-1] == f" {name}   FAIL          4"
