@@ -94,14 +94,14 @@ def rows_of(runs: Sequence[Run]) -> tuple[Row, ...]:
                     is_accepted=row.name in run.accepted,
                     is_dirty=run.is_dirty,
                 )
-                measured.setdefault(_environment(row), []).append(past)
+                measured.setdefault(_environment(run, row), []).append(past)
             # A cell without a time is shown from the newest run alone.
             if row.step_time_s is not None or run is runs[-1]:
                 newest[row.name] = run
     return tuple(
         dataclasses.replace(
             row,
-            history=tuple(measured.get(_environment(row), ())),
+            history=tuple(measured.get(_environment(run, row), ())),
             is_from_older_run=run is not runs[-1],
         )
         for run in reversed(runs)
@@ -110,8 +110,8 @@ def rows_of(runs: Sequence[Run]) -> tuple[Row, ...]:
     )
 
 
-def _environment(row: Row) -> tuple[str, str | None]:
-    return row.name, None if row.record is None else row.record.fingerprint
+def _environment(run: Run, row: Row) -> tuple[str, str | None]:
+    return row.name, (run if row.record is None else row.record).fingerprint
 
 
 def _read_run(path: AnyPath) -> Run:

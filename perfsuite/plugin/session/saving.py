@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
 from pathlib import Path, PurePosixPath
-from typing import Any, Final
+from typing import Any
 
 import msgspec
 import pytest
@@ -22,16 +22,12 @@ from perfsuite.plugin import recorder
 from perfsuite.plugin.output import ends_on_mistakes
 from perfsuite.records.run_file import STAMP_KEY, RunStamp, Unusable, read_run
 from perfsuite.records.shard import ShardStamp
-from perfsuite.records.verdict import CellVerdict
+from perfsuite.records.verdict import CellVerdict, most_severe
 from perfsuite.system.environment import describe_host, is_pull_request
 from perfsuite.system.files import write_atomically
 from perfsuite.system.fitness import probe_host
 from perfsuite.system.json_files import read_json_as
 from perfsuite.system.urls import AnyPath, RemotePath, locate
-
-# A file that could not be written ends the session in 12, unless it ends in something more severe:
-# 11 is an inconclusive cell, 5 that no test was found.
-_LESSER_EXITS: Final = (ExitCode.OK, ExitCode.INCONCLUSIVE, pytest.ExitCode.NO_TESTS_COLLECTED)
 
 # Tells later plugins where run.json was written, and the tolerance and limit of its verdicts.
 WRITTEN_RUN = pytest.StashKey[tuple[Path, float, float]]()
@@ -126,8 +122,8 @@ class RunSaver:
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         """End in 12 where a file could not be written, and nothing more severe happened."""
-        if self.write_errors and session.exitstatus in _LESSER_EXITS:
-            session.exitstatus = ExitCode.REFUSED
+        if self.write_errors:
+            session.exitstatus = most_severe([int(session.exitstatus), ExitCode.REFUSED])
 
     @pytest.hookimpl(trylast=True)
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
