@@ -16,7 +16,7 @@ from perfsuite.records.cell import CellLine, CellRecord, decode_line
 from perfsuite.records.run_file import Benchmark, RunHead, Unusable, invalid_record, read_file
 from perfsuite.records.shard import ShardStamp
 from perfsuite.records.verdict import Verdict, VerdictWord
-from perfsuite.report.rows import HistoryPoint, Row, not_exercised_lines, recipe_of
+from perfsuite.report.rows import HistoryPoint, Row, recipe_of, skipped_lines
 from perfsuite.system.json_files import MAX_JSON_BYTES
 from perfsuite.system.untrusted import printable, read_untrusted
 from perfsuite.system.urls import AnyPath, RemotePath
@@ -197,7 +197,7 @@ def with_reasons(run: Run) -> Run:
         dataclasses.replace(row, note=_reason(lines[row.name])) if row.name in lines else row
         for row in run.rows
     )
-    missing = not_exercised_lines(list(lines.values()))
+    missing = skipped_lines(list(lines.values()))
     for name, line in lines.items():
         if line.outcome == "failed" and line.perfsuite is None:
             missing.append(f"FAILED {name}: {_reason(line) or 'no reason is known'}")

@@ -95,9 +95,12 @@ class RunSaver:
     @pytest.hookimpl(optionalhook=True)
     def pytest_benchmark_update_json(self, output_json: dict[str, Any]) -> None:
         """Stamp a run; called for each file that is made of it."""
+        # Another plugin may have run a test again that failed: the last time counts.
+        benchmarks = {one["fullname"]: one for one in output_json["benchmarks"]}
+        output_json["benchmarks"] = [*benchmarks.values()]
         records = {
-            benchmark["fullname"]: record if isinstance(record, dict) else {}
-            for benchmark in output_json["benchmarks"]
+            name: record if isinstance(record, dict) else {}
+            for name, benchmark in benchmarks.items()
             for record in [benchmark["extra_info"].get(STAMP_KEY)]
         }
         put_stamp(output_json, self._make_stamp(records))

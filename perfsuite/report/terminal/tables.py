@@ -32,11 +32,6 @@ def progress_line(line: CellLine) -> str:
     )
 
 
-def terminal_table(lines: Sequence[CellLine]) -> str:
-    """Return the table of all measured cells as text, without empty columns."""
-    return report_table([row for row in map(row_of_line, lines) if row is not None])
-
-
 def report_table(rows: Sequence[Row]) -> str:
     """Return the table of the cells of any suite, without empty columns."""
     leading = "cell" if any(row.record is None for row in rows) else "workload"
