@@ -1,7 +1,8 @@
-"""The pytest plugin that `perfsuite run` adds: a report of what the session has just written."""
+"""The pytest plugin of `perfsuite run`: the folder that it runs, and a report on its session."""
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -9,7 +10,17 @@ from perfsuite.plugin.session.saving import WRITTEN_RUN
 from perfsuite.report.formats.folder import PAGE
 
 # A process of its own, so that no fault of the report changes the session's exit code.
-_COMMAND = (sys.executable, "-c", "from perfsuite.cli.app import main; main()", "report")
+_COMMAND = (sys.executable, "-m", "perfsuite", "report")
+
+
+def pytest_load_initial_conftests(early_config: pytest.Config, args: list[str]) -> None:
+    """Run the benchmarks where no path is given: pytest would run all tests of the project."""
+    known = early_config.known_args_namespace
+    # What follows an option of a conftest looks like a path here.
+    paths = (Path(text.partition("::")[0]) for text in known.file_or_dir)
+    if not known.pyargs and not any(path.exists() for path in paths):
+        for words in (args, known.file_or_dir):
+            words.append("benchmarks")
 
 
 @pytest.hookimpl(trylast=True)
