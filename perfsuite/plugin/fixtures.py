@@ -292,13 +292,15 @@ class _Cell:
         """Return what `measure(*args, **how, is_timed=...)` finds, and have it recorded."""
         import msgspec
 
+        from perfsuite.plugin.session.torchrun import finished_outcome
+
         item, benchmark = self._request.node, self._benchmark
         if OUTCOME in item.stash:
             raise SettingError(
                 f"{item.nodeid} has measured a cell already, and a test has one place to store its "
                 "times; parametrize the test, or write another"
             )
-        outcome = self.runner.finished_outcome(item.nodeid)
+        outcome = finished_outcome(self.runner.finished, item.nodeid)
         if outcome is None:
             with _packing_own_modules(self._request):
                 outcome = measure(*args, **how, is_timed=recorder.is_recorded(item))

@@ -944,7 +944,7 @@ def test_a_busy_machine_is_refused_at_once_where_waiting_is_not_wanted(
 
 
 def test_run_reports_on_what_its_session_wrote(project: pytest.Pytester) -> None:
-    result = run(project, ONE_CELL, "-p", "perfsuite.plugin.report", "--perf-report=there")
+    result = run(project, ONE_CELL, ".", "-p", "perfsuite.plugin.report", "--perf-report=there")
 
     assert result.ret == 0
     folder = project.path / "there" / "report"

@@ -20,8 +20,8 @@ from perfsuite.plugin.output import ends_on_mistakes, legible, say
 from perfsuite.plugin.session import markers, phases, saving, sharding
 from perfsuite.plugin.session.choices import Choices
 from perfsuite.plugin.session.gate import SessionGate, refuse_silent_passes
-from perfsuite.plugin.session.torchrun import TorchrunSession, finished_outcome
-from perfsuite.records.cell import CellLine, Outcome, encode_line
+from perfsuite.plugin.session.torchrun import TorchrunSession
+from perfsuite.records.cell import CellLine, encode_line
 from perfsuite.records.verdict import CellVerdict
 from perfsuite.report.rows import no_power_lines, row_of_line, skipped_lines, slow_rank_lines
 from perfsuite.report.summary import verdict_sentence
@@ -80,10 +80,6 @@ class MeasuredSession:
     def finished(self) -> Mapping[str, CellLine]:
         """Cells that were measured before torchrun started the ranks again."""
         return {} if self._torchrun is None else self._torchrun.finished
-
-    def finished_outcome(self, name: str) -> Outcome | None:
-        """Return what was measured of a cell that needs no second run; None of any other."""
-        return finished_outcome(self.finished, name)
 
     @property
     def session(self) -> Session:

@@ -5,7 +5,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from rich.cells import cell_len
 
 from perfsuite.records.cell import CellLine
-from perfsuite.report.charts.sections import Grid
 from perfsuite.report.rows import Column, Row, T, columns_of, filled, row_of_line
 
 _GAP = " " * 3
@@ -46,11 +45,6 @@ def table_of(columns: Sequence[Column[T]], rows: Iterable[T]) -> str:
         [(column.title, column.is_number) for column in columns],
         ([column.text(row) for column in columns] for row in rows),
     )
-
-
-def grid_table(grid: Grid) -> str:
-    """Return a table of texts, under its title."""
-    return f"{grid.title}\n{text_table(grid.columns, grid.rows)}"
 
 
 def text_table(columns: Sequence[tuple[str, bool]], rows: Iterable[Iterable[str]]) -> str:
