@@ -36,8 +36,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.add_typer(baseline)
-# What typer makes of Ctrl-C, without a word.
-_EXIT_INTERRUPTED = shell_exit_code(signal.SIGINT)
 
 
 def main() -> None:
@@ -48,7 +46,7 @@ def main() -> None:
         with ends_on_signals():
             app()
     except SystemExit as ended:
-        if ended.code == _EXIT_INTERRUPTED:
+        if ended.code == shell_exit_code(signal.SIGINT):  # as typer ends, without a word
             sys.stderr.write("perfsuite: ended by SIGINT\n")
         raise
     except PerfsuiteError as error:

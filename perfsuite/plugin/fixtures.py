@@ -128,7 +128,7 @@ def step_benchmark(request: pytest.FixtureRequest, benchmark: Any) -> Measure:
     `reference` is a `build_step` for one process, whose step takes what those of all ranks take
     together; the first three steps are held to it, within the rounding of `precision`.
     """
-    measure_code = _measuring_code(request, benchmark)
+    cell = _Cell(request, benchmark)
 
     def measure(
         build_step: Callable[[], Any],
@@ -141,9 +141,11 @@ def step_benchmark(request: pytest.FixtureRequest, benchmark: Any) -> Measure:
         reference: Callable[[], Any] | None = None,
         precision: str = "fp32",
     ) -> Outcome:
-        return measure_code(
+        return cell.record(
+            cell.session.measure_user_code,
             build_step,
             kind="step",
+            checks_numerics=cell.runner.choices.checks_numerics,
             reference=reference,
             precision=precision,
             world_size=ranks,
@@ -166,7 +168,7 @@ def loop_benchmark(request: pytest.FixtureRequest, benchmark: Any) -> Measure:
     `optimizer` names, or where the loop calls `perfsuite.step_done()`. After `warmup` and `steps`
     steps, and two more, the loop is ended by `perfsuite.StopLoop`.
     """
-    measure_code = _measuring_code(request, benchmark)
+    cell = _Cell(request, benchmark)
 
     def measure(
         train: Callable[[], object],
@@ -178,7 +180,8 @@ def loop_benchmark(request: pytest.FixtureRequest, benchmark: Any) -> Measure:
         tokens_per_step: int | None = None,
         optimizer: str | None = None,
     ) -> Outcome:
-        return measure_code(
+        return cell.record(
+            cell.session.measure_user_code,
             train,
             kind="loop",
             world_size=ranks,
@@ -232,15 +235,6 @@ def command_benchmark(request: pytest.FixtureRequest, benchmark: Any) -> Measure
 
     measure.__qualname__ = "command_benchmark"
     return measure
-
-
-def _measuring_code(request: pytest.FixtureRequest, benchmark: Any) -> Measure:
-    cell = _Cell(request, benchmark)
-    return partial(
-        cell.record,
-        cell.session.measure_user_code,
-        checks_numerics=cell.runner.choices.checks_numerics,
-    )
 
 
 def _measuring(

@@ -9,9 +9,6 @@ import pytest
 from perfsuite.plugin.session.saving import WRITTEN_RUN
 from perfsuite.report.formats.folder import PAGE
 
-# A process of its own, so that no fault of the report changes the session's exit code.
-_COMMAND = (sys.executable, "-m", "perfsuite", "report")
-
 
 def pytest_load_initial_conftests(early_config: pytest.Config, args: list[str]) -> None:
     """Run the benchmarks where no path is given: pytest would run all tests of the project."""
@@ -34,8 +31,9 @@ def pytest_terminal_summary(
     path, tolerance, limit = written
     folder = path.parent / "report"
     bounds = (f"--tolerance={tolerance!r}", f"--limit={limit!r}")
-    command = [*_COMMAND, str(path), "--html", str(folder), *bounds]
-    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    words = ("-m", "perfsuite", "report", str(path), "--html", str(folder), *bounds)
+    # A process of its own, so that no fault of the report changes the session's exit code.
+    ended = subprocess.run([sys.executable, *words], capture_output=True, text=True, check=False)
     if ended.returncode == 0:
         terminalreporter.write_line(f"report: {folder / PAGE}")
     else:

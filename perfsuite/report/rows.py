@@ -293,11 +293,8 @@ def slow_rank_lines(rows: Sequence[Row]) -> list[str]:
 
 def no_power_lines(lines: Sequence[CellLine]) -> list[str]:
     """Return a line with the reason for each cell whose check could not have found a mistake."""
-    without = []
-    for line in lines:
-        numerics = None if line.perfsuite is None else line.perfsuite.numerics
-        if numerics is not None and numerics.status == "no power":
-            without.append(line)
+    status_of = at("perfsuite.numerics.status")
+    without = [line for line in lines if status_of(line) == "no power"]
     reasons = ((line.fullname, _OF_NUMERICS.search(line.reason or "")) for line in without)
     return [f"NO POWER {name}: {why[1]}" for name, why in reasons if why is not None]
 

@@ -134,11 +134,7 @@ def _read_run(path: AnyPath) -> Run:
     exceptions = {} if stamp is None else stamp.exceptions
     accepted = dict.fromkeys(text for texts in exceptions.values() for text in texts)
     return Run(
-        path=path,
-        saved_at=file.saved_at,
-        commit=file.commit,
-        is_dirty=file.is_dirty,
-        stamp=stamp,
+        **{one.name: getattr(file, one.name) for one in dataclasses.fields(RunHead)},
         machine=", ".join(part for part in machine if isinstance(part, str)) or None,
         accepted=frozenset() if stamp is None else frozenset(stamp.accepted),
         rows=rows,
@@ -188,10 +184,9 @@ def with_reasons(run: Run) -> Run:
     if isinstance(run.path, RemotePath):  # storages hold runs alone
         return run
     lines = {printable(line.fullname): line for line in _lines(run.path.with_name("cells.jsonl"))}
+    times_s = {name: line.step_times_s for name, line in lines.items()}
     ours = [row for row in run.rows if row.record is not None]
-    if not ours or any(
-        row.name not in lines or lines[row.name].step_times_s != row.rounds_s for row in ours
-    ):
+    if not ours or any(times_s.get(row.name) != row.rounds_s for row in ours):
         return run
     rows = tuple(
         dataclasses.replace(row, note=_reason(lines[row.name])) if row.name in lines else row
