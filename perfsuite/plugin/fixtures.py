@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import pytest
 
-from perfsuite.errors import SettingError
+from perfsuite.errors import PerfsuiteError, SettingError
 from perfsuite.plugin import recorder
 
 if TYPE_CHECKING:
     from perfsuite.plugin.session.measured_session import MeasuredSession
-    from perfsuite.records.cell import Outcome
+    from perfsuite.records.cell import CellLine, Outcome
     from perfsuite.records.equivalence import EquivalenceReport
     from perfsuite.records.recipe import Recipe
     from perfsuite.records.workload import Workload
@@ -286,8 +286,6 @@ class _Cell:
         """Return what `measure(*args, **how, is_timed=...)` finds, and have it recorded."""
         import msgspec
 
-        from perfsuite.plugin.session.torchrun import finished_outcome
-
         item, benchmark = self._request.node, self._benchmark
         if OUTCOME in item.stash:
             raise SettingError(
@@ -302,6 +300,22 @@ class _Cell:
         recorder.replay(benchmark, outcome.step_times_s, item.stash[recorder.CLOCK])
         item.stash[OUTCOME] = outcome
         return outcome
+
+
+def finished_outcome(finished: Mapping[str, CellLine], name: str) -> Outcome | None:
+    """Return what was measured of a cell before the restart; a PerfsuiteError where it failed."""
+    from perfsuite.records.cell import Outcome
+
+    line = finished.get(name)
+    if line is None:
+        return None
+    if line.perfsuite is None:
+        raise PerfsuiteError(
+            f"failed before torchrun started the ranks again, and is not run twice: {line.reason}"
+        )
+    return Outcome(
+        step_times_s=line.step_times_s, num_iterations=None, record=line.perfsuite, missing={}
+    )
 
 
 def _packing_own_modules(request: pytest.FixtureRequest) -> AbstractContextManager[None]:
