@@ -50,18 +50,18 @@ def option_ratio(option: str, text: str) -> float:
         raise SettingError(f"{option} is {text!r}; use a ratio such as 2%") from error
 
 
-def option_bounds(tolerance: str, limit: str) -> tuple[float, float]:
-    """Return the values of --tolerance and --limit.
+def option_bounds(tolerance: str, limit: str, *, prefix: str = "--") -> tuple[float, float]:
+    """Return the values of --tolerance and --limit, or of options with another prefix.
 
     >>> option_bounds("2%", "5%")
     (0.02, 0.05)
     """
-    bounds = option_ratio("--tolerance", tolerance), option_ratio("--limit", limit)
+    bounds = option_ratio(f"{prefix}tolerance", tolerance), option_ratio(f"{prefix}limit", limit)
     if bounds[0] >= 1:
-        raise SettingError(f"--tolerance is {tolerance}; use less than 100%")
+        raise SettingError(f"{prefix}tolerance is {tolerance}; use less than 100%")
     if bounds[1] < bounds[0]:
         raise SettingError(
-            f"--limit is {limit}, below the tolerance of {tolerance}; use a larger one"
+            f"{prefix}limit is {limit}, below the tolerance of {tolerance}; use a larger one"
         )
     return bounds
 

@@ -1,11 +1,11 @@
 """The command line: one console script, one verb a function, each with an example in its --help."""
 
+import io
 import os
 import signal
 import sys
 from collections.abc import Callable
 from importlib.metadata import version
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -36,17 +36,17 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.add_typer(baseline)
-# What typer makes of Ctrl-C, without a word.
-_EXIT_INTERRUPTED = shell_exit_code(signal.SIGINT)
 
 
 def main() -> None:
     """Run the command line; a mistake is one line and 2, what cannot be written or reached 12."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # as stderr is
     try:
         with ends_on_signals():
             app()
     except SystemExit as ended:
-        if ended.code == _EXIT_INTERRUPTED:
+        if ended.code == shell_exit_code(signal.SIGINT):  # as typer ends, without a word
             sys.stderr.write("perfsuite: ended by SIGINT\n")
         raise
     except PerfsuiteError as error:
@@ -79,9 +79,6 @@ def run(context: typer.Context) -> None:
     """Run the benchmarks and report: `pytest PATHS` with any pytest options and its exit code."""
     # pytest replaces this process, so signals, terminal and exit code are its own.
     command = [sys.executable, "-m", "pytest", "-p", "perfsuite.plugin.report"]
-    paths = [argument.partition("::")[0] for argument in context.args]
-    if not any(path and Path(path).exists() for path in paths):
-        command.append("benchmarks")  # without a path it would run all tests of the project
     os.execv(sys.executable, [*command, *context.args])
 
 

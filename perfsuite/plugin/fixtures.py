@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import pytest
 
-from perfsuite.errors import SettingError
+from perfsuite.errors import PerfsuiteError, SettingError
 from perfsuite.plugin import recorder
 
 if TYPE_CHECKING:
     from perfsuite.plugin.session.measured_session import MeasuredSession
-    from perfsuite.records.cell import Outcome
+    from perfsuite.records.cell import CellLine, Outcome
     from perfsuite.records.equivalence import EquivalenceReport
     from perfsuite.records.recipe import Recipe
     from perfsuite.records.workload import Workload
@@ -128,7 +128,7 @@ def step_benchmark(request: pytest.FixtureRequest, benchmark: Any) -> Measure:
     `reference` is a `build_step` for one process, whose step takes what those of all ranks take
     together; the first three steps are held to it, within the rounding of `precision`.
     """
-    measure_code = _measuring_code(request, benchmark)
+    cell = _Cell(request, benchmark)
 
     def measure(
         build_step: Callable[[], Any],
@@ -141,9 +141,11 @@ def step_benchmark(request: pytest.FixtureRequest, benchmark: Any) -> Measure:
         reference: Callable[[], Any] | None = None,
         precision: str = "fp32",
     ) -> Outcome:
-        return measure_code(
+        return cell.record(
+            cell.session.measure_user_code,
             build_step,
             kind="step",
+            checks_numerics=cell.runner.choices.checks_numerics,
             reference=reference,
             precision=precision,
             world_size=ranks,
@@ -166,7 +168,7 @@ def loop_benchmark(request: pytest.FixtureRequest, benchmark: Any) -> Measure:
     `optimizer` names, or where the loop calls `perfsuite.step_done()`. After `warmup` and `steps`
     steps, and two more, the loop is ended by `perfsuite.StopLoop`.
     """
-    measure_code = _measuring_code(request, benchmark)
+    cell = _Cell(request, benchmark)
 
     def measure(
         train: Callable[[], object],
@@ -178,7 +180,8 @@ def loop_benchmark(request: pytest.FixtureRequest, benchmark: Any) -> Measure:
         tokens_per_step: int | None = None,
         optimizer: str | None = None,
     ) -> Outcome:
-        return measure_code(
+        return cell.record(
+            cell.session.measure_user_code,
             train,
             kind="loop",
             world_size=ranks,
@@ -232,15 +235,6 @@ def command_benchmark(request: pytest.FixtureRequest, benchmark: Any) -> Measure
 
     measure.__qualname__ = "command_benchmark"
     return measure
-
-
-def _measuring_code(request: pytest.FixtureRequest, benchmark: Any) -> Measure:
-    cell = _Cell(request, benchmark)
-    return partial(
-        cell.record,
-        cell.session.measure_user_code,
-        checks_numerics=cell.runner.choices.checks_numerics,
-    )
 
 
 def _measuring(
@@ -298,7 +292,7 @@ class _Cell:
                 f"{item.nodeid} has measured a cell already, and a test has one place to store its "
                 "times; parametrize the test, or write another"
             )
-        outcome = self.runner.finished_outcome(item.nodeid)
+        outcome = finished_outcome(self.runner.finished, item.nodeid)
         if outcome is None:
             with _packing_own_modules(self._request):
                 outcome = measure(*args, **how, is_timed=recorder.is_recorded(item))
@@ -306,6 +300,22 @@ class _Cell:
         recorder.replay(benchmark, outcome.step_times_s, item.stash[recorder.CLOCK])
         item.stash[OUTCOME] = outcome
         return outcome
+
+
+def finished_outcome(finished: Mapping[str, CellLine], name: str) -> Outcome | None:
+    """Return what was measured of a cell before the restart; a PerfsuiteError where it failed."""
+    from perfsuite.records.cell import Outcome
+
+    line = finished.get(name)
+    if line is None:
+        return None
+    if line.perfsuite is None:
+        raise PerfsuiteError(
+            f"failed before torchrun started the ranks again, and is not run twice: {line.reason}"
+        )
+    return Outcome(
+        step_times_s=line.step_times_s, num_iterations=None, record=line.perfsuite, missing={}
+    )
 
 
 def _packing_own_modules(request: pytest.FixtureRequest) -> AbstractContextManager[None]:

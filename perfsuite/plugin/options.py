@@ -3,6 +3,7 @@
 import argparse
 from collections.abc import Container
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 
@@ -87,8 +88,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def given(config: pytest.Config, *, overridden: Container[str] = ()) -> dict[str, str]:
     """Return what the command line says, else the ini file; of `overridden` ones the ini file."""
-    found = {}
+    found: dict[str, Any] = {}
     for option in OPTIONS:
         value = None if option.name in overridden else config.getoption(option.flag)
         found[option.name] = config.getini(option.ini) if value is None else value
-    return {name: value for name, value in found.items() if value is not None}
+    return {
+        name: "\n".join(value) if isinstance(value, list) else str(value)
+        for name, value in found.items()
+        if value is not None
+    }

@@ -1,7 +1,7 @@
 """Cells that differ in one field of the recipe alone, so that their speed differs by one cause."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, Literal
 
 from perfsuite.records.cell import CellRecord
@@ -33,19 +33,19 @@ class Family:
 
 def families(rows: Sequence[Row], field: RecipeField) -> tuple[Family, ...]:
     """Return the families of cells that differ in one field; "single" is any mode's size 1."""
-    groups: dict[tuple[Any, ...], list[Row]] = {}
+    groups: dict[tuple[Any, ...], list[Member]] = {}
     for row in rows:
+        record, recipe, time_s = row.record, row.recipe, row.step_time_s
         # A cell without samples, such as a bare collective, has more to it than its recipe says.
-        has_samples = row.record is not None and row.record.samples_per_s is not None
-        if has_samples and row.recipe is not None:
-            groups.setdefault(shared_fields(row, field), []).append(row)
+        if record is None or record.samples_per_s is None or recipe is None or time_s is None:
+            continue
+        value = recipe.plan if field == "parallel" else getattr(recipe, field)
+        member = Member(value=value, row=row, record=record, step_time_s=time_s)
+        groups.setdefault(shared_fields(row, field), []).append(member)
     found: list[Family] = []
     for group in groups.values():
-        name = shared_name(group[0], field)
-        if field == "parallel":
-            found += _by_mode(group, name)
-        else:
-            found.append(_family([_member(getattr(row.recipe, field), row) for row in group], name))
+        name = shared_name(group[0].row, field)
+        found += _by_mode(group, name) if field == "parallel" else [_family(group, name)]
     return tuple(family for family in found if len(family.members) > 1)
 
 
@@ -81,23 +81,16 @@ def shared_name(row: Row, field: RecipeField) -> str:
     return ", ".join(filter(None, [row.subject, *names.values()]))
 
 
-def _by_mode(group: Sequence[Row], name: str) -> Iterator[Family]:
+def _by_mode(group: Sequence[Member], name: str) -> Iterator[Family]:
     by_mode: dict[str, list[Member]] = {}
-    for row in group:
-        assert row.recipe is not None
-        plan = row.recipe.plan
-        by_mode.setdefault(mode_name(plan), []).append(_member(plan.size, row))
+    for member in group:
+        of_size = replace(member, value=member.value.size)
+        by_mode.setdefault(mode_name(member.value), []).append(of_size)
     alone = by_mode.pop("single", [])
     for mode, members in by_mode.items():
         if all(member.value > 1 for member in members):
             members = [*alone[:1], *members]
         yield _family(members, f"{name}, {mode}")
-
-
-def _member(value: Any, row: Row) -> Member:
-    assert row.record is not None
-    assert row.step_time_s is not None
-    return Member(value=value, row=row, record=row.record, step_time_s=row.step_time_s)
 
 
 def _family(members: Sequence[Member], name: str) -> Family:

@@ -29,6 +29,8 @@ _LONGEST_S: Final = 1e6
 _RANK_LAGS: Final = 0.10
 # In the reason of a cell that passed, which says of each number why there is none.
 _OF_NUMERICS: Final = re.compile(r"(?:^|; )no numerics: (.+?)(?=; no [\w ]+: |$)")
+# What pytest raises where the test itself says so, and not the machine, and what people read.
+_SKIPS: Final = {"Skipped": "SKIPPED", "XFailed": "XFAIL"}
 
 T = TypeVar("T")
 
@@ -289,27 +291,25 @@ def filled(columns: Sequence[Column[T]], rows: Sequence[T]) -> tuple[Column[T], 
     return tuple(column for column in columns if any(column.value(row) is not None for row in rows))
 
 
-def slow_rank_lines(lines: Sequence[CellLine]) -> list[str]:
+def slow_rank_lines(rows: Sequence[Row]) -> list[str]:
     """Return a line for each cell where one rank delays the others."""
-    rows = filter(None, map(row_of_line, lines))
     return [f"SLOW RANK {row.name}: {row.slow_rank}" for row in rows if row.slow_rank is not None]
 
 
 def no_power_lines(lines: Sequence[CellLine]) -> list[str]:
     """Return a line with the reason for each cell whose check could not have found a mistake."""
-    without = []
-    for line in lines:
-        numerics = None if line.perfsuite is None else line.perfsuite.numerics
-        if numerics is not None and numerics.status == "no power":
-            without.append(line)
+    status_of = at("perfsuite.numerics.status")
+    without = [line for line in lines if status_of(line) == "no power"]
     reasons = ((line.fullname, _OF_NUMERICS.search(line.reason or "")) for line in without)
     return [f"NO POWER {name}: {why[1]}" for name, why in reasons if why is not None]
 
 
-def not_exercised_lines(lines: Sequence[CellLine]) -> list[str]:
-    """Return a line with the reason for each cell that this machine could not exercise."""
-    return [
-        f"NOT EXERCISED {line.fullname}: {line.reason}"
-        for line in lines
-        if line.outcome == "skipped" and line.perfsuite is None
-    ]
+def skipped_lines(lines: Sequence[CellLine]) -> list[str]:
+    """Return a line with the reason for each cell without a number that did not fail."""
+    found = []
+    for line in lines:
+        if line.outcome == "skipped" and line.perfsuite is None:
+            kind, _, reason = (line.reason or "").partition(": ")
+            shown = f"NOT EXERCISED {line.fullname}: {line.reason}"
+            found.append(f"{_SKIPS[kind]} {line.fullname}: {reason}" if kind in _SKIPS else shown)
+    return found

@@ -16,7 +16,7 @@ from perfsuite.records.cell import CellLine, CellRecord, decode_line
 from perfsuite.records.run_file import Benchmark, RunHead, Unusable, invalid_record, read_file
 from perfsuite.records.shard import ShardStamp
 from perfsuite.records.verdict import Verdict, VerdictWord
-from perfsuite.report.rows import HistoryPoint, Row, not_exercised_lines, recipe_of
+from perfsuite.report.rows import HistoryPoint, Row, recipe_of, skipped_lines
 from perfsuite.system.json_files import MAX_JSON_BYTES
 from perfsuite.system.untrusted import printable, read_untrusted
 from perfsuite.system.urls import AnyPath, RemotePath
@@ -94,14 +94,14 @@ def rows_of(runs: Sequence[Run]) -> tuple[Row, ...]:
                     is_accepted=row.name in run.accepted,
                     is_dirty=run.is_dirty,
                 )
-                measured.setdefault(_environment(row), []).append(past)
+                measured.setdefault(_environment(run, row), []).append(past)
             # A cell without a time is shown from the newest run alone.
             if row.step_time_s is not None or run is runs[-1]:
                 newest[row.name] = run
     return tuple(
         dataclasses.replace(
             row,
-            history=tuple(measured.get(_environment(row), ())),
+            history=tuple(measured.get(_environment(run, row), ())),
             is_from_older_run=run is not runs[-1],
         )
         for run in reversed(runs)
@@ -110,8 +110,8 @@ def rows_of(runs: Sequence[Run]) -> tuple[Row, ...]:
     )
 
 
-def _environment(row: Row) -> tuple[str, str | None]:
-    return row.name, None if row.record is None else row.record.fingerprint
+def _environment(run: Run, row: Row) -> tuple[str, str | None]:
+    return row.name, (run if row.record is None else row.record).fingerprint
 
 
 def _read_run(path: AnyPath) -> Run:
@@ -134,11 +134,7 @@ def _read_run(path: AnyPath) -> Run:
     exceptions = {} if stamp is None else stamp.exceptions
     accepted = dict.fromkeys(text for texts in exceptions.values() for text in texts)
     return Run(
-        path=path,
-        saved_at=file.saved_at,
-        commit=file.commit,
-        is_dirty=file.is_dirty,
-        stamp=stamp,
+        **{one.name: getattr(file, one.name) for one in dataclasses.fields(RunHead)},
         machine=", ".join(part for part in machine if isinstance(part, str)) or None,
         accepted=frozenset() if stamp is None else frozenset(stamp.accepted),
         rows=rows,
@@ -188,16 +184,15 @@ def with_reasons(run: Run) -> Run:
     if isinstance(run.path, RemotePath):  # storages hold runs alone
         return run
     lines = {printable(line.fullname): line for line in _lines(run.path.with_name("cells.jsonl"))}
+    times_s = {name: line.step_times_s for name, line in lines.items()}
     ours = [row for row in run.rows if row.record is not None]
-    if not ours or any(
-        row.name not in lines or lines[row.name].step_times_s != row.rounds_s for row in ours
-    ):
+    if not ours or any(times_s.get(row.name) != row.rounds_s for row in ours):
         return run
     rows = tuple(
         dataclasses.replace(row, note=_reason(lines[row.name])) if row.name in lines else row
         for row in run.rows
     )
-    missing = not_exercised_lines(list(lines.values()))
+    missing = skipped_lines(list(lines.values()))
     for name, line in lines.items():
         if line.outcome == "failed" and line.perfsuite is None:
             missing.append(f"FAILED {name}: {_reason(line) or 'no reason is known'}")

@@ -48,8 +48,9 @@ _NUM_COPIES: Final = 3
 # The median of so many: a preempted one does not show, a slower host does.
 _NUM_REPEATS: Final = 7
 
-_OWN_GROUPS = Path("/proc/self/cgroup")
-_MOUNT = Path("/sys/fs/cgroup")
+# A control group (cgroups(7)) may limit the process on any level above it.
+OWN_GROUPS = Path("/proc/self/cgroup")
+MOUNT = Path("/sys/fs/cgroup")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -228,7 +229,7 @@ def probe_host(clock: Callable[[], float] = time.perf_counter) -> dict[str, floa
     return {"interpreter": median_s(add), "memory": median_s(copy)}
 
 
-def group_seconds(groups: Path = _OWN_GROUPS, mount: Path = _MOUNT) -> float | None:
+def group_seconds(groups: Path = OWN_GROUPS, mount: Path = MOUNT) -> float | None:
     """Return the processor seconds of the process's own control group, None where not counted."""
     for folder in group_folders("cpuacct", groups, mount):
         if usage_ns := read_text(folder / "cpuacct.usage"):
@@ -238,7 +239,7 @@ def group_seconds(groups: Path = _OWN_GROUPS, mount: Path = _MOUNT) -> float | N
     return None
 
 
-def quota_periods(groups: Path = _OWN_GROUPS, mount: Path = _MOUNT) -> dict[Path, tuple[int, int]]:
+def quota_periods(groups: Path = OWN_GROUPS, mount: Path = MOUNT) -> dict[Path, tuple[int, int]]:
     """Return of each group with a quota its periods so far, and how many used the quota up."""
     found = {}
     for folder in group_folders("cpu", groups, mount):

@@ -10,6 +10,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 import pytest
+from made_up_runs import benchmark, write_run
 from typer.testing import CliRunner
 
 from perfsuite.cli import app
@@ -20,14 +21,16 @@ FIT = [Finding("cores", "ok", "2"), Finding("load", "warn", "2.00 [busy]", "end 
 UNFIT = [*FIT, Finding("shared memory", "fail", "4.00 MiB free", "docker run --shm-size=1g")]
 
 
-def perfsuite(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    """Run the console script in a process of its own."""
-    script = "import perfsuite.cli.app; perfsuite.cli.app.main()"
+def perfsuite(
+    *arguments: str, cwd: Path, encoding: str = "utf-8"
+) -> subprocess.CompletedProcess[str]:
+    """Run the command line in a process of its own, whose streams have the encoding."""
     return subprocess.run(
-        [sys.executable, "-c", script, *arguments],
+        [sys.executable, "-m", "perfsuite", *arguments],
         cwd=cwd,
+        env={**os.environ, "PYTHONIOENCODING": encoding},
         capture_output=True,
-        text=True,
+        encoding=encoding,
         check=False,
     )
 
@@ -35,37 +38,19 @@ def perfsuite(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
 # --- run ---
 
 
-@pytest.fixture
-def replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What this process would be replaced by, in a folder with benchmarks and tests."""
-    command: list[str] = []
-    monkeypatch.setattr(os, "execv", lambda program, argv: command.extend([program, *argv]))
-    monkeypatch.chdir(tmp_path)
-    for name in ("benchmarks", "tests"):
-        (tmp_path / name).mkdir()
-    return command
-
-
 @pytest.mark.parametrize(
-    ("arguments", "for_pytest"),
-    [
-        ([], ["benchmarks"]),
-        (["tests"], ["tests"]),
-        (["tests::test_a[b::c]", "-x"], ["tests::test_a[b::c]", "-x"]),
-        (["-k", "lenet and not ddp"], ["benchmarks", "-k", "lenet and not ddp"]),
-        (["--perf-matrix=smoke", "-vv"], ["benchmarks", "--perf-matrix=smoke", "-vv"]),
-        (["-k", "", "-n0"], ["benchmarks", "-k", "", "-n0"]),
-        (["missing"], ["benchmarks", "missing"]),
-        (["benchmarks", "--version"], ["benchmarks", "--version"]),
-    ],
+    "arguments", [[], ["tests::test_a[b::c]", "-x"], ["-k", "", "-n0"], ["tests", "--version"]]
 )
 def test_run_becomes_pytest_with_every_argument_as_it_was(
-    replaced: list[str], arguments: list[str], for_pytest: list[str]
+    monkeypatch: pytest.MonkeyPatch, arguments: list[str]
 ) -> None:
+    replaced: list[str] = []
+    monkeypatch.setattr(os, "execv", lambda program, argv: replaced.extend([program, *argv]))
+
     CliRunner().invoke(app.app, ["run", *arguments])
 
     command = [sys.executable, "-m", "pytest", "-p", "perfsuite.plugin.report"]
-    assert replaced == [sys.executable, *command, *for_pytest]
+    assert replaced == [sys.executable, *command, *arguments]
 
 
 @pytest.mark.slow
@@ -163,6 +148,15 @@ def test_the_version_is_that_of_the_distribution(tmp_path: Path) -> None:
     ended = perfsuite("--version", cwd=tmp_path)
 
     assert (ended.returncode, ended.stdout) == (0, f"perfsuite {version('perfsuite')}\n")
+
+
+def test_a_terminal_that_lacks_a_character_gets_its_number(tmp_path: Path) -> None:
+    path = write_run(tmp_path / "run.json", benchmark("test_\N{SNOWMAN}"))
+
+    ended = perfsuite("report", str(path), cwd=tmp_path, encoding="latin-1")
+
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert "test_\\u2603   2.00 ms   ± 74.1 %" in ended.stdout
 
 
 def test_an_unknown_verb_ends_in_2(tmp_path: Path) -> None:

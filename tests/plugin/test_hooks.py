@@ -16,6 +16,7 @@ import torch  # noqa: F401
 from json_schemas import assert_results_valid
 
 from perfsuite.records.cell import CellLine, decode_line
+from perfsuite.report.runs import read_runs, with_reasons
 from perfsuite.system.timing_lock import TimingLock
 
 WORKLOADS = """
@@ -170,12 +171,16 @@ def test_a_cell_that_runs_again_is_measured_again_and_counts_once(
             assert len(NUM_RUNS) == 2
     """
 
-    result = run(project, test)
+    result = run(project, test, "--benchmark-json=own.json")
 
     assert result.ret == 0
     result.assert_outcomes(passed=1)
     assert len([line for line in result.outlines if line.startswith(" points")]) == 1
-    assert [line.outcome for line in lines_of(project)] == ["failed", "passed"]
+    first, last = lines_of(project)
+    assert (first.outcome, last.outcome) == ("failed", "passed")
+    for path in ("results/run.json", "own.json"):
+        (stored,) = json.loads((project.path / path).read_text())["benchmarks"]
+        assert tuple(stored["stats"]["data"]) == last.step_times_s
 
 
 def test_the_record_has_exactly_the_keys_of_the_contract(project: pytest.Pytester) -> None:
@@ -528,6 +533,60 @@ def test_a_test_that_measured_nothing_says_so_in_the_record(project: pytest.Pyte
     (line,) = lines_of(project)
     assert (line.outcome, line.perfsuite) == ("passed", None)
     assert line.reason == "the test measured nothing"
+
+
+BROKEN_SETUP = """
+    import pytest
+
+    @pytest.fixture
+    def broken():
+        raise RuntimeError("no disk")
+
+    def test_broken(broken, train_benchmark):
+        train_benchmark(make(), Recipe())
+"""
+
+
+def test_a_cell_whose_setup_fails_has_a_line_that_says_why(project: pytest.Pytester) -> None:
+    result = run(project, ONE_CELL + BROKEN_SETUP)
+
+    assert "  test_inner.py::test_broken: failed: RuntimeError: no disk" in result.outlines
+    _, line = lines_of(project)
+    assert (line.outcome, line.reason) == ("failed", "RuntimeError: no disk")
+    (found,) = map(with_reasons, read_runs([project.path / "results" / "run.json"]))
+    assert found.missing == ("FAILED test_inner.py::test_broken: RuntimeError: no disk",)
+
+
+UNMEASURED = """
+    import pytest
+
+    def test_later(train_benchmark):
+        pytest.skip("no data yet")
+
+    @pytest.mark.xfail(reason="issue 7")
+    def test_known(train_benchmark):
+        raise RuntimeError("boom")
+
+    def test_here(train_benchmark):
+        pytest.xfail("issue 8")
+"""
+
+
+def test_a_cell_that_is_skipped_or_fails_as_expected_is_not_said_to_be_beyond_the_machine(
+    project: pytest.Pytester,
+) -> None:
+    result = run(project, ONE_CELL + UNMEASURED)
+
+    result.assert_outcomes(passed=1, skipped=1, xfailed=2)
+    said = [
+        "SKIPPED test_inner.py::test_later: no data yet",
+        "XFAIL test_inner.py::test_known: issue 7; RuntimeError: boom",
+        "XFAIL test_inner.py::test_here: issue 8",
+    ]
+    assert [line for line in result.outlines if line.startswith(("SKIPPED", "XFAIL"))] == said
+    result.stdout.no_fnmatch_line("*NOT EXERCISED*")
+    (found,) = map(with_reasons, read_runs([project.path / "results" / "run.json"]))
+    assert found.missing == tuple(said)
 
 
 def test_a_failing_cell_says_what_failed_and_the_next_one_runs(project: pytest.Pytester) -> None:
@@ -893,7 +952,7 @@ def test_a_busy_machine_is_refused_at_once_where_waiting_is_not_wanted(
 
 
 def test_run_reports_on_what_its_session_wrote(project: pytest.Pytester) -> None:
-    result = run(project, ONE_CELL, "-p", "perfsuite.plugin.report", "--perf-report=there")
+    result = run(project, ONE_CELL, ".", "-p", "perfsuite.plugin.report", "--perf-report=there")
 
     assert result.ret == 0
     folder = project.path / "there" / "report"

@@ -169,11 +169,10 @@ def day(path: Path, number: int, *benchmarks: dict[str, object], **changes: obje
 def test_a_cell_is_shown_as_the_newest_run_has_it_with_the_others_as_history(
     tmp_path: Path,
 ) -> None:
-    accepted = {"perfsuite": stamp(accepted=["t"], fingerprint="x")}
     paths = [
-        day(tmp_path, 3, benchmark("t", (0.3,))),
+        day(tmp_path, 3, benchmark("t", (0.3,)), perfsuite=stamp()),
         day(tmp_path, 1, benchmark("t", (0.1,))),
-        day(tmp_path, 2, benchmark("t", (0.2,)), **accepted),
+        day(tmp_path, 2, benchmark("t", (0.2,)), perfsuite=stamp(accepted=["t"])),
     ]
 
     (row,) = rows_of(read_runs(paths))
@@ -188,6 +187,17 @@ def test_another_environment_is_no_part_of_a_history(tmp_path: Path) -> None:
     paths = [
         day(tmp_path, 1, benchmark("t", (0.1,), record(fingerprint="gpu"))),
         day(tmp_path, 2, benchmark("t", (0.2,), record(fingerprint="cpu"))),
+    ]
+
+    (row,) = rows_of(read_runs(paths))
+
+    assert [past.step_time_s for past in row.history] == [0.2]
+
+
+def test_a_plain_benchmark_of_another_machine_is_no_part_of_a_history(tmp_path: Path) -> None:
+    paths = [
+        day(tmp_path, number, benchmark("t", (0.1 * number,)), perfsuite=stamp(fingerprint=machine))
+        for number, machine in enumerate(("a", "b"), 1)
     ]
 
     (row,) = rows_of(read_runs(paths))

@@ -51,8 +51,7 @@ def shop(tmp_path: Path) -> Repository:
         ),
         (
             ("--perf-tolerance=6%", "--perf-limit=3%"),
-            "--perf-limit is 0.03, below the tolerance of 0.06 (--perf-tolerance); "
-            "use a larger limit",
+            "--perf-limit is 3%, below the tolerance of 6%; use a larger one",
         ),
         (
             ("--perf-base=no-such-branch",),

@@ -8,15 +8,12 @@ from pathlib import Path
 import psutil
 
 from perfsuite.cli.doctor.findings import Finding
-from perfsuite.system.fitness import group_folders, read_text, read_values
+from perfsuite.system.fitness import MOUNT, OWN_GROUPS, group_folders, read_text, read_values
 from perfsuite.units import counted, format_bytes, format_ratio
 
 # Where the machine does not show a value, as virtual machines often do not.
 _NOT_READABLE = "not readable here"
 _CPU = Path("/sys/devices/system/cpu")
-# A control group (cgroups(7), version 2) may limit the process on any level above it.
-_OWN_GROUPS = Path("/proc/self/cgroup")
-_MOUNT = Path("/sys/fs/cgroup")
 # With half of the processors taken, a group of as many ranks no longer has one for each. Measured
 # with a load of 2.9 on 2 cores: the spread of a step between processes was 9.5 % instead of 0.8 %.
 _BUSY_RATIO = 0.5
@@ -138,7 +135,7 @@ def shared_memory_finding(folder: Path) -> Finding:
     return Finding(subject, "fail", text, "docker run --shm-size=1g, or remove what fills it")
 
 
-def cpu_quota(groups: Path = _OWN_GROUPS, mount: Path = _MOUNT) -> float | None:
+def cpu_quota(groups: Path = OWN_GROUPS, mount: Path = MOUNT) -> float | None:
     """Return how many processors' worth of time the process may use; None without a limit."""
     limits = (read_text(folder / "cpu.max") for folder in group_folders("cpu", groups, mount))
     pairs = (limit.split() for limit in limits if limit)
@@ -146,7 +143,7 @@ def cpu_quota(groups: Path = _OWN_GROUPS, mount: Path = _MOUNT) -> float | None:
     return min(quotas, default=None)
 
 
-def memory_left_bytes(groups: Path = _OWN_GROUPS, mount: Path = _MOUNT) -> int | None:
+def memory_left_bytes(groups: Path = OWN_GROUPS, mount: Path = MOUNT) -> int | None:
     """Return how many more bytes the process's groups may use; None without a limit."""
     left = []
     for folder in group_folders("memory", groups, mount):

@@ -14,7 +14,7 @@ from perfsuite.records.recipe import Recipe
 from perfsuite.report.charts.pie import FORMATS, draw_pie
 from perfsuite.report.formats.csv_file import profile_csv
 from perfsuite.report.formats.latex import profile_latex
-from perfsuite.report.terminal.profile import profile_text
+from perfsuite.report.terminal.profile import profile_lines
 from perfsuite.system.files import check_writable, write_atomically
 
 _FOLDER = Path("results")
@@ -41,7 +41,7 @@ def profile(
     with closing(open_session(device, seed)) as session:
         say(f"training {workload} for {num_epochs} {'epoch' if num_epochs == 1 else 'epochs'}")
         run = session.profile(workload, recipe, num_epochs=num_epochs)
-    typer.echo(profile_text(run.profile))
+    typer.echo("\n".join(profile_lines(run.profile)))
     files = {
         "profile.tex": profile_latex(run.profile).encode(),
         "profile.csv": profile_csv(run.profile).encode(),

@@ -17,7 +17,7 @@ from perfsuite.report.formats.markdown import to_markdown
 from perfsuite.report.model import Report, report_on_runs
 from perfsuite.report.runs import Run, read_runs, with_reasons
 from perfsuite.report.shards import merge_shards
-from perfsuite.report.terminal.tables import grid_table, report_table
+from perfsuite.report.terminal.tables import report_table, text_table
 from perfsuite.system.files import write_atomically
 from perfsuite.system.untrusted import printable
 from perfsuite.system.urls import locate
@@ -98,8 +98,10 @@ def report(
 def _print(made: Report) -> None:
     typer.echo(report_table(made.rows))
     for section in made.sections:
-        for text in (*map(grid_table, section.grids), *section.notes):
-            typer.echo(text)
+        for grid in section.grids:
+            typer.echo(f"{grid.title}\n{text_table(grid.columns, grid.rows)}")
+        for note in section.notes:
+            typer.echo(note)
     for advice in made.advice:
         typer.echo(f"{advice.text} ({advice.evidence})")
 

@@ -31,7 +31,7 @@ from perfsuite.records.shard import Shard, parse_shard
 from perfsuite.stats.sequential import LEAST_MAX_PAIRS
 from perfsuite.system.timing_lock import lock_folder
 from perfsuite.system.urls import mask
-from perfsuite.units import parse_ratio, parse_seconds
+from perfsuite.units import option_bounds, parse_ratio, parse_seconds
 
 MATRICES = ("smoke", "default", "full")
 # Makes a launch's session ours, as this one is; a pytest without perfsuite knows no such option.
@@ -133,8 +133,10 @@ def resolve(
 
     `given_environ` is what launches of the gate get, the environment before any conftest.
     """
-    value = {option.name: _value(config, option) for option in OPTIONS}
-    names = given(config).keys()
+    names = given(config)
+    texts = {option.name: names.get(option.name, option.default) for option in OPTIONS}
+    value = {option.name: _value(config, option, texts[option.name]) for option in OPTIONS}
+    option_bounds(texts["tolerance"], texts["limit"], prefix="--perf-")
     turns = _turn_channel(environ)
     if turns is None:
         lock_folder(environ)
@@ -169,19 +171,14 @@ def resolve(
     )
 
 
-def _value(config: pytest.Config, option: Option) -> Any:
-    text: str | list[str] | None = config.getoption(option.flag)
-    name = option.flag
-    if isinstance(text, list):
-        text = "\n".join(text)
-    if text is None:
-        text, name = config.getini(option.ini), option.ini
+def _value(config: pytest.Config, option: Option, text: str) -> Any:
     parse, allowed = _PARSERS.get(option.name, (str, "a text"))
     if "|" in option.metavar:
         parse, allowed = one_of(*option.metavar.split("|"))
     try:
-        return parse(option.default if text is None else str(text))
+        return parse(text)
     except ValueError as error:
+        name = option.ini if config.getoption(option.flag) is None else option.flag
         source = _source(config, name)
         raise SettingError(f"{name} is {text!r} ({source}); use {allowed}") from error
 
@@ -200,13 +197,6 @@ def _gate_request(
     environ: Mapping[str, str],
     given_environ: Mapping[str, str],
 ) -> GateRequest:
-    if value["tolerance"] >= 1:
-        raise SettingError(f"--perf-tolerance is {value['tolerance']:.3g}; use less than 1 (100%)")
-    if value["limit"] < value["tolerance"]:
-        raise SettingError(
-            f"--perf-limit is {value['limit']:.3g}, below the tolerance of "
-            f"{value['tolerance']:.3g} (--perf-tolerance); use a larger limit"
-        )
     typed = _typed(config, given_environ)
     typed_words = map(str, config.invocation_params.args)
     command = Command.of_this_process(config.invocation_params.dir, typed_words, given_environ)

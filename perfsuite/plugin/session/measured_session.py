@@ -20,13 +20,13 @@ from perfsuite.plugin.output import ends_on_mistakes, legible, say
 from perfsuite.plugin.session import markers, phases, saving, sharding
 from perfsuite.plugin.session.choices import Choices
 from perfsuite.plugin.session.gate import SessionGate, refuse_silent_passes
-from perfsuite.plugin.session.torchrun import TorchrunSession, finished_outcome
-from perfsuite.records.cell import CellLine, Outcome, encode_line
+from perfsuite.plugin.session.torchrun import TorchrunSession
+from perfsuite.records.cell import CellLine, encode_line
 from perfsuite.records.verdict import CellVerdict
-from perfsuite.report.rows import no_power_lines, not_exercised_lines, slow_rank_lines
+from perfsuite.report.rows import no_power_lines, row_of_line, skipped_lines, slow_rank_lines
 from perfsuite.report.summary import verdict_sentence
 from perfsuite.report.terminal.gate import annotation_lines, verdict_lines
-from perfsuite.report.terminal.tables import progress_line, terminal_table
+from perfsuite.report.terminal.tables import progress_line, report_table
 from perfsuite.system.files import append_line, write_atomically
 from perfsuite.system.signals import ends_on_signals, ignores_ctrl_c, shell_exit_code
 
@@ -80,10 +80,6 @@ class MeasuredSession:
     def finished(self) -> Mapping[str, CellLine]:
         """Cells that were measured before torchrun started the ranks again."""
         return {} if self._torchrun is None else self._torchrun.finished
-
-    def finished_outcome(self, name: str) -> Outcome | None:
-        """Return what was measured of a cell that needs no second run; None of any other."""
-        return finished_outcome(self.finished, name)
 
     @property
     def session(self) -> Session:
@@ -195,7 +191,8 @@ class MeasuredSession:
         if is_passed and self._gate and (verdict := self._gate.verdict_of(item)) is not None:
             self._tell(item, report, verdict)
         is_open = self._gate is not None and item.nodeid in self._gate.open_cells
-        if report.when == "call" and not is_open:
+        is_end = report.when == "call" or (report.when == "setup" and report.failed)
+        if is_end and not is_open:
             self._keep_line(item, report, error)
         return report
 
@@ -250,15 +247,14 @@ class MeasuredSession:
 
     def pytest_report_teststatus(self, report: pytest.TestReport) -> tuple[str, str, str] | None:
         """Show no dot for a measured cell: it gets a line."""
-        if report.when == "call" and report.passed and _progress_of(report) is not None:
+        if report.passed and _progress_of(report) is not None:
             return "passed", "", "MEASURED"
         return None
 
     @pytest.hookimpl(trylast=True)
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Show the line of a cell that ended."""
-        text = _progress_of(report)
-        if report.when == "call" and text is not None:
+        if (text := _progress_of(report)) is not None:
             say(self._config, f"  {text}")
 
     @pytest.hookimpl(tryfirst=True)
@@ -309,11 +305,10 @@ class MeasuredSession:
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         """Show the table of the cells that were measured."""
         lines = list(self._lines.values())
-        if any(line.perfsuite is not None for line in lines):
+        if rows := [row for row in map(row_of_line, lines) if row is not None]:
             terminalreporter.section("perfsuite", sep="=")
-            terminalreporter.write_line(legible(terminal_table(lines)))
-            texts = (*slow_rank_lines(lines), *no_power_lines(lines), *not_exercised_lines(lines))
-            for text in texts:
+            remarks = (*slow_rank_lines(rows), *no_power_lines(lines), *skipped_lines(lines))
+            for text in (report_table(rows), *remarks):
                 terminalreporter.write_line(legible(text))
             if self._writes and not self._saver.write_errors:
                 terminalreporter.write_line(f"written to {self.choices.results}")

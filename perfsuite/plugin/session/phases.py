@@ -60,7 +60,7 @@ def end_of(item: pytest.Item, report: pytest.TestReport, error: BaseException | 
 
 
 def line_of(item: pytest.Item, report: pytest.TestReport, error: BaseException | None) -> CellLine:
-    """Return what is kept of a cell that ended: `report` is of its call, which raised `error`."""
+    """Return what is kept of a cell that ended: `error` ended the phase of the report."""
     measured = item.stash.get(OUTCOME, None)
     end = end_of(item, report, error)
     reason = None
@@ -68,6 +68,8 @@ def line_of(item: pytest.Item, report: pytest.TestReport, error: BaseException |
         reason = str(error)
     elif error is not None and not end.is_consequence:
         reason = f"{type(error).__name__}: {error}"
+        if hasattr(report, "wasxfail") and not isinstance(error, pytest.xfail.Exception):
+            reason = f"XFailed: {'; '.join(filter(None, [report.wasxfail, reason]))}"
     elif end.outcome != "passed":  # of a subtest, or on another rank
         reason = end.text
     elif measured is None:

@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
 from pathlib import Path, PurePosixPath
-from typing import Any, Final
+from typing import Any
 
 import msgspec
 import pytest
@@ -22,16 +22,12 @@ from perfsuite.plugin import recorder
 from perfsuite.plugin.output import ends_on_mistakes
 from perfsuite.records.run_file import STAMP_KEY, RunStamp, Unusable, read_run
 from perfsuite.records.shard import ShardStamp
-from perfsuite.records.verdict import CellVerdict
+from perfsuite.records.verdict import CellVerdict, most_severe
 from perfsuite.system.environment import describe_host, is_pull_request
 from perfsuite.system.files import write_atomically
 from perfsuite.system.fitness import probe_host
 from perfsuite.system.json_files import read_json_as
 from perfsuite.system.urls import AnyPath, RemotePath, locate
-
-# A file that could not be written ends the session in 12, unless it ends in something more severe:
-# 11 is an inconclusive cell, 5 that no test was found.
-_LESSER_EXITS: Final = (ExitCode.OK, ExitCode.INCONCLUSIVE, pytest.ExitCode.NO_TESTS_COLLECTED)
 
 # Tells later plugins where run.json was written, and the tolerance and limit of its verdicts.
 WRITTEN_RUN = pytest.StashKey[tuple[Path, float, float]]()
@@ -99,9 +95,12 @@ class RunSaver:
     @pytest.hookimpl(optionalhook=True)
     def pytest_benchmark_update_json(self, output_json: dict[str, Any]) -> None:
         """Stamp a run; called for each file that is made of it."""
+        # Another plugin may have run a test again that failed: the last time counts.
+        benchmarks = {one["fullname"]: one for one in output_json["benchmarks"]}
+        output_json["benchmarks"] = [*benchmarks.values()]
         records = {
-            benchmark["fullname"]: record if isinstance(record, dict) else {}
-            for benchmark in output_json["benchmarks"]
+            name: record if isinstance(record, dict) else {}
+            for name, benchmark in benchmarks.items()
             for record in [benchmark["extra_info"].get(STAMP_KEY)]
         }
         put_stamp(output_json, self._make_stamp(records))
@@ -126,8 +125,8 @@ class RunSaver:
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         """End in 12 where a file could not be written, and nothing more severe happened."""
-        if self.write_errors and session.exitstatus in _LESSER_EXITS:
-            session.exitstatus = ExitCode.REFUSED
+        if self.write_errors:
+            session.exitstatus = most_severe([int(session.exitstatus), ExitCode.REFUSED])
 
     @pytest.hookimpl(trylast=True)
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:

@@ -7,20 +7,20 @@ import hashlib
 import itertools
 import os
 import signal
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Sequence
 from pathlib import Path
 
 import pytest
 from _pytest.junitxml import xml_key
 
-from perfsuite.errors import ExitCode, LostRankError, PerfsuiteError, WriteError
+from perfsuite.errors import ExitCode, LostRankError, WriteError
 from perfsuite.plugin import recorder
 from perfsuite.plugin.fixtures import RUNNER
 from perfsuite.plugin.output import HeldOutput, say
 from perfsuite.plugin.session.phases import PhaseEnd, end_of
 from perfsuite.ranks.torchrun.membership import Membership
 from perfsuite.ranks.torchrun.peers import Peers
-from perfsuite.records.cell import CellLine, Outcome, decode_line, encode_line
+from perfsuite.records.cell import CellLine, decode_line, encode_line
 from perfsuite.records.verdict import most_severe
 from perfsuite.system.background import read_start_s
 from perfsuite.system.files import write_atomically
@@ -165,20 +165,6 @@ def keep_finished(path: Path, *, since_s: float) -> dict[str, CellLine]:
             finished[line.fullname] = line
     write_atomically(path, b"".join(encode_line(line) + b"\n" for line in finished.values()))
     return finished
-
-
-def finished_outcome(finished: Mapping[str, CellLine], name: str) -> Outcome | None:
-    """Return what was measured of a cell before the restart; a PerfsuiteError where it failed."""
-    line = finished.get(name)
-    if line is None:
-        return None
-    if line.perfsuite is None:
-        raise PerfsuiteError(
-            f"failed before torchrun started the ranks again, and is not run twice: {line.reason}"
-        )
-    return Outcome(
-        step_times_s=line.step_times_s, num_iterations=None, record=line.perfsuite, missing={}
-    )
 
 
 def first_difference(names_by_rank: Sequence[Sequence[str]]) -> str:

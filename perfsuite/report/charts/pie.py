@@ -25,15 +25,6 @@ _STYLE: Final[dict[Any, Any]] = {
 }
 
 
-def describe_pie(profile: Profile) -> str:
-    """Return the chart in words, as its alternative text."""
-    shares = ", ".join(
-        f"{name} {format_seconds(seconds)} ({format_ratio(seconds / profile.wall_s)})"
-        for name, seconds in profile.stages_s.as_rows()
-    )
-    return f"Pie chart of {format_seconds(profile.wall_s)} of training: {shares}."
-
-
 def draw_pie(profile: Profile, file_format: Format) -> bytes:
     """Return the chart as a file; the same profile gives the same bytes."""
     # Imported here, as no other report needs it; pyplot would keep figures and look for a screen.
@@ -60,11 +51,12 @@ def draw_pie(profile: Profile, file_format: Format) -> bytes:
         ]
         axes.legend(wedges, labels, loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
         # Dollars in a name do not make it a formula.
-        axes.set_title(f"{profile.workload}: {format_seconds(profile.wall_s)}", parse_math=False)
+        total = format_seconds(profile.wall_s)
+        axes.set_title(f"{profile.workload}: {total}", parse_math=False)
         description = "Subject" if file_format == "pdf" else "Description"
         metadata: dict[str, str | None] = {
             "Title": f"Stages of {profile.workload}",
-            description: describe_pie(profile),
+            description: f"Pie chart of {total} of training: {'; '.join(labels)}.",
             # A date would make every file another one.
             **{"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(file_format, {}),
         }

@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 
 from perfsuite.report.formats.csv_file import to_csv
-from perfsuite.report.formats.html import html_page, svg_files
+from perfsuite.report.formats.html import html_page, svg_file
 from perfsuite.report.formats.latex import to_latex
 from perfsuite.report.formats.markdown import to_markdown
 from perfsuite.report.model import Report
@@ -30,7 +30,8 @@ def write_folder(report: Report, folder: Path) -> None:
     }
     if report.scaling.series or report.scaling.links:
         files["scaling.json"] = scaling_json(report.scaling)
-    files |= {f"chart-{number}.svg": text for number, text in enumerate(svg_files(report), 1)}
+    charts = (chart for section in report.sections for chart in section.charts)
+    files |= {f"chart-{number}.svg": svg_file(chart) for number, chart in enumerate(charts, 1)}
     for name, text in files.items():
         write_atomically(folder / name, text.encode())
     for path in (folder / "scaling.json", *folder.glob("chart-*.svg")):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
@@ -83,11 +83,6 @@ def html_page(report: Report, *, home: str = "", links: Mapping[str, str] = {}) 
         script=script,
         script_hash=_hash(script),
     )
-
-
-def svg_files(report: Report) -> Iterator[str]:
-    """Yield each chart as a file of its own."""
-    return (svg_file(chart) for section in report.sections for chart in section.charts)
 
 
 def svg_file(picture: Picture) -> str:

@@ -12,11 +12,12 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from perfsuite.errors import SettingError, WriteError, import_extra
+from perfsuite.errors import SettingError, import_extra
 from perfsuite.report.formats.folder import file_name, write_folder
 from perfsuite.report.model import Report
 from perfsuite.report.rows import Row, numbers_of
 from perfsuite.report.runs import Run
+from perfsuite.system import files
 from perfsuite.system.json_files import read_bytes
 
 _PROJECT: Final = "perfsuite"
@@ -40,10 +41,8 @@ def log_to_tensorboard(runs: Sequence[Run], folder: Path) -> None:
     for run, row in _measured(runs):
         wall_time_s = run.saved_at.timestamp()
         path = folder / file_name(f"{run.when} {run.path.stem}") / file_name(row.name)
-        try:
+        with files.explained(f"write {path}"):
             writer = writers.EventFileWriter(str(path))
-        except OSError as error:
-            raise WriteError(f"cannot write {path}: {error.strerror or error}") from error
         if row.recipe is not None:
             summary = hparams.hparams_pb(_config_of(row), start_time_secs=wall_time_s)
             writer.add_event(Event(wall_time=wall_time_s, step=0, summary=summary))

@@ -26,11 +26,6 @@ _IN_MESSAGE: Final = str.maketrans({"%": "%25", "\r": "%0D", "\n": "%0A"})
 _IN_PROPERTY: Final = _IN_MESSAGE | str.maketrans({":": "%3A", ",": "%2C"})
 
 
-def verdict_table(cells: Sequence[CellVerdict]) -> str:
-    """Return the table of all cells as text, one row each."""
-    return table_of(_COLUMNS, cells)
-
-
 def verdict_lines(
     cells: Sequence[CellVerdict], refusal: str | None, differs: Mapping[str, str]
 ) -> Iterator[str]:
@@ -39,7 +34,7 @@ def verdict_lines(
     if refusal is not None:
         yield printable_lines(f"not compared: {refusal}")
     if cells:
-        yield verdict_table(cells)
+        yield table_of(_COLUMNS, cells)
     for text, number in Counter(filter(None, (cell.compared_with for cell in cells))).items():
         yield printable(f"{counted(number, 'cell')}: {text}")
     for cell in cells:

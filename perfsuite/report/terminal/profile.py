@@ -9,11 +9,6 @@ from perfsuite.system.untrusted import printable
 from perfsuite.units import format_bytes, format_ratio, format_seconds, listed
 
 
-def profile_text(profile: Profile) -> str:
-    """Return what the terminal shows: stages, epochs, accuracy, operators, and what is missing."""
-    return "\n".join(_parts(profile))
-
-
 def profile_title(profile: Profile) -> str:
     """Return what was profiled, in a few words."""
     recipe = profile.recipe
@@ -23,7 +18,8 @@ def profile_title(profile: Profile) -> str:
     )
 
 
-def _parts(profile: Profile) -> Iterator[str]:
+def profile_lines(profile: Profile) -> Iterator[str]:
+    """Yield what the terminal shows: stages, epochs, accuracy, operators, and what is missing."""
     yield f"{profile_title(profile)}: {format_seconds(profile.wall_s)} on {profile.device}"
     stages = (
         (name, format_seconds(seconds), format_ratio(seconds / profile.wall_s))

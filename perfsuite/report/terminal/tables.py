@@ -1,18 +1,13 @@
 """Tables as a terminal shows them, each row one line however long."""
 
-import io
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
-from rich import box
-from rich.console import Console
-from rich.table import Table
+from rich.cells import cell_len
 
 from perfsuite.records.cell import CellLine
-from perfsuite.report.charts.sections import Grid
 from perfsuite.report.rows import Column, Row, T, columns_of, filled, row_of_line
 
-# Wide enough that rich never wraps a cell; it uses only what the content needs.
-_UNLIMITED_WIDTH = 400
+_GAP = " " * 3
 # What a person looks for first, in the order of the fields of a recipe.
 _COLUMNS = columns_of(
     *("workload", "parallel", "precision", "checkpointing", "numerics", "num_workers"),
@@ -37,11 +32,6 @@ def progress_line(line: CellLine) -> str:
     )
 
 
-def terminal_table(lines: Sequence[CellLine]) -> str:
-    """Return the table of all measured cells as text, without empty columns."""
-    return report_table([row for row in map(row_of_line, lines) if row is not None])
-
-
 def report_table(rows: Sequence[Row]) -> str:
     """Return the table of the cells of any suite, without empty columns."""
     leading = "cell" if any(row.record is None for row in rows) else "workload"
@@ -58,20 +48,16 @@ def table_of(columns: Sequence[Column[T]], rows: Iterable[T]) -> str:
     )
 
 
-def grid_table(grid: Grid) -> str:
-    """Return a table of texts, under its title."""
-    return f"{grid.title}\n{text_table(grid.columns, grid.rows)}"
-
-
 def text_table(columns: Sequence[tuple[str, bool]], rows: Iterable[Iterable[str]]) -> str:
     """Return texts as a table; a column of numbers (True) is aligned to the right."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for title, is_number in columns:
-        table.add_column(title, justify="right" if is_number else "left", no_wrap=True)
-    for row in rows:
-        table.add_row(*row)
-    output = io.StringIO()
-    Console(
-        file=output, width=_UNLIMITED_WIDTH, color_system=None, markup=False, emoji=False
-    ).print(table)
-    return "\n".join(text.rstrip() for text in output.getvalue().splitlines() if text.strip())
+    lines = [[title for title, _ in columns], *map(list, rows)]
+    widths = [max(map(cell_len, texts)) for texts in zip(*lines, strict=True)]
+
+    def aligned(texts: Iterable[str]) -> Iterator[str]:
+        for text, width, (_, is_number) in zip(texts, widths, columns, strict=True):
+            space = " " * (width - cell_len(text))
+            yield space + text if is_number else text + space
+
+    head, *body = (f" {_GAP.join(aligned(texts))}".rstrip() for texts in lines)
+    rule = f" {'─' * (sum(widths) + len(_GAP) * (len(widths) - 1))}".rstrip()
+    return "\n".join(filter(None, [head, rule, *body]))

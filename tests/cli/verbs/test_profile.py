@@ -17,7 +17,7 @@ from perfsuite.records.profile import Profile, ProfiledRun, ProfilerOutput
 from perfsuite.records.recipe import Recipe
 from perfsuite.report.formats.csv_file import profile_csv
 from perfsuite.report.formats.latex import profile_latex
-from perfsuite.report.terminal.profile import profile_text
+from perfsuite.report.terminal.profile import profile_lines
 from perfsuite.system.json_files import read_json_as
 
 FILES = {
@@ -71,7 +71,7 @@ def test_the_profile_is_shown_and_every_file_written(session: FakeSession, tmp_p
 
     assert ended.exit_code == 0, ended.output
     assert session.asked == [("lenet", Recipe(parallel="ddp:2"), 3), "closed"]
-    assert ended.stdout == profile_text(PROFILE) + "\n"
+    assert ended.stdout == "\n".join(profile_lines(PROFILE)) + "\n"
     assert ended.stderr == "training lenet for 3 epochs\n"
     results = tmp_path / "results"
     assert {path.name for path in results.iterdir()} == FILES | {".gitignore"}

@@ -272,11 +272,11 @@ A_SESSION_THAT_WROTE = """
 
 def run(pytester: pytest.Pytester, *, wrote_run: bool = True) -> pytest.RunResult:
     pytester.makeconftest(A_SESSION_THAT_WROTE)
-    pytester.makepyfile("def test_that_fails(): assert False")
+    path = pytester.makepyfile("def test_that_fails(): assert False")
     if wrote_run:
         folder = pytester.mkdir("results")
         write_run(folder / "run.json", benchmark("t.py::a", info=record(given=verdict())))
-    return pytester.runpytest_inprocess("-p", "perfsuite.plugin.report")
+    return pytester.runpytest_inprocess(path, "-p", "perfsuite.plugin.report")
 
 
 def test_a_report_lies_beside_the_run_and_the_exit_code_is_pytests(

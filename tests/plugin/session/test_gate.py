@@ -289,6 +289,19 @@ def test_a_machine_that_is_refused_ends_an_advisory_session_in_0_and_in_words(
     assert result.outlines[-1] == "advisory: would have ended in 12"
 
 
+def test_a_file_that_cannot_be_written_is_graver_than_nothing_to_compare(
+    pytester: pytest.Pytester, words: dict[str, str]
+) -> None:
+    words |= {FINE: "NEW", OTHER: "NEW"}
+    taken = pytester.path / "taken"
+    taken.write_text("a file")
+
+    result = gated(pytester, options=[f"--perf-report={taken}"])
+
+    assert result.ret == 12
+    assert f"perfsuite: cannot write {taken}/run.json: File exists" in result.outlines
+
+
 def test_a_cell_that_is_never_reached_is_invalid(
     pytester: pytest.Pytester, words: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,7 +10,8 @@ import pytest
 from made_up_cells import make_record
 
 from perfsuite.errors import PerfsuiteError
-from perfsuite.plugin.session.torchrun import finished_outcome, keep_finished
+from perfsuite.plugin.fixtures import finished_outcome
+from perfsuite.plugin.session.torchrun import keep_finished
 from perfsuite.records.cell import CellLine, encode_line
 
 

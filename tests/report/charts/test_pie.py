@@ -8,16 +8,12 @@ import msgspec
 import pytest
 from profile_example import PROFILE, UNEVALUATED
 
-from perfsuite.report.charts.pie import FORMATS, describe_pie, draw_pie
+from perfsuite.report.charts.pie import FORMATS, draw_pie
 
 TEXT = (
-    "Pie chart of 10.0 s of training: load 4.00 s (40.0 %), forward 1.00 s (10.0 %), "
-    "loss + backward 2.00 s (20.0 %), evaluation 2.50 s (25.0 %), other 500 ms (5.0 %)."
+    "Pie chart of 10.0 s of training: load: 4.00 s, 40.0 %; forward: 1.00 s, 10.0 %; "
+    "loss + backward: 2.00 s, 20.0 %; evaluation: 2.50 s, 25.0 %; other: 500 ms, 5.0 %."
 )
-
-
-def test_the_chart_in_words_names_every_stage() -> None:
-    assert describe_pie(PROFILE) == TEXT
 
 
 @pytest.mark.parametrize(
@@ -32,7 +28,7 @@ def test_each_format_is_drawn_the_same_every_time_and_carries_the_words(
 
     assert first == second
     assert first.startswith(begins)
-    assert TEXT.encode() in first or TEXT.replace("(", r"\(").replace(")", r"\)").encode() in first
+    assert TEXT.encode() in first
 
 
 def test_the_legend_of_the_svg_is_text_and_a_hostile_name_is_data() -> None:

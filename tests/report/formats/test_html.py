@@ -12,7 +12,7 @@ from xml.etree import ElementTree
 import pytest
 from made_up_runs import HOSTILE, cell, report_on, verdict
 
-from perfsuite.report.formats.html import html_page, svg_files
+from perfsuite.report.formats.html import html_page, svg_file
 from perfsuite.report.rows import HistoryPoint, Row
 from perfsuite.system.untrusted import printable
 
@@ -203,7 +203,8 @@ def test_what_numbers_do_not_say_is_said_and_many_remarks_are_folded(num_remarks
 def test_each_chart_is_a_well_formed_file_of_its_own(name: str) -> None:
     rows = [cell("a", workload=name), cell("b", workload=name, num_workers=2)]
 
-    (text,) = svg_files(report_on(*rows))
+    ((chart,),) = (section.charts for section in report_on(*rows).sections)
+    text = svg_file(chart)
 
     root = ElementTree.fromstring(text.encode())
     assert root.tag == "{http://www.w3.org/2000/svg}svg"

@@ -18,7 +18,7 @@ from scaled_runs import LINK, all_reduces, reduced, trained
 from perfsuite.records.recipe import Recipe
 from perfsuite.report.charts.sections import Section
 from perfsuite.report.formats.folder import write_folder
-from perfsuite.report.formats.html import html_page, svg_files
+from perfsuite.report.formats.html import html_page, svg_file
 from perfsuite.report.formats.markdown import to_markdown
 from perfsuite.report.rows import Row
 from perfsuite.report.scaling.section import (
@@ -28,7 +28,7 @@ from perfsuite.report.scaling.section import (
     scaling_notes,
 )
 from perfsuite.report.scaling.series import describe_scaling
-from perfsuite.report.terminal.tables import grid_table
+from perfsuite.report.terminal.tables import text_table
 from perfsuite.system.untrusted import MOST, printable
 
 MEASURED = "Weak and strong scaling, measured"
@@ -142,10 +142,10 @@ def test_very_many_rows_are_in_the_file_beside() -> None:
 
 
 def test_a_table_can_be_printed() -> None:
-    text = grid_table(scaling_grids(describe_scaling(on_two_cores()))[0])
+    grid = scaling_grids(describe_scaling(on_two_cores()))[0]
 
-    assert text.splitlines()[0] == MEASURED
-    assert text.splitlines()[4].split() == [
+    assert grid.title == MEASURED
+    assert text_table(grid.columns, grid.rows).splitlines()[3].split() == [
         *("weak", "lenet,", "fp32", "8", "a", "device", "ddp:2", "125", "ms", "128", "80.0", "%"),
         *("80.0", "%", "and", "80.0", "%", "2", "and", "2", "rounds", "16.0", "%"),
         *("97.1", "%", "to", "100.0", "%"),
@@ -297,7 +297,7 @@ def test_a_hostile_name_stays_text_everywhere(name: str) -> None:
     shown = printable(name)
     assert json.loads(scaling_json(report.scaling))["series"][0]["cell"] == f"{shown}, fp32"
     assert html_page(report).count("<script>") == 1
-    for text in svg_files(report):
+    for text in (svg_file(chart) for section in report.sections for chart in section.charts):
         ElementTree.fromstring(text.encode())
 
 

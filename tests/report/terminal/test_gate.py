@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
 from perfsuite.records.verdict import CellVerdict, Explanation
 from perfsuite.report.summary import verdict_sentence
-from perfsuite.report.terminal.gate import verdict_lines, verdict_table
+from perfsuite.report.terminal.gate import verdict_lines
 from perfsuite.units import format_change
 
 
@@ -31,6 +32,10 @@ def rows(table: str) -> list[list[str]]:
     """The cells of the rows, split where two blanks are; the header first."""
     lines = [" ".join(line.split()) for line in table.splitlines() if line.strip()]
     return [line.split(" ") for line in lines if not set(line) <= set("─ ")]
+
+
+def verdict_table(cells: Sequence[CellVerdict]) -> str:
+    return next(verdict_lines(cells, None, {}))
 
 
 # --- the table ---

@@ -12,7 +12,11 @@ from profile_example import PROFILE, UNEVALUATED
 from perfsuite.records.profile import Profile
 from perfsuite.report.formats.csv_file import profile_csv
 from perfsuite.report.formats.latex import escape, profile_latex
-from perfsuite.report.terminal.profile import profile_text
+from perfsuite.report.terminal.profile import profile_lines
+
+
+def profile_text(profile: Profile) -> str:
+    return "\n".join(profile_lines(profile))
 
 
 def test_the_terminal_shows_stages_epochs_accuracy_and_operators() -> None:

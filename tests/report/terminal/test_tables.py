@@ -5,8 +5,8 @@ import msgspec
 from perfsuite.records.cell import CellLine, CellRecord, Counts, Memory, StageTimes
 from perfsuite.records.equivalence import Numerics
 from perfsuite.records.recipe import Recipe
-from perfsuite.report.rows import no_power_lines, not_exercised_lines
-from perfsuite.report.terminal.tables import progress_line, terminal_table
+from perfsuite.report.rows import no_power_lines, row_of_line, skipped_lines
+from perfsuite.report.terminal.tables import progress_line, report_table, text_table
 
 NO_STAGES = {"forward": None, "backward": None, "optimizer": None, "evaluation": None}
 
@@ -44,6 +44,10 @@ def line(
     )
 
 
+def terminal_table(lines: list[CellLine]) -> str:
+    return report_table([row for row in map(row_of_line, lines) if row is not None])
+
+
 TRAINED = {"forward": 0.0005, "backward": 0.0005, "optimizer": 0.0005}
 
 
@@ -62,7 +66,7 @@ def test_the_table_has_a_row_for_each_measured_cell_and_none_for_others() -> Non
     values = "lenet ddp:2 fp32 none equivalent 2 2.00 ms ± 74.1 % 16.0 k 8.00 k 25.0 % 1.00 MiB 3"
     assert " ".join(header.split()) == f"{titles} collectives"
     assert [" ".join(row.split()) for row in rows] == [values]
-    assert not_exercised_lines([line(TRAINED), skipped]) == ["NOT EXERCISED b::t: no GPU"]
+    assert skipped_lines([line(TRAINED), skipped]) == ["NOT EXERCISED b::t: no GPU"]
 
 
 def test_a_cell_whose_check_had_no_power_has_a_line_that_says_why() -> None:
@@ -149,3 +153,13 @@ def test_parametrized_cells_of_one_function_are_told_apart() -> None:
     rows = terminal_table(cells).splitlines()[-2:]
 
     assert [row.split()[0] for row in rows] == ["train[64-x]", "train"]
+
+
+def test_a_long_text_takes_nothing_from_another_column() -> None:
+    name = "benchmarks/test_it.py::test_it[" + 500 * "x" + "]"
+
+    table = text_table(
+        [("cell", False), ("verdict", False), ("pairs", True)], [[name, "FAIL", "4"]]
+    )
+
+    assert table.splitlines()[-1] == f" {name}   FAIL          4"
