@@ -45,6 +45,7 @@ def give_back(
     for name in cells:
         file = name.partition("::")[0]
         if file in own_files and (why := laid.why_broken(name)) is not None:
+            (tree / file).unlink(missing_ok=True)  # a link may lead to the user's own file
             (tree / file).write_bytes(own_files[file])
             replaced[name] = f"the base runs its own {file}, as it cannot import head's: {why}"
     return replaced
