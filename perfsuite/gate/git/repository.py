@@ -119,15 +119,26 @@ def subject_of(root: Path, commit: str) -> str:
 
 
 def working_files(folder: Path) -> list[Path]:
-    """Return the files below `folder` that git has or would add, links and nested checkouts too."""
+    """Return the files below `folder` that git has or would add, links and nested checkouts too.
+
+    A submodule that was copied has no git of its own: of that, all files.
+    """
     listed = listed_files(folder, "--cached", "--others", "--exclude-standard")
     files: list[Path] = []
     for path in dict.fromkeys(listed):
-        if (folder / path).is_file() or (folder / path).is_symlink():
+        if is_file_or_link(folder / path):
             files.append(path)
         elif (folder / path / ".git").exists():
             files.extend(path / inner for inner in working_files(folder / path))
+        else:
+            inside = (folder / path).rglob("*")
+            files.extend(one.relative_to(folder) for one in inside if is_file_or_link(one))
     return files
+
+
+def is_file_or_link(path: Path) -> bool:
+    """Whether there is a file or a link, which may lead nowhere."""
+    return path.is_symlink() or path.is_file()
 
 
 def listed_files(folder: Path, *arguments: str) -> list[Path]:
@@ -158,11 +169,15 @@ def submodules(tree: Path) -> dict[Path, str]:
 
 
 def files_of_commit(checkout: Path, commit: str) -> list[Path]:
-    """Return the tracked files of a checkout that is at a commit and not changed; else none."""
+    """Return the tracked files of a checkout that is at a commit and not changed; else none.
+
+    Those of a submodule in it only where that was fetched.
+    """
     is_changed = ("diff", "--quiet", "--no-ext-diff", "HEAD")
     if find_commit(checkout, "HEAD") != commit or run_git(checkout, *is_changed).returncode != 0:
         return []
-    return listed_files(checkout, "--cached", "--recurse-submodules")
+    listed = listed_files(checkout, "--cached", "--recurse-submodules")
+    return [path for path in listed if is_file_or_link(checkout / path)]
 
 
 def why_not_a_checkout(root: Path) -> str | None:

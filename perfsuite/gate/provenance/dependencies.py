@@ -26,14 +26,22 @@ _SCRIPTS = frozenset({"console_scripts", "gui_scripts"})
 
 
 def changed_dependencies(base: Path, head: Path) -> dict[str, frozenset[str]]:
-    """Return the files that declare the base's dependencies otherwise, with the names, or ANY."""
+    """Return the files that declare the base's dependencies otherwise, with the names, or ANY.
+
+    What only moved to another file, word for word, is declared as it was.
+    """
     before, after = _declared(base), _declared(head)
+    files = {file: (before.get(file, {}), after.get(file, {})) for file in {**before, **after}}
+    gone = {one for old, new in files.values() for one in old.items() if one[0] not in new}
+    come = {one for old, new in files.values() for one in new.items() if one[0] not in old}
     changed = {}
-    for file in sorted(before.keys() | after.keys()):
-        old, new = before.get(file, {}), after.get(file, {})
+    for file, (old, new) in sorted(files.items()):
+        moved = {name for name, _ in gone & come & (old.items() ^ new.items())} - (
+            old.keys() & new.keys()
+        )
         names = {name for name in (*old, _ENTRY_POINTS) if old.get(name) != new.get(name)}
-        if names or (new.keys() - old.keys()):
-            changed[file] = frozenset(names)
+        if names.union(new.keys() - old.keys()) - moved:
+            changed[file] = frozenset(names - moved)
     return changed
 
 
