@@ -267,4 +267,4 @@ def _tree_of(suite: Suite, cell: str, commit: str) -> Iterator[tuple[Path, Path]
     base = repository.Base(revision=commit, described=short_commit(commit))
     with base_tree(suite.root, base) as tree:
         lay_benchmarks(tree, head, [suite.root / cell.partition("::")[0]])
-        yield tree, lay_configuration(tree, suite.root, suite.inifile)
+        yield tree, lay_configuration(tree, head, suite.inifile)

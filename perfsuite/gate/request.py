@@ -259,7 +259,7 @@ class BaseSide:
 
     def arms(self, tree: Path, alone: frozenset[Path]) -> tuple[Arm, Arm]:
         """Both arms, with head's configuration; they log what they open that one tree lacks."""
-        inifile = lay_configuration(tree, self.suite.root, self.suite.inifile)
+        inifile = lay_configuration(tree, self.head, self.suite.inifile)
         command = self._command(tree).followed_by(f"--rootdir={tree}", "-c", str(inifile))
         base = self._arm(tree, command, {})
         head = head_arm(self.request, self.suite, self.caches)

@@ -7,13 +7,14 @@ Whatever paths the user named, these files of head are laid over:
    lies beside them. A folder that holds code is none: the root and what it is in, a folder with a
    pyproject.toml or setup.py, a folder directly in `src`, the package that the project is named
    after, a folder of a package that has modules beside its tests (`acme/perf/engine.py`), a package
-   that has some and no usual name (`ab_test/stats.py`; for `_USUAL` see below), a folder
-   that a file imports which is no test, or one that any file outside of it imports, unless its
-   name is a usual one (`_USUAL`), as tests share what they need.
-2. For any other folder: the test files in it (by pytest's `python_files`) and every conftest.py,
-   each by rule 1 or else alone; of such files, those that only the base has go. All other files in
-   it stay the base's, helper modules too: laying code under test over the base would compare head
-   with itself and pass in silence.
+   that has some and no usual name (`ab_test/stats.py`; for `_USUAL` see below), a folder of no
+   usual name that has one of a usual name below it and modules elsewhere (`perf_lab/core/a.py`
+   with `perf_lab/tests/test_a.py`), a folder that a file imports which is no test, or one that any
+   file outside of it imports, unless its name is a usual one, as tests share what they need.
+2. For any other folder: the test files in it (by pytest's `python_files`, but for what is named as
+   code is, see `is_mixed`) and every conftest.py, each by rule 1 or else alone; of such files,
+   those that only the base has go. All other files in it stay the base's, helper modules too:
+   laying code under test over the base would compare head with itself and pass in silence.
 3. For any other file: that file.
 4. The conftest.py of every folder above those, up to the top.
 
@@ -35,7 +36,7 @@ from pathlib import Path
 
 from perfsuite.errors import SettingError, WriteError
 from perfsuite.gate.git import repository
-from perfsuite.gate.git.changes import LEFT_OUT_MARKS
+from perfsuite.gate.git.changes import is_marked
 
 _BENCHMARK_WORDS = frozenset(
     {"bench", "benches", "benchmark", "benchmarks", "perf", "test", "tests"}
@@ -110,7 +111,7 @@ def lay_over(tree: Path, head: Head, overlay: Overlay) -> None:
     """Put head's benchmark files into `tree`, the counterpart of its top, in place of others."""
     for folder in overlay.searched:
         for file in source_files(tree / folder):
-            if is_test_file(head, folder / file):
+            if _is_benchmark(head, folder / file):
                 _remove(tree, folder / file)
     for folder in overlay.folders:
         _remove(tree, folder)
@@ -130,19 +131,19 @@ def benchmark_files(head: Head, overlay: Overlay) -> set[Path]:
     return {path for path in files | overlay.conftests if (head.top / path).is_file()}
 
 
-def lay_configuration(tree: Path, head: Path, inifile: Path | None) -> Path:
-    """Put head's pytest configuration into the base's root; return the file for `pytest -c`.
+def lay_configuration(tree: Path, head: Head, inifile: Path | None) -> Path:
+    """Put head's pytest configuration into the base's tree; return the file for `pytest -c`.
 
-    Its paths, such as `pythonpath`, count from its folder, so it must lie in the base: in place of
-    the base's where it is pytest's alone, else beside the file that describes the base's package.
-    One from outside of head's root is returned as it is.
+    Its paths, such as `pythonpath`, count from its folder, also where it is a link, so it must lie
+    in the base: in place of the base's where it is pytest's alone, else beside the file that
+    describes the base's package. One from outside of head's checkout is returned as it is.
     """
     place = Path(f"{_CONFIGURATION_COPY}.ini")
     if inifile is not None:
-        real = inifile.resolve()
-        if not real.is_relative_to(head.resolve()):
+        real = inifile.parent.resolve() / inifile.name
+        if not real.is_relative_to(head.top):
             return inifile
-        place = real.relative_to(head.resolve())
+        tree, place = head.top_of(tree), real.relative_to(head.top)
         if place.name not in PYTEST_FILES:
             place = place.with_name(f"{_CONFIGURATION_COPY}{place.suffix}")
     with as_write_error(tree):
@@ -156,7 +157,8 @@ def is_mixed(file: Path, python_files: Sequence[str]) -> bool:
     """Whether a file of tests is named as code is, by its path and pytest's `python_files`."""
     words = {word for part in file.parts for word in re.split(r"[^a-z0-9]", part.lower())}
     telling = [pattern for pattern in python_files if pattern != "*.py"]
-    return _BENCHMARK_WORDS.isdisjoint(words) and not _is_named(file, telling)
+    is_telling = file.name == _CONFTEST or _is_named(file, telling)
+    return _BENCHMARK_WORDS.isdisjoint(words) and not is_telling
 
 
 def source_files(folder: Path, *, leave_out: Path | None = None) -> Iterator[Path]:
@@ -169,7 +171,9 @@ def source_files(folder: Path, *, leave_out: Path | None = None) -> Iterator[Pat
         ]
         for name in (*files, *links):
             # Neither a socket nor a named pipe: copying would wait for its other end.
-            if (here / name).is_symlink() or (here / name).is_file():
+            if (
+                repository.is_file_or_link(here / name) and name not in _LEFT_OUT_NAMES
+            ):  # of a linked worktree .git is a file
                 yield (here / name).relative_to(folder)
 
 
@@ -242,7 +246,7 @@ def _add_folder(overlay: Overlay, head: Head, place: Path, named: Path) -> None:
         return
     overlay.searched.add(place)
     for file in files:
-        if is_test_file(head, file):
+        if _is_benchmark(head, file):
             _add_test_file(overlay, head, file)
 
 
@@ -267,21 +271,30 @@ def _holds_code(head: Head, folder: Path) -> bool:
     # By itself only a folder with an unusual name is a package.
     packages = [here.parent] if is_usual else [here.parent, here]
     is_package = any((one / "__init__.py").is_file() for one in packages)
-    modules = (folder / path.name for path in here.glob("*.py") if path.name != "__init__.py")
+    inner = [one.relative_to(folder) for one in _modules(head.top) if one.is_relative_to(folder)]
+    holds_tests = not is_usual and any(map(_is_in_tests, inner))
+    code = [
+        path
+        for path in inner
+        if not (path.name == "__init__.py" or _is_in_tests(path))
+        and not is_test_file(head, folder / path)
+    ]
     if (
         head.root.is_relative_to(here)
         or any((here / name).is_file() for name in ("pyproject.toml", "setup.py"))
         or here.parent.name == "src"
         or here.name == _project_package(head.root)
-        or (is_package and not all(is_test_file(head, path) for path in modules))
+        or any(holds_tests or (is_package and path.parent == Path()) for path in code)
     ):
         return True
-    for importer in _importers(head.top, folder):
-        folders = {parent.name.lower() for parent in importer.parents}
-        is_for_tests = is_test_file(head, importer) or not _USUAL.isdisjoint(folders)
-        if not (is_usual and is_for_tests):
-            return True
-    return False
+    return any(
+        not (is_usual and (is_test_file(head, importer) or _is_in_tests(importer)))
+        for importer in _importers(head.top, folder)
+    )
+
+
+def _is_in_tests(path: Path) -> bool:
+    return not _USUAL.isdisjoint(folder.name.lower() for folder in path.parents)
 
 
 @functools.cache
@@ -303,6 +316,11 @@ def is_test_file(head: Head, path: Path) -> bool:
     return path.name == _CONFTEST or _is_named(path, head.python_files)
 
 
+def _is_benchmark(head: Head, path: Path) -> bool:
+    """Whether a file is a test file that no other file of a folder with code is named as."""
+    return is_test_file(head, path) and not is_mixed(path, head.python_files)
+
+
 def _is_named(path: Path, patterns: Sequence[str]) -> bool:
     at = f"/{path.as_posix()}"
     return any(fnmatch.fnmatchcase(at, f"*/{pattern}") for pattern in patterns)
@@ -314,8 +332,7 @@ def _files_of(head: Head, folder: Path) -> list[Path]:
 
 def is_left_out(folder: Path) -> bool:
     """Whether a folder is a virtual environment, a cache, or git's own."""
-    marks = (folder / mark for mark in LEFT_OUT_MARKS)
-    return folder.name in _LEFT_OUT_NAMES or any(mark.exists() for mark in marks)
+    return folder.name in _LEFT_OUT_NAMES or is_marked(folder)
 
 
 def _remove(tree: Path, path: Path) -> None:
