@@ -94,7 +94,7 @@ class Command:
             led = [(part, lead(part)) for part in environment[name].split(os.pathsep)]
             environment[name] = os.pathsep.join(
                 # Any text may look like a path: Path.exists raises for one that no file can have.
-                new if new != part and os.path.exists(new) else part
+                new if new != part and os.path.exists(new) else part  # noqa: PTH110
                 for part, new in led
             )
         if inner is not None:

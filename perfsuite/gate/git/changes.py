@@ -189,8 +189,8 @@ def _are_equal(one: Path, other: Path) -> bool:
 
 def is_marked(folder: Path) -> bool:
     """Whether a folder marks itself as a virtual environment or a cache."""
-    # Not Path.exists, which raises where the folder may not be looked into.
-    return any(os.path.exists(folder / mark) for mark in _LEFT_OUT_MARKS)
+    # Path.exists raises where the folder may not be looked into.
+    return any(os.path.exists(folder / mark) for mark in _LEFT_OUT_MARKS)  # noqa: PTH110
 
 
 def _is_left_behind(top: Path, path: Path) -> bool:
