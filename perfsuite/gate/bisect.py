@@ -4,7 +4,6 @@ Each commit is judged against the good one, both with the benchmark files and th
 configuration of the working tree: a benchmark may be younger than what it measures.
 """
 
-import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
@@ -102,7 +101,7 @@ class _Search:
     def run(self, good_commit: str, bad_commit: str) -> BisectResult:
         root = self.suite.root
         num_commits = repository.count_commits(root, good_commit, bad_commit)
-        most = _most_steps(num_commits)
+        most = (num_commits - 1).bit_length()
         self.say(
             f"{num_commits} commits after {short_commit(good_commit)} up to "
             f"{short_commit(bad_commit)}: both ends are judged first, then {most} of them, and "
@@ -188,15 +187,6 @@ class _Search:
             mark=_MARKS.get(verdict.word, "skip"),
             verdict=verdict,
         )
-
-
-def _most_steps(num_commits: int) -> int:
-    """The most steps that a search of so many commits takes.
-
-    >>> [_most_steps(number) for number in (1, 2, 8, 9)]
-    [0, 1, 3, 4]
-    """
-    return math.ceil(math.log2(num_commits))
 
 
 def bounds_of(bad: CellVerdict) -> tuple[float, float]:

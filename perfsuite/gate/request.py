@@ -16,10 +16,10 @@ from perfsuite.gate.arms.command import Command
 from perfsuite.gate.arms.launch import launch_pair
 from perfsuite.gate.arms.loaded import Loaded
 from perfsuite.gate.git import worktree
-from perfsuite.gate.git.changes import compare_trees, tree_files
+from perfsuite.gate.git.changes import SITE_FOLDER, compare_trees, tree_files
 from perfsuite.gate.git.command import file_at
 from perfsuite.gate.git.find_base import find_base
-from perfsuite.gate.git.overlay import SITE_FOLDER, Head, lay_configuration, source_files
+from perfsuite.gate.git.overlay import Head, lay_configuration, source_files
 from perfsuite.gate.git.repository import USE_FOLDER, Base, find_top, working_files
 from perfsuite.gate.judge.trial import LAUNCH_TIMEOUT_S, Budget
 from perfsuite.gate.provenance.identical import Comparison

@@ -24,15 +24,16 @@ _LICENCE = re.compile(r"(licen[cs]e|copying|notice)([-_][\w-]+)?(\.txt)?", re.IG
 # them, and a session leaves many behind: logs, checkpoints, JUnit's XML.
 IMPORTABLE = frozenset({".py", ".pyd", ".pyx", ".so"})
 
-# What installers, Python, pytest and sessions leave behind: anywhere, beside a project's file, or
-# under pytest's root.
-_LEFT_ANYWHERE = frozenset({"__pycache__", "node_modules"})
+# What installers, pytest and sessions leave behind: beside a project's file, or under pytest's root.
 _LEFT_BY_BUILDS = frozenset({"build", "dist"})
 _PROJECT_FILES = ("pyproject.toml", "setup.py", "setup.cfg")
 _LEFT_IN_ROOT = ("results", "baselines", ".benchmarks")
 _LEFT_NAMES = re.compile(r"junit[^/]*\.xml|\.coverage.*|.*\.(lock|log)")
 # Virtual environments (PEP 405; conda) and caches, as they mark themselves (bford.info/cachedir).
 _LEFT_OUT_MARKS = ("pyvenv.cfg", "conda-meta", "CACHEDIR.TAG")
+
+# Where the base's build may install, in the base's tree.
+SITE_FOLDER = ".perfsuite-site"
 
 # What perfsuite itself keeps under version control: stored runs, exceptions, calibration.
 _RECORD = re.compile(r"baselines/(accepted\.toml|calibration\.json|(.*/)?\d{4,}_[^/]*\.json)")
@@ -187,18 +188,21 @@ def _are_equal(one: Path, other: Path) -> bool:
     return is_program[0] == is_program[1] and filecmp.cmp(one, other, shallow=False)
 
 
-def is_marked(folder: Path) -> bool:
-    """Whether a folder marks itself as a virtual environment or a cache."""
+def is_left_out(folder: Path) -> bool:
+    """Whether a folder is no part of a source tree: an environment, a cache, git's own."""
     # Path.exists raises where the folder may not be looked into.
-    return any(os.path.exists(folder / mark) for mark in _LEFT_OUT_MARKS)  # noqa: PTH110
+    return folder.name in (".git", "__pycache__", SITE_FOLDER) or any(
+        os.path.exists(folder / mark)  # noqa: PTH110
+        for mark in _LEFT_OUT_MARKS
+    )
 
 
 def _is_left_behind(top: Path, path: Path) -> bool:
     folders = [folder for folder in path.parents if folder.is_relative_to(top) and folder != top]
     return any(
         folder.name.startswith(".")
-        or folder.name in _LEFT_ANYWHERE
-        or is_marked(folder)
+        or folder.name == "node_modules"
+        or is_left_out(folder)
         or (
             folder.name in _LEFT_BY_BUILDS
             and any((folder.parent / file).exists() for file in _PROJECT_FILES)

@@ -36,7 +36,7 @@ from pathlib import Path
 
 from perfsuite.errors import SettingError, WriteError
 from perfsuite.gate.git import repository
-from perfsuite.gate.git.changes import is_marked
+from perfsuite.gate.git.changes import is_left_out
 
 _BENCHMARK_WORDS = frozenset(
     {"bench", "benches", "benchmark", "benchmarks", "perf", "test", "tests"}
@@ -46,12 +46,7 @@ _CONFTEST = "conftest.py"
 
 # The names of files that hold nothing but pytest's configuration.
 PYTEST_FILES = frozenset({"pytest.ini", ".pytest.ini", "pytest.toml", ".pytest.toml"})
-# Where the base's build may install, in the base's tree.
-SITE_FOLDER = ".perfsuite-site"
 _CONFIGURATION_COPY = ".perfsuite-head"
-
-# Not part of a source tree.
-_LEFT_OUT_NAMES = frozenset({".git", "__pycache__", SITE_FOLDER})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,7 +106,7 @@ def lay_over(tree: Path, head: Head, overlay: Overlay) -> None:
     """Put head's benchmark files into `tree`, the counterpart of its top, in place of others."""
     for folder in overlay.searched:
         for file in source_files(tree / folder):
-            if _is_benchmark(head, folder / file):
+            if is_test_file(head, folder / file):
                 _remove(tree, folder / file)
     for folder in overlay.folders:
         _remove(tree, folder)
@@ -157,8 +152,7 @@ def is_mixed(file: Path, python_files: Sequence[str]) -> bool:
     """Whether a file of tests is named as code is, by its path and pytest's `python_files`."""
     words = {word for part in file.parts for word in re.split(r"[^a-z0-9]", part.lower())}
     telling = [pattern for pattern in python_files if pattern != "*.py"]
-    is_telling = file.name == _CONFTEST or _is_named(file, telling)
-    return _BENCHMARK_WORDS.isdisjoint(words) and not is_telling
+    return _BENCHMARK_WORDS.isdisjoint(words) and not _is_named(file, telling)
 
 
 def source_files(folder: Path, *, leave_out: Path | None = None) -> Iterator[Path]:
@@ -171,9 +165,8 @@ def source_files(folder: Path, *, leave_out: Path | None = None) -> Iterator[Pat
         ]
         for name in (*files, *links):
             # Neither a socket nor a named pipe: copying would wait for its other end.
-            if (
-                repository.is_file_or_link(here / name) and name not in _LEFT_OUT_NAMES
-            ):  # of a linked worktree .git is a file
+            # In a linked worktree .git is a file.
+            if name != ".git" and repository.is_file_or_link(here / name):
                 yield (here / name).relative_to(folder)
 
 
@@ -246,7 +239,7 @@ def _add_folder(overlay: Overlay, head: Head, place: Path, named: Path) -> None:
         return
     overlay.searched.add(place)
     for file in files:
-        if _is_benchmark(head, file):
+        if is_test_file(head, file):
             _add_test_file(overlay, head, file)
 
 
@@ -312,13 +305,9 @@ def _project_package(root: Path) -> str | None:
 
 
 def is_test_file(head: Head, path: Path) -> bool:
-    """Whether pytest takes a file for one with tests, or for what they share."""
-    return path.name == _CONFTEST or _is_named(path, head.python_files)
-
-
-def _is_benchmark(head: Head, path: Path) -> bool:
-    """Whether a file is a test file that no other file of a folder with code is named as."""
-    return is_test_file(head, path) and not is_mixed(path, head.python_files)
+    """Whether pytest takes a file for one with tests, and not by "*.py", or for what they share."""
+    is_test = _is_named(path, head.python_files) and not is_mixed(path, head.python_files)
+    return path.name == _CONFTEST or is_test
 
 
 def _is_named(path: Path, patterns: Sequence[str]) -> bool:
@@ -328,11 +317,6 @@ def _is_named(path: Path, patterns: Sequence[str]) -> bool:
 
 def _files_of(head: Head, folder: Path) -> list[Path]:
     return [folder / path for path in tree_files(head.top / folder)]
-
-
-def is_left_out(folder: Path) -> bool:
-    """Whether a folder is a virtual environment, a cache, or git's own."""
-    return folder.name in _LEFT_OUT_NAMES or is_marked(folder)
 
 
 def _remove(tree: Path, path: Path) -> None:

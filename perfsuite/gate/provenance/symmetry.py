@@ -11,7 +11,8 @@ from typing import Self
 
 from perfsuite.gate.arms.arm import Arm, CellRun, Launch
 from perfsuite.gate.arms.loaded import Loaded
-from perfsuite.gate.git.overlay import SITE_FOLDER, are_alike, is_left_out, read_start
+from perfsuite.gate.git.changes import SITE_FOLDER, is_left_out
+from perfsuite.gate.git.overlay import are_alike, read_start
 from perfsuite.gate.git.repository import find_top, is_ignored, tracked_files
 from perfsuite.gate.git.worktree import missing_files
 from perfsuite.gate.provenance import installed
