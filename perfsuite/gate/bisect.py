@@ -124,11 +124,10 @@ class _Search:
         found = replace(found, bounds=bounds, ends=(bad, good))
         if good.mark != "good":
             reason = (
-                f"{short_commit(good_commit)} cannot be distinguished from itself on this machine: "
-                f"{_figures(good.verdict)}; see what 'perfsuite doctor' says, or allow more "
-                "--max-pairs"
+                f"cannot be distinguished from itself on this machine: {_figures(good.verdict)}"
             )
-            return replace(found, refusal=reason)
+            advice = "see what 'perfsuite doctor' says, or allow more --max-pairs"
+            return replace(found, refusal=f"{short_commit(good_commit)} {reason}; {advice}")
         steps, possible = self._narrow(good_commit, bad_commit, bounds, most)
         found = replace(found, steps=tuple(steps))
         if len(possible) == 1:

@@ -20,7 +20,6 @@ from perfsuite.system.urls import AnyPath
 from perfsuite.units import short_commit
 
 _WEEK: Final = timedelta(weeks=1)
-_UNLISTED: Final = "by an exception that is no longer listed"
 
 
 class Point(msgspec.Struct, frozen=True):
@@ -227,7 +226,8 @@ def find_reasons(
         if step.ratio > 1 and any(day <= entry.expires for entry in entries):
             reason = _reason(entries, day, step.low)
         elif step.ratio > 1 and any(point.is_accepted for point in timeline.points[start:end]):
-            reason = _UNLISTED  # a gate accepted the run by an exception that was removed since
+            # A gate accepted the run then.
+            reason = "by an exception that is no longer listed"
         steps.append(reason)
     drift = None
     if trend.drift is not None and trend.drift.slope > 0:

@@ -24,8 +24,7 @@ _LICENCE = re.compile(r"(licen[cs]e|copying|notice)([-_][\w-]+)?(\.txt)?", re.IG
 # them, and a session leaves many behind: logs, checkpoints, JUnit's XML.
 IMPORTABLE = frozenset({".py", ".pyd", ".pyx", ".so"})
 
-# What installers, pytest and sessions leave behind: beside a project's file, or under pytest's root.
-_LEFT_BY_BUILDS = frozenset({"build", "dist"})
+# Beside one of these, builds leave folders behind; under pytest's root, sessions do.
 _PROJECT_FILES = ("pyproject.toml", "setup.py", "setup.cfg")
 _LEFT_IN_ROOT = ("results", "baselines", ".benchmarks")
 _LEFT_NAMES = re.compile(r"junit[^/]*\.xml|\.coverage.*|.*\.(lock|log)")
@@ -143,21 +142,18 @@ def compare_trees(
     top: Path, root: Path, files: Iterable[Path], base_top: Path, base_files: Iterable[Path]
 ) -> Changes:
     """Return how head's tree differs from the base's, byte by byte, in those files."""
-    changed: dict[str, list[Path]] = {"documents": [], "modules": [], "others": []}
+    kinds: dict[str, list[Path]] = {"documents": [], "modules": [], "others": []}
     for path in sorted({*files, *base_files}):
+        is_module = path.suffix == ".py" and path.name != "setup.py"  # which decides what is built
         if _are_equal(top / path, base_top / path):
             continue
         if not _may_be_loaded(top, root, top / path):
-            changed["documents"].append(path)
-        elif (
-            (path.suffix == ".py" and path.name != "setup.py")  # which decides what is built
-            and (top / path).is_file()
-            and not (top / path).is_symlink()
-        ):
-            changed["modules"].append(path)
+            kinds["documents"].append(path)
+        elif is_module and (top / path).is_file() and not (top / path).is_symlink():
+            kinds["modules"].append(path)
         else:
-            changed["others"].append(path)
-    return Changes(**{kind: tuple(paths) for kind, paths in changed.items()})
+            kinds["others"].append(path)
+    return Changes(**{kind: tuple(paths) for kind, paths in kinds.items()})
 
 
 def tree_files(top: Path, root: Path, outputs: Sequence[Path]) -> list[Path]:
@@ -204,7 +200,7 @@ def _is_left_behind(top: Path, path: Path) -> bool:
         or folder.name == "node_modules"
         or is_left_out(folder)
         or (
-            folder.name in _LEFT_BY_BUILDS
+            folder.name in ("build", "dist")
             and any((folder.parent / file).exists() for file in _PROJECT_FILES)
         )
         for folder in folders

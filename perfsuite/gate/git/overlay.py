@@ -297,9 +297,8 @@ def _modules(top: Path) -> list[Path]:
 
 def _project_package(root: Path) -> str | None:
     try:
-        project = tomllib.loads((root / "pyproject.toml").read_text("utf-8")).get("project", {})
-        name = project.get("name", "")
-    except (OSError, ValueError, AttributeError):  # pytest and pip say what is wrong with it
+        name = tomllib.loads((root / "pyproject.toml").read_text("utf-8"))["project"]["name"]
+    except (OSError, ValueError, KeyError, TypeError):  # pytest and pip say what is wrong with it
         return None
     return re.sub(r"[-.]+", "_", str(name)).lower()
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Final, Self
+from typing import Self
 
 from perfsuite.errors import WriteError
 from perfsuite.gate.git.command import answer, complaint_of, find_commit, output, run_git
@@ -19,12 +19,6 @@ _WORKTREE_OPTIONS = (
     *("-c", "filter.lfs.process=", "-c", "filter.lfs.smudge=", "-c", "filter.lfs.required=false"),
     *("-c", "worktree.useRelativePaths=false", "-c", "submodule.recurse=false"),
 )
-
-# The mode of a submodule's entry in an index (gitformat-index(5)).
-_SUBMODULE_MODE = b"160000"
-
-# The time of a commit where no commit has one.
-_EPOCH: Final = datetime.fromtimestamp(0, UTC)
 
 USE_FOLDER = "use --base-dir=DIR (pytest: --perf-base-dir)"
 
@@ -96,7 +90,7 @@ def read_log(root: Path, revision: str) -> dict[str, datetime]:
     lines = output(root, "log", *options, revision).decode().splitlines()
     commits = [line.partition(" ") for line in lines]
     made_at = {name: _moment_of(seconds) for name, _, seconds in commits}
-    latest = next(filter(None, made_at.values()), _EPOCH)
+    latest = next(filter(None, made_at.values()), datetime.fromtimestamp(0, UTC))
     return {name: (latest := moment or latest) for name, moment in made_at.items()}
 
 
@@ -164,7 +158,7 @@ def submodules(tree: Path) -> dict[Path, str]:
     return {
         Path(os.fsdecode(entry.partition(b"\t")[2])): entry.split()[1].decode()
         for entry in output(tree, "ls-files", "-z", "--stage").split(b"\0")
-        if entry.startswith(_SUBMODULE_MODE)
+        if entry.startswith(b"160000")  # the mode of a submodule, gitformat-index(5)
     }
 
 

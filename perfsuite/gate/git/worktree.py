@@ -72,9 +72,8 @@ def lay_benchmarks(tree: Path, head: overlay.Head, paths: Sequence[Path]) -> lis
 
 def copy_same_files(head: Path, tree: Path) -> None:
     """Copy submodules and git-lfs files that `head` has, unchanged, as the base's commit."""
-    ours = repository.submodules(head)
     for path, commit in repository.submodules(tree).items():
-        for file in repository.files_of_commit(head / path, commit) if path in ours else ():
+        for file in repository.files_of_commit(head / path, commit):
             overlay.copy_file(head, tree, path / file)
     for path in _pointers(tree):
         if (head / path).is_file():

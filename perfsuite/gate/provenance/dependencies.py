@@ -15,7 +15,6 @@ from typing import Final
 from perfsuite.gate.git.overlay import tree_files
 from perfsuite.gate.provenance.installed import SITE, normalized
 
-_DOCUMENTATION = frozenset({"doc", "docs"})
 # A requirement begins with the name of its distribution (PEP 508).
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*")
 # Stands for all dependencies of a file.
@@ -71,7 +70,7 @@ def _declared(tree: Path) -> dict[str, dict[str, str]]:
     return {
         str(path): _read(tree / path, read)
         for path in tree_files(tree)
-        if _DOCUMENTATION.isdisjoint(path.parts) and (tree / path).is_file()
+        if {"doc", "docs"}.isdisjoint(path.parts) and (tree / path).is_file()
         for name, read in _READERS.items()
         if re.fullmatch(name, f"{(tree / path).parent.name}/{path.name}")
     }

@@ -25,11 +25,9 @@ def give_back(
 ) -> dict[str, str]:
     """Put the base's own files where it cannot collect head's, `laid`; return why, by cell."""
     replaced: dict[str, str] = {}
-    if laid is None:
-        return replaced
     for name in cells:
         file = name.partition("::")[0]
-        if file in own_files and (why := laid.why_broken(name)) is not None:
+        if laid is not None and file in own_files and (why := laid.why_broken(name)) is not None:
             (tree / file).unlink(missing_ok=True)  # a link may lead to the user's own file
             (tree / file).write_bytes(own_files[file])
             replaced[name] = f"the base runs its own {file}, as it cannot import head's: {why}"

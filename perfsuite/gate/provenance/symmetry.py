@@ -297,9 +297,8 @@ def _is_compiled(file: Path) -> bool:
 def name_untracked(reason: str, head: Path, base: Path, roots: Sequence[Path]) -> str | None:
     """Return what head's root has, git does not track, and the base failed for, by its `reason`."""
     for path in _candidates(reason, head, base, roots):
-        top = find_top(head)
         is_lacking = path.exists() and not (base / path.relative_to(head)).exists()
-        if is_lacking and top is not None and not tracked_files(head, [path]):
+        if is_lacking and find_top(head) is not None and not tracked_files(head, [path]):
             is_text = path.is_dir() or b"\0" not in read_start(path, 4096)
             advice = f"{_SHARE}, or {_BUILD}" if is_text else _BUILD
             return f"head has {path.relative_to(head)}, which git does not track: {advice}"
