@@ -7,10 +7,10 @@ Whatever paths the user named, these files of head are laid over:
    lies beside them. A folder that holds code is none: the root and what it is in, a folder with a
    pyproject.toml or setup.py, a folder directly in `src`, the package that the project is named
    after, a folder of a package that has modules beside its tests (`acme/perf/engine.py`), a package
-   that has some and no usual name (`ab_test/stats.py`; for `_USUAL` see below), a folder of no
-   usual name that has one of a usual name below it and modules elsewhere (`perf_lab/core/a.py`
-   with `perf_lab/tests/test_a.py`), a folder that a file imports which is no test, or one that any
-   file outside of it imports, unless its name is a usual one, as tests share what they need.
+   that has some and no usual name (`ab_test/stats.py`; for `_USUAL` see below), or has them beside
+   a folder of a usual name (`perf_lab/core/a.py`, `perf_lab/tests`), a folder that a file imports
+   which is no test, or one that any file outside of it imports, unless its name is a usual one, as
+   tests share what they need.
 2. For any other folder: the test files in it (by pytest's `python_files`, but for what is named as
    code is, see `is_mixed`) and every conftest.py, each by rule 1 or else alone; of such files,
    those that only the base has go. All other files in it stay the base's, helper modules too:

@@ -25,9 +25,8 @@ from perfsuite.system.signals import uninterrupted
 
 _LFS_POINTER = b"version https://git-lfs.github.com/spec/"
 _COMPILED = (".so", ".pyd", ".dylib", ".dll", ".a", ".o")
-# "perfsuite-<process id>-", as the folders of rank groups are named. The namespace is there because
-# a living session on another machine or in another container may share the repository or the
-# temporary folder: what it made is not stale.
+# "perfsuite-<process id>-", as the folders of rank groups are named. A living session in another
+# container, or on another machine, may share the repository or the folder: its trees are not stale.
 _TREE_NAME = re.compile(rf"perfsuite-(\d+)-(?:base|pair)-{PID_NAMESPACE}-\w+")
 
 
