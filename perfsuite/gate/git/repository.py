@@ -117,9 +117,8 @@ def working_files(folder: Path) -> list[Path]:
 
     A submodule that was copied has no git of its own: of that, all files.
     """
-    listed = listed_files(folder, "--cached", "--others", "--exclude-standard")
     files: list[Path] = []
-    for path in dict.fromkeys(listed):
+    for path in dict.fromkeys(listed_files(folder, "--cached", "--others", "--exclude-standard")):
         if is_file_or_link(folder / path):
             files.append(path)
         elif (folder / path / ".git").exists():
