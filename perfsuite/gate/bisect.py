@@ -4,7 +4,6 @@ Each commit is judged against the good one, both with the benchmark files and th
 configuration of the working tree: a benchmark may be younger than what it measures.
 """
 
-import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
@@ -102,7 +101,7 @@ class _Search:
     def run(self, good_commit: str, bad_commit: str) -> BisectResult:
         root = self.suite.root
         num_commits = repository.count_commits(root, good_commit, bad_commit)
-        most = _most_steps(num_commits)
+        most = (num_commits - 1).bit_length()
         self.say(
             f"{num_commits} commits after {short_commit(good_commit)} up to "
             f"{short_commit(bad_commit)}: both ends are judged first, then {most} of them, and "
@@ -125,11 +124,10 @@ class _Search:
         found = replace(found, bounds=bounds, ends=(bad, good))
         if good.mark != "good":
             reason = (
-                f"{short_commit(good_commit)} cannot be distinguished from itself on this machine: "
-                f"{_figures(good.verdict)}; see what 'perfsuite doctor' says, or allow more "
-                "--max-pairs"
+                f"cannot be distinguished from itself on this machine: {_figures(good.verdict)}"
             )
-            return replace(found, refusal=reason)
+            advice = "see what 'perfsuite doctor' says, or allow more --max-pairs"
+            return replace(found, refusal=f"{short_commit(good_commit)} {reason}; {advice}")
         steps, possible = self._narrow(good_commit, bad_commit, bounds, most)
         found = replace(found, steps=tuple(steps))
         if len(possible) == 1:
@@ -188,15 +186,6 @@ class _Search:
             mark=_MARKS.get(verdict.word, "skip"),
             verdict=verdict,
         )
-
-
-def _most_steps(num_commits: int) -> int:
-    """The most steps that a search of so many commits takes.
-
-    >>> [_most_steps(number) for number in (1, 2, 8, 9)]
-    [0, 1, 3, 4]
-    """
-    return math.ceil(math.log2(num_commits))
 
 
 def bounds_of(bad: CellVerdict) -> tuple[float, float]:
@@ -267,4 +256,4 @@ def _tree_of(suite: Suite, cell: str, commit: str) -> Iterator[tuple[Path, Path]
     base = repository.Base(revision=commit, described=short_commit(commit))
     with base_tree(suite.root, base) as tree:
         lay_benchmarks(tree, head, [suite.root / cell.partition("::")[0]])
-        yield tree, lay_configuration(tree, suite.root, suite.inifile)
+        yield tree, lay_configuration(tree, head, suite.inifile)

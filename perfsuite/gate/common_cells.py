@@ -24,7 +24,6 @@ from perfsuite.system.untrusted import printable
 from perfsuite.units import format_ratio, format_seconds, listed, parse_ratio, parse_seconds
 
 HOW_TO_ACCEPT: Final = "if that is meant, say so with 'perfsuite baseline accept'"
-_FLOOR_S = 50e-6
 # Reviewed exceptions, from pytest's root.
 ACCEPTED_FILE: Final = Path("baselines") / "accepted.toml"
 _SPENT = "what was accepted of it is spent: the base has the entry too"
@@ -93,7 +92,7 @@ def choose_cells(request: GateRequest, head: Suite, base: Suite, accepted: Accep
     common, others = _find_common(head.cells, theirs, accepted)
     base_request = _request_of_base(request, base)
     is_looser = request.is_advisory and not base_request.is_advisory
-    advice = [one for one in accepted.loosenings(EVERY_CELL) if one.policy and is_looser]
+    advice = [one for one in accepted.of(EVERY_CELL, Loosening) if one.policy and is_looser]
     policies: dict[str, CellPolicy] = {}
     used: dict[str, list[Entry]] = {}
     loosened: defaultdict[str, list[str]] = defaultdict(list)
@@ -181,7 +180,7 @@ def _stricter(
         ours, held = getattr(head, field), getattr(base, field)
         if ours <= held:
             continue
-        entry = max(accepted.loosenings(cell), key=lambda one: one.most(name), default=None)
+        entry = max(accepted.of(cell, Loosening), key=lambda one: one.most(name), default=None)
         if entry is not None and entry.most(name) > held:
             held = min(ours, entry.most(name))
             loosened[entry] = None
@@ -239,7 +238,7 @@ def _policy_of(request: GateRequest, name: str, markers: Mapping[str, Any]) -> C
     """How a cell is judged: by its markers, else by the request; a SettingError for wrong ones."""
     floor_s = request.floor_s
     if floor_s is None:
-        floor_s = 0.0 if markers.get("fixture") is None else _FLOOR_S
+        floor_s = 0.0 if markers.get("fixture") is None else 50e-6
 
     def parsed(marker: str, parse: Callable[[Any], float], default: float) -> float:
         return parse(markers[marker]) if marker in markers else default

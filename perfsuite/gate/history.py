@@ -20,7 +20,6 @@ from perfsuite.system.urls import AnyPath
 from perfsuite.units import short_commit
 
 _WEEK: Final = timedelta(weeks=1)
-_UNLISTED: Final = "by an exception that is no longer listed"
 
 
 class Point(msgspec.Struct, frozen=True):
@@ -34,7 +33,7 @@ class Point(msgspec.Struct, frozen=True):
     commit: str | None
     made_at: datetime
     time_s: float
-    is_accepted: bool
+    is_accepted: bool = False
 
     def __str__(self) -> str:
         day = f"{self.made_at:%Y-%m-%d}"
@@ -89,8 +88,7 @@ def probe_timeline(runs: Sequence[tuple[datetime, StoredRun]]) -> Timeline:
     for made_at, run in runs:
         if run.probe_s:
             time_s = geometric_mean(run.probe_s.values())
-            point = Point(str(run.path), run.commit, made_at, time_s, is_accepted=False)
-            found.append((point, sorted(run.probe_s)))
+            found.append((Point(str(run.path), run.commit, made_at, time_s), sorted(run.probe_s)))
     return _timeline("the host", found)
 
 
@@ -227,7 +225,8 @@ def find_reasons(
         if step.ratio > 1 and any(day <= entry.expires for entry in entries):
             reason = _reason(entries, day, step.low)
         elif step.ratio > 1 and any(point.is_accepted for point in timeline.points[start:end]):
-            reason = _UNLISTED  # a gate accepted the run by an exception that was removed since
+            # A gate accepted the run then.
+            reason = "by an exception that is no longer listed"
         steps.append(reason)
     drift = None
     if trend.drift is not None and trend.drift.slope > 0:

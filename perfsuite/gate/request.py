@@ -16,11 +16,11 @@ from perfsuite.gate.arms.command import Command
 from perfsuite.gate.arms.launch import launch_pair
 from perfsuite.gate.arms.loaded import Loaded
 from perfsuite.gate.git import worktree
-from perfsuite.gate.git.changes import compare_trees, tree_files
+from perfsuite.gate.git.changes import SITE_FOLDER, compare_trees, tree_files
 from perfsuite.gate.git.command import file_at
 from perfsuite.gate.git.find_base import find_base
-from perfsuite.gate.git.overlay import SITE_FOLDER, Head, lay_configuration, source_files
-from perfsuite.gate.git.repository import Base, find_top, working_files
+from perfsuite.gate.git.overlay import Head, lay_configuration, source_files
+from perfsuite.gate.git.repository import USE_FOLDER, Base, find_top, working_files
 from perfsuite.gate.judge.trial import LAUNCH_TIMEOUT_S, Budget
 from perfsuite.gate.provenance.identical import Comparison
 from perfsuite.stats.evidence import Prior
@@ -106,8 +106,8 @@ class GateRequest:
 def base_of(request: GateRequest, folders: Sequence[Path]) -> Base | str | None:
     """Return the commit to compare with, None for a folder, or why there is neither.
 
-    `folders` are searched for modules that git does not know, beside the request's own. Raises a
-    SettingError for a revision or a folder that is none.
+    `folders`, pytest's root first, are searched for modules that git does not know, beside the
+    request's own. Raises a SettingError for a revision or a folder that is none.
     """
     if request.base_dir is not None:
         if not request.base_dir.is_dir():
@@ -119,8 +119,16 @@ def base_of(request: GateRequest, folders: Sequence[Path]) -> Base | str | None:
                 "another one"
             )
         return None
-    return request.found or find_base(
-        request.command.folder,
+    if request.found is not None:
+        return request.found
+    folder = request.command.folder
+    if folders and find_top(folders[0]) != find_top(folder):
+        return (
+            f"pytest's root, {folders[0]}, and {folder}, where it was called, are not in one git "
+            f"checkout: call it in {folders[0]}, or {USE_FOLDER}"
+        )
+    return find_base(
+        folder,
         request.base,
         target=request.target,
         outputs=request.outputs,
@@ -259,7 +267,7 @@ class BaseSide:
 
     def arms(self, tree: Path, alone: frozenset[Path]) -> tuple[Arm, Arm]:
         """Both arms, with head's configuration; they log what they open that one tree lacks."""
-        inifile = lay_configuration(tree, self.suite.root, self.suite.inifile)
+        inifile = lay_configuration(tree, self.head, self.suite.inifile)
         command = self._command(tree).followed_by(f"--rootdir={tree}", "-c", str(inifile))
         base = self._arm(tree, command, {})
         head = head_arm(self.request, self.suite, self.caches)

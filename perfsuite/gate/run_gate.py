@@ -31,7 +31,7 @@ from perfsuite.gate.common_cells import (
 from perfsuite.gate.git import worktree
 from perfsuite.gate.git.changes import digest_tree
 from perfsuite.gate.git.find_base import describe_head
-from perfsuite.gate.git.overlay import tree_files
+from perfsuite.gate.git.overlay import is_mixed, tree_files
 from perfsuite.gate.git.repository import Base
 from perfsuite.gate.judge.explain import explain
 from perfsuite.gate.judge.forecast import describe_cost, forecast_pair_s, why_too_much
@@ -110,8 +110,9 @@ def run_gate(
             if identical and is_all and request.waiting <= identical:
                 session = session.against(side.base.instead)
                 cells, judgement = session.compare()
-        if files is not None and (new := head_files.name_new(side.head.top, files)) is not None:
-            differs["head's tree"] = new
+        if files is not None and (new := {*tree_files(side.head.top)}.difference(files)):
+            new_files = listed(sorted(map(str, new)))
+            differs["head's tree"] = f"new since, and left there: {new_files}"
     return GateResult(
         cells=tuple(sorted(map(session.leniency.mark, cells), key=lambda cell: cell.name)),
         differs=differs,
@@ -207,7 +208,9 @@ class _Session:
         request, suite = self.side.request, self.side.suite
         alone = self.side.find_alone(tree)  # before any launch of the base
         own = self.side.collect(tree)
-        own_files = head_files.read_own_files(tree, own.suite)
+        names = () if own.suite is None else {name.partition("::")[0] for name in own.suite.cells}
+        # A command's cell is in none.
+        own_files = {name: (tree / name).read_bytes() for name in names if (tree / name).is_file()}
         changed = self.side.lay_benchmarks(tree)
         self._describe_tree(tree, changed)
         refusal = None if own.takes_turns else "the base's perfsuite is too old to take turns"
@@ -231,8 +234,9 @@ class _Session:
         policies = {name: policy for name, policy in self.policies.items() if asked(name)}
         if comparison is not None:
             cells += comparison.find_identical(policies)
-        mixed = head_files.find_mixed(policies, changed, suite.python_files)
-        cells += not_compared("INVALID", mixed, head_files.MIXED)
+        mixed = {str(file) for file in changed if is_mixed(file, suite.python_files)}
+        in_mixed = [name for name in policies if name.partition("::")[0] in mixed]
+        cells += not_compared("INVALID", in_mixed, head_files.MIXED)
         settled = request.waiting.union(cell.name for cell in cells)
         policies = {name: policy for name, policy in policies.items() if name not in settled}
         if not policies:

@@ -91,8 +91,7 @@ class EquivalenceReport(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def worst(self) -> EquivalenceRow:
         """The row that decides: a mismatch before no power before not exercised."""
-        worst = combine_statuses(row.status for row in self.rows)
-        return next(row for row in self.rows if row.status == worst)
+        return min(self.rows, key=lambda row: _FROM_WORST.index(row.status))
 
     @property
     def status(self) -> NumericsStatus:

@@ -17,8 +17,6 @@ from perfsuite.system.untrusted import Count, Label
 _MAX_SHARDS: Final = 99_999
 # Short enough for `int`, which refuses thousands of digits.
 _SHARD: Final = re.compile(r"([1-9][0-9]{0,8})/([1-9][0-9]{0,8})")
-# Of every cell, where no duration is known: all count alike.
-_ANY_DURATION_S: Final = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,7 +76,7 @@ def assign(durations_s: Mapping[str, float | None], num_shards: int) -> dict[str
     {'b': 1, 'e': 2, 'd': 2, 'a': 1, 'c': 2}
     """
     known = [seconds for seconds in durations_s.values() if seconds is not None]
-    usual_s = statistics.median(known) if known else _ANY_DURATION_S
+    usual_s = statistics.median(known or [1.0])  # where none is known, all count alike
     filled = {name: usual_s if it_s is None else it_s for name, it_s in durations_s.items()}
     # At most as many shards as cells get any.
     shards = [(0.0, 0, number) for number in range(1, min(num_shards, len(filled)) + 1)]

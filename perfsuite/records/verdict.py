@@ -21,7 +21,6 @@ VerdictWord = Literal[
     "ERROR",
     "SKIPPED",
 ]
-Policy = Literal["quarantined", "advisory"]
 
 # The most severe first: a failing test says more than a slow cell, that more than a missing one.
 SEVERITY: Final[Mapping[VerdictWord, ExitCode]] = {
@@ -97,7 +96,7 @@ class Verdict(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     limit: Amount | None = None
     mean_ratio: Amount | None = None
     numerics_change: Sentence | None = None
-    policy: Policy | None = None
+    policy: Literal["quarantined", "advisory"] | None = None
 
     @property
     def shown(self) -> str:

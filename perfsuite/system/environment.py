@@ -38,6 +38,11 @@ _OWN_VARIABLES: Final = {
     "TORCH_NCCL_ASYNC_ERROR_HANDLING": ("1", "3"),
 }
 
+# Where a process has its id: a container may have the name of its host, and ids of its own.
+_IDS = Path("/proc/self/ns/pid")
+_PLACE = f"{platform.node()} {_IDS.stat().st_ino if _IDS.exists() else ''}"
+PID_NAMESPACE: Final = hashlib.sha256(_PLACE.encode()).hexdigest()[:6]
+
 
 def describe_host(environ: Mapping[str, str], num_cores: int) -> Environment:
     """Return the environment of a whole session, whatever its tests measure."""

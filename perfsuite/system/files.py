@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from perfsuite.errors import WriteError
+from perfsuite.system.urls import AnyPath
 
 # Of unfinished files.
 _PREFIX = ".perfsuite-"
@@ -108,7 +109,7 @@ def append_line(path: Path, line: bytes) -> None:
                 raise
 
 
-def remove_file(path: Path) -> None:
+def remove_file(path: AnyPath) -> None:
     """Remove `path` where it exists."""
     with explained(f"remove {path}"):
         path.unlink(missing_ok=True)

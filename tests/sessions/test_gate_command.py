@@ -183,6 +183,23 @@ def test_a_command_that_is_not_touched_is_judged_by_its_logs_and_what_it_leaves_
     failed.expect(10, "head's tree: new since, and left there: times.jsonl", "ours FAIL +200.0 %*")
 
 
+def test_a_script_among_the_documentation_is_judged(repository: Repository, path: str) -> None:
+    script = LOGS.replace("import logged_model", "").replace("logged_model.MILLISECONDS", "{}")
+    repository.write(docs__logs=script.replace("{}", "1.0"))
+    repository.commit()
+    repository.write(docs__logs=script.replace("{}", "3.0"))
+    repository.commit()
+
+    failed = gate_command(
+        repository,
+        path,
+        *("--steps=20", "--warmup=3", "--metrics=jsonl:times.jsonl:ms*0.001", "--name=ours"),
+        *("--", "python", "docs/logs.py", "times.jsonl"),
+    )
+
+    failed.expect(10, "ours FAIL +200.0 %*")
+
+
 def test_a_command_is_quarantined_by_its_name_and_its_gate_may_advise(
     repository: Repository, path: str
 ) -> None:

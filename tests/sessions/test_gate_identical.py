@@ -58,7 +58,7 @@ def test_a_change_of_documentation_alone_launches_nothing(shop: Repository, tmp_
     shop.commit()
     (shop.path / "README.md").write_text("new")
     (shop.path / "docs").mkdir()
-    (shop.path / "docs" / "conf.py").touch()
+    (shop.path / "docs" / "index.txt").touch()
     shop.commit()
 
     gated = shop.gate(**environment)
@@ -68,7 +68,7 @@ def test_a_change_of_documentation_alone_launches_nothing(shop: Repository, tmp_
     gated.expect(
         0,
         f"{PRICE} PASS",
-        "1 cell: identical: only documentation differs from the base: README.md, docs/conf.py",
+        "1 cell: identical: only documentation differs from the base: README.md, docs/index.txt",
     )
     assert gated.output.count("only documentation differs") == 1
     # The session itself, and what asked head for its cells.

@@ -312,6 +312,26 @@ def test_without_any_base_nothing_is_run(tmp_path: Path, is_repository: bool, ad
     assert advice in result.refusal
 
 
+@pytest.mark.parametrize("is_repository", [True, False])
+def test_tests_of_another_checkout_than_the_folders_are_refused_before_any_base_is_made(
+    tmp_path: Path, is_repository: bool
+) -> None:
+    folder = tmp_path.resolve()
+    if is_repository:
+        write(folder, {"code.py": ""})
+        git(folder, "init", "--quiet")
+        commit(folder)
+    part = make_project(folder / "part", {"bench/test_a.py": BENCH}, {})
+
+    result = gate(folder, base=None, arguments=("part/bench", *ARGUMENTS))
+
+    assert (result.cells, result.judgement) == ((), None)
+    assert result.refusal == (
+        f"pytest's root, {part}, and {folder}, where it was called, are not in one git checkout: "
+        f"call it in {part}, or use --base-dir=DIR (pytest: --perf-base-dir)"
+    )
+
+
 def test_an_unknown_base_is_a_users_mistake(project: Path) -> None:
     with pytest.raises(SettingError, match="no-such-branch"):
         gate(project, base="no-such-branch")

@@ -13,9 +13,10 @@ from perfsuite.errors import SettingError
 from perfsuite.gate.baselines.accepted import Entry, append_entry, in_words
 from perfsuite.gate.baselines.accepted import prune as prune_entries
 from perfsuite.gate.baselines.screen import MAX_SESSIONS
-from perfsuite.gate.baselines.select import remove_run, sift_runs, trunk_rules
+from perfsuite.gate.baselines.select import sift_runs, trunk_rules
 from perfsuite.records.run_file import StoredRun, Unusable, read_run
 from perfsuite.report.terminal.tables import text_table
+from perfsuite.system.files import remove_file
 from perfsuite.system.untrusted import printable
 from perfsuite.system.urls import AnyPath, locate
 
@@ -130,7 +131,7 @@ def prune(
         old = [path for path, facts in listed if facts["is_usable"]][:-keep]
     for path in old:
         if is_sure:
-            remove_run(path)
+            remove_file(path)
         typer.echo(printable(f"{path}: {'removed' if is_sure else 'older than what is kept'}"))
     if old and not is_sure:
         typer.echo("none of these was removed; add --yes to remove them")

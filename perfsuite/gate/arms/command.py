@@ -93,7 +93,9 @@ class Command:
         for name in environment.keys() - {"HOME"}:
             led = [(part, lead(part)) for part in environment[name].split(os.pathsep)]
             environment[name] = os.pathsep.join(
-                new if Path(new).exists() else part for part, new in led
+                # Any text may look like a path: Path.exists raises for one that no file can have.
+                new if new != part and os.path.exists(new) else part  # noqa: PTH110
+                for part, new in led
             )
         if inner is not None:
             folder = to / inner

@@ -16,6 +16,7 @@ from perfsuite.gate.arms.arm import Arm, Choose, Launch, PairPlan, Suite
 from perfsuite.gate.arms.channel import Server
 from perfsuite.gate.arms.launched import collected, load_log, turn_clock
 from perfsuite.system import background
+from perfsuite.system.environment import PID_NAMESPACE
 from perfsuite.system.files import explained
 from perfsuite.units import format_bytes
 
@@ -53,7 +54,7 @@ def scratch_folder() -> Iterator[Path]:
     with explained("make a temporary folder for the session"):
         # The path of a Unix socket, of the ranks' too, has 108 characters at most (unix(7)).
         made = tempfile.TemporaryDirectory(
-            prefix=f"perfsuite-{os.getpid()}-pair-",
+            prefix=f"perfsuite-{os.getpid()}-pair-{PID_NAMESPACE}-",
             dir=None if len(tempfile.gettempdir()) <= _LONGEST_TEMPORARY_PATH else "/tmp",
             ignore_cleanup_errors=True,
         )

@@ -160,11 +160,11 @@ class Accepted:
 
     def removal(self, cell: str) -> Removal | None:
         """Return what says that the base's cell is gone on purpose."""
-        return next(self._of(cell, Removal), None)
+        return next(self.of(cell, Removal), None)
 
     def rename_of(self, cell: str) -> Rename | None:
         """Return what gives the base's cell another name."""
-        return next(self._of(cell, Rename), None)
+        return next(self.of(cell, Rename), None)
 
     def name_in_base(self, cell: str) -> str:
         """Return the base's name of head's cell."""
@@ -173,26 +173,23 @@ class Accepted:
 
     def slowdown(self, cell: str) -> Slowdown | None:
         """Return what lets the cell take most of its base's time."""
-        return max(self._of(cell, Slowdown), key=lambda entry: entry.ratio, default=None)
+        return max(self.of(cell, Slowdown), key=lambda entry: entry.ratio, default=None)
 
     def increase(self, cell: str, count: str) -> Increase | None:
         """Return what lets one of the cell's counts grow most."""
-        entries = (one for one in self._of(cell, Increase) if one.count in (None, count))
+        entries = (one for one in self.of(cell, Increase) if one.count in (None, count))
         return max(entries, key=lambda entry: entry.most_ratio, default=None)
-
-    def loosenings(self, cell: str) -> tuple[Loosening, ...]:
-        """Return what lets the cell be judged by looser limits than the base's."""
-        return tuple(self._of(cell, Loosening))
 
     def quarantine(self, cell: str) -> str | None:
         """Return what keeps the cell's verdict from the exit code, in words."""
-        return next(map(in_words, self._of(cell, Quarantine)), None)
+        return next(map(in_words, self.of(cell, Quarantine)), None)
 
     def why_counted(self, cell: str) -> str | None:
         """Return why a cell that a quarantine names counts all the same; None where none does."""
         return None if self.quarantine(cell) else self.vain.get(cell, self.vain.get(EVERY_CELL))
 
-    def _of(self, cell: str, kind: type[_Kind]) -> Iterator[_Kind]:
+    def of(self, cell: str, kind: type[_Kind]) -> Iterator[_Kind]:
+        """Yield the entries of a kind that are of the cell, or of every one."""
         entries = (entry for entry in self.entries if isinstance(entry, kind))
         return (entry for entry in entries if entry.cell in (cell, EVERY_CELL))
 

@@ -11,8 +11,6 @@ from perfsuite.errors import PerfsuiteError
 from perfsuite.gate.git.overlay import Head, benchmark_files, is_test_file, plan_overlay
 from perfsuite.gate.git.repository import find_top
 
-_NUM_DIGITS = 16
-
 
 class CellDigests:
     """The digests of a session's cells, from pytest's root, paths and ini value `python_files`."""
@@ -48,4 +46,4 @@ class CellDigests:
 
 
 def _digest(content: bytes) -> str:
-    return hashlib.sha256(content).hexdigest()[:_NUM_DIGITS]
+    return hashlib.sha256(content).hexdigest()[:16]

@@ -269,12 +269,6 @@ def _take_number(folder: _Folder, name: str, create: Callable[[_Folder], None]) 
             return path
 
 
-def remove_run(path: AnyPath) -> None:
-    """Remove a stored run where it exists; raises a WriteError with the path and the reason."""
-    with explained(f"remove {path}"):
-        path.unlink(missing_ok=True)
-
-
 def is_brought(path: AnyPath, brought: frozenset[Path]) -> bool:
     """Whether a stored run is among the files that a change brings."""
     # Git may name the file itself, or the link to it.

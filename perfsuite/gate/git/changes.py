@@ -12,8 +12,9 @@ from pathlib import Path, PurePath
 from perfsuite.gate.git.command import find_commit, output
 from perfsuite.gate.git.repository import changed_files, find_top, listed_files, working_files
 
-# Documentation touches no cell: texts and these folders at the top of a checkout, and a text with
-# one of these names anywhere. Another text in a package may be a page that the package shows.
+# Documentation touches no cell: texts and these folders at the top of a checkout but for their
+# modules, and a text with one of these names anywhere. Another text in a package may be a page that
+# the package shows.
 _TEXTS = frozenset({".md", ".rst"})
 _TEXT_FOLDERS = frozenset({"docs", ".github"})
 _TEXT_NAMES = frozenset({"readme", "changelog", "contributing"})
@@ -23,15 +24,15 @@ _LICENCE = re.compile(r"(licen[cs]e|copying|notice)([-_][\w-]+)?(\.txt)?", re.IG
 # them, and a session leaves many behind: logs, checkpoints, JUnit's XML.
 IMPORTABLE = frozenset({".py", ".pyd", ".pyx", ".so"})
 
-# What installers, Python, pytest and sessions leave behind: anywhere, beside a project's file, or
-# under pytest's root.
-_LEFT_ANYWHERE = frozenset({"__pycache__", "node_modules"})
-_LEFT_BY_BUILDS = frozenset({"build", "dist"})
+# Beside one of these, builds leave folders behind; under pytest's root, sessions do.
 _PROJECT_FILES = ("pyproject.toml", "setup.py", "setup.cfg")
 _LEFT_IN_ROOT = ("results", "baselines", ".benchmarks")
 _LEFT_NAMES = re.compile(r"junit[^/]*\.xml|\.coverage.*|.*\.(lock|log)")
 # Virtual environments (PEP 405; conda) and caches, as they mark themselves (bford.info/cachedir).
-LEFT_OUT_MARKS = ("pyvenv.cfg", "conda-meta", "CACHEDIR.TAG")
+_LEFT_OUT_MARKS = ("pyvenv.cfg", "conda-meta", "CACHEDIR.TAG")
+
+# Where the base's build may install, in the base's tree.
+SITE_FOLDER = ".perfsuite-site"
 
 # What perfsuite itself keeps under version control: stored runs, exceptions, calibration.
 _RECORD = re.compile(r"baselines/(accepted\.toml|calibration\.json|(.*/)?\d{4,}_[^/]*\.json)")
@@ -40,13 +41,13 @@ _RECORD = re.compile(r"baselines/(accepted\.toml|calibration\.json|(.*/)?\d{4,}_
 def is_documentation(path: PurePath) -> bool:
     """Whether a file, by its path from the top of a checkout, is read by people alone.
 
-    >>> [is_documentation(PurePath(name)) for name in ("README.md", "docs/conf.py", "LICENSE-MIT")]
+    >>> [is_documentation(PurePath(name)) for name in ("README.md", "docs/a.png", "LICENSE-MIT")]
     [True, True, True]
-    >>> [is_documentation(PurePath(name)) for name in ("shop/docs/prices.py", "shop/page.md")]
+    >>> [is_documentation(PurePath(name)) for name in ("docs/train.py", "shop/page.md")]
     [False, False]
     """
     is_at_top = len(path.parts) == 1
-    return (
+    return path.suffix != ".py" and (
         (path.suffix.lower() in _TEXTS and (is_at_top or path.stem.lower() in _TEXT_NAMES))
         or path.parts[0] in _TEXT_FOLDERS
         or _LICENCE.fullmatch(path.name) is not None
@@ -141,17 +142,18 @@ def compare_trees(
     top: Path, root: Path, files: Iterable[Path], base_top: Path, base_files: Iterable[Path]
 ) -> Changes:
     """Return how head's tree differs from the base's, byte by byte, in those files."""
-    changed: dict[str, list[Path]] = {"documents": [], "modules": [], "others": []}
+    kinds: dict[str, list[Path]] = {"documents": [], "modules": [], "others": []}
     for path in sorted({*files, *base_files}):
+        is_module = path.suffix == ".py" and path.name != "setup.py"  # which decides what is built
         if _are_equal(top / path, base_top / path):
             continue
         if not _may_be_loaded(top, root, top / path):
-            changed["documents"].append(path)
-        elif path.suffix == ".py" and (top / path).is_file() and not (top / path).is_symlink():
-            changed["modules"].append(path)
+            kinds["documents"].append(path)
+        elif is_module and (top / path).is_file() and not (top / path).is_symlink():
+            kinds["modules"].append(path)
         else:
-            changed["others"].append(path)
-    return Changes(**{kind: tuple(paths) for kind, paths in changed.items()})
+            kinds["others"].append(path)
+    return Changes(**{kind: tuple(paths) for kind, paths in kinds.items()})
 
 
 def tree_files(top: Path, root: Path, outputs: Sequence[Path]) -> list[Path]:
@@ -182,14 +184,23 @@ def _are_equal(one: Path, other: Path) -> bool:
     return is_program[0] == is_program[1] and filecmp.cmp(one, other, shallow=False)
 
 
+def is_left_out(folder: Path) -> bool:
+    """Whether a folder is no part of a source tree: an environment, a cache, git's own."""
+    # Path.exists raises where the folder may not be looked into.
+    return folder.name in (".git", "__pycache__", SITE_FOLDER) or any(
+        os.path.exists(folder / mark)  # noqa: PTH110
+        for mark in _LEFT_OUT_MARKS
+    )
+
+
 def _is_left_behind(top: Path, path: Path) -> bool:
     folders = [folder for folder in path.parents if folder.is_relative_to(top) and folder != top]
     return any(
         folder.name.startswith(".")
-        or folder.name in _LEFT_ANYWHERE
-        or any((folder / mark).exists() for mark in LEFT_OUT_MARKS)
+        or folder.name == "node_modules"
+        or is_left_out(folder)
         or (
-            folder.name in _LEFT_BY_BUILDS
+            folder.name in ("build", "dist")
             and any((folder.parent / file).exists() for file in _PROJECT_FILES)
         )
         for folder in folders

@@ -7,13 +7,14 @@ Whatever paths the user named, these files of head are laid over:
    lies beside them. A folder that holds code is none: the root and what it is in, a folder with a
    pyproject.toml or setup.py, a folder directly in `src`, the package that the project is named
    after, a folder of a package that has modules beside its tests (`acme/perf/engine.py`), a package
-   that has some and no usual name (`ab_test/stats.py`; for `_USUAL` see below), a folder
-   that a file imports which is no test, or one that any file outside of it imports, unless its
-   name is a usual one (`_USUAL`), as tests share what they need.
-2. For any other folder: the test files in it (by pytest's `python_files`) and every conftest.py,
-   each by rule 1 or else alone; of such files, those that only the base has go. All other files in
-   it stay the base's, helper modules too: laying code under test over the base would compare head
-   with itself and pass in silence.
+   that has some and no usual name (`ab_test/stats.py`; for `_USUAL` see below), or has them beside
+   a folder of a usual name (`perf_lab/core/a.py`, `perf_lab/tests`), a folder that a file imports
+   which is no test, or one that any file outside of it imports, unless its name is a usual one, as
+   tests share what they need.
+2. For any other folder: the test files in it (by pytest's `python_files`, but for what is named as
+   code is, see `is_mixed`) and every conftest.py, each by rule 1 or else alone; of such files,
+   those that only the base has go. All other files in it stay the base's, helper modules too:
+   laying code under test over the base would compare head with itself and pass in silence.
 3. For any other file: that file.
 4. The conftest.py of every folder above those, up to the top.
 
@@ -35,7 +36,7 @@ from pathlib import Path
 
 from perfsuite.errors import SettingError, WriteError
 from perfsuite.gate.git import repository
-from perfsuite.gate.git.changes import LEFT_OUT_MARKS
+from perfsuite.gate.git.changes import is_left_out
 
 _BENCHMARK_WORDS = frozenset(
     {"bench", "benches", "benchmark", "benchmarks", "perf", "test", "tests"}
@@ -45,12 +46,7 @@ _CONFTEST = "conftest.py"
 
 # The names of files that hold nothing but pytest's configuration.
 PYTEST_FILES = frozenset({"pytest.ini", ".pytest.ini", "pytest.toml", ".pytest.toml"})
-# Where the base's build may install, in the base's tree.
-SITE_FOLDER = ".perfsuite-site"
 _CONFIGURATION_COPY = ".perfsuite-head"
-
-# Not part of a source tree.
-_LEFT_OUT_NAMES = frozenset({".git", "__pycache__", SITE_FOLDER})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,19 +126,19 @@ def benchmark_files(head: Head, overlay: Overlay) -> set[Path]:
     return {path for path in files | overlay.conftests if (head.top / path).is_file()}
 
 
-def lay_configuration(tree: Path, head: Path, inifile: Path | None) -> Path:
-    """Put head's pytest configuration into the base's root; return the file for `pytest -c`.
+def lay_configuration(tree: Path, head: Head, inifile: Path | None) -> Path:
+    """Put head's pytest configuration into the base's tree; return the file for `pytest -c`.
 
-    Its paths, such as `pythonpath`, count from its folder, so it must lie in the base: in place of
-    the base's where it is pytest's alone, else beside the file that describes the base's package.
-    One from outside of head's root is returned as it is.
+    Its paths, such as `pythonpath`, count from its folder, also where it is a link, so it must lie
+    in the base: in place of the base's where it is pytest's alone, else beside the file that
+    describes the base's package. One from outside of head's checkout is returned as it is.
     """
     place = Path(f"{_CONFIGURATION_COPY}.ini")
     if inifile is not None:
-        real = inifile.resolve()
-        if not real.is_relative_to(head.resolve()):
+        real = inifile.parent.resolve() / inifile.name
+        if not real.is_relative_to(head.top):
             return inifile
-        place = real.relative_to(head.resolve())
+        tree, place = head.top_of(tree), real.relative_to(head.top)
         if place.name not in PYTEST_FILES:
             place = place.with_name(f"{_CONFIGURATION_COPY}{place.suffix}")
     with as_write_error(tree):
@@ -169,7 +165,8 @@ def source_files(folder: Path, *, leave_out: Path | None = None) -> Iterator[Pat
         ]
         for name in (*files, *links):
             # Neither a socket nor a named pipe: copying would wait for its other end.
-            if (here / name).is_symlink() or (here / name).is_file():
+            # In a linked worktree .git is a file.
+            if name != ".git" and repository.is_file_or_link(here / name):
                 yield (here / name).relative_to(folder)
 
 
@@ -267,21 +264,30 @@ def _holds_code(head: Head, folder: Path) -> bool:
     # By itself only a folder with an unusual name is a package.
     packages = [here.parent] if is_usual else [here.parent, here]
     is_package = any((one / "__init__.py").is_file() for one in packages)
-    modules = (folder / path.name for path in here.glob("*.py") if path.name != "__init__.py")
+    inner = [one.relative_to(folder) for one in _modules(head.top) if one.is_relative_to(folder)]
+    holds_tests = not is_usual and any(map(_is_in_tests, inner))
+    code = [
+        path
+        for path in inner
+        if not (path.name == "__init__.py" or _is_in_tests(path))
+        and not is_test_file(head, folder / path)
+    ]
     if (
         head.root.is_relative_to(here)
         or any((here / name).is_file() for name in ("pyproject.toml", "setup.py"))
         or here.parent.name == "src"
         or here.name == _project_package(head.root)
-        or (is_package and not all(is_test_file(head, path) for path in modules))
+        or any(holds_tests or (is_package and path.parent == Path()) for path in code)
     ):
         return True
-    for importer in _importers(head.top, folder):
-        folders = {parent.name.lower() for parent in importer.parents}
-        is_for_tests = is_test_file(head, importer) or not _USUAL.isdisjoint(folders)
-        if not (is_usual and is_for_tests):
-            return True
-    return False
+    return any(
+        not (is_usual and (is_test_file(head, importer) or _is_in_tests(importer)))
+        for importer in _importers(head.top, folder)
+    )
+
+
+def _is_in_tests(path: Path) -> bool:
+    return not _USUAL.isdisjoint(folder.name.lower() for folder in path.parents)
 
 
 @functools.cache
@@ -291,16 +297,16 @@ def _modules(top: Path) -> list[Path]:
 
 def _project_package(root: Path) -> str | None:
     try:
-        project = tomllib.loads((root / "pyproject.toml").read_text("utf-8")).get("project", {})
-        name = project.get("name", "")
-    except (OSError, ValueError, AttributeError):  # pytest and pip say what is wrong with it
+        name = tomllib.loads((root / "pyproject.toml").read_text("utf-8"))["project"]["name"]
+    except (OSError, ValueError, KeyError, TypeError):  # pytest and pip say what is wrong with it
         return None
     return re.sub(r"[-.]+", "_", str(name)).lower()
 
 
 def is_test_file(head: Head, path: Path) -> bool:
-    """Whether pytest takes a file for one with tests, or for what they share."""
-    return path.name == _CONFTEST or _is_named(path, head.python_files)
+    """Whether pytest takes a file for one with tests, and not by "*.py", or for what they share."""
+    is_test = _is_named(path, head.python_files) and not is_mixed(path, head.python_files)
+    return path.name == _CONFTEST or is_test
 
 
 def _is_named(path: Path, patterns: Sequence[str]) -> bool:
@@ -310,12 +316,6 @@ def _is_named(path: Path, patterns: Sequence[str]) -> bool:
 
 def _files_of(head: Head, folder: Path) -> list[Path]:
     return [folder / path for path in tree_files(head.top / folder)]
-
-
-def is_left_out(folder: Path) -> bool:
-    """Whether a folder is a virtual environment, a cache, or git's own."""
-    marks = (folder / mark for mark in LEFT_OUT_MARKS)
-    return folder.name in _LEFT_OUT_NAMES or any(mark.exists() for mark in marks)
 
 
 def _remove(tree: Path, path: Path) -> None:

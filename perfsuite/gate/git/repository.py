@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Final, Self
+from typing import Self
 
 from perfsuite.errors import WriteError
 from perfsuite.gate.git.command import answer, complaint_of, find_commit, output, run_git
@@ -19,12 +19,6 @@ _WORKTREE_OPTIONS = (
     *("-c", "filter.lfs.process=", "-c", "filter.lfs.smudge=", "-c", "filter.lfs.required=false"),
     *("-c", "worktree.useRelativePaths=false", "-c", "submodule.recurse=false"),
 )
-
-# The mode of a submodule's entry in an index (gitformat-index(5)).
-_SUBMODULE_MODE = b"160000"
-
-# The time of a commit where no commit has one.
-_EPOCH: Final = datetime.fromtimestamp(0, UTC)
 
 USE_FOLDER = "use --base-dir=DIR (pytest: --perf-base-dir)"
 
@@ -96,7 +90,7 @@ def read_log(root: Path, revision: str) -> dict[str, datetime]:
     lines = output(root, "log", *options, revision).decode().splitlines()
     commits = [line.partition(" ") for line in lines]
     made_at = {name: _moment_of(seconds) for name, _, seconds in commits}
-    latest = next(filter(None, made_at.values()), _EPOCH)
+    latest = next(filter(None, made_at.values()), datetime.fromtimestamp(0, UTC))
     return {name: (latest := moment or latest) for name, moment in made_at.items()}
 
 
@@ -119,15 +113,25 @@ def subject_of(root: Path, commit: str) -> str:
 
 
 def working_files(folder: Path) -> list[Path]:
-    """Return the files below `folder` that git has or would add, links and nested checkouts too."""
-    listed = listed_files(folder, "--cached", "--others", "--exclude-standard")
+    """Return the files below `folder` that git has or would add, links and nested checkouts too.
+
+    A submodule that was copied has no git of its own: of that, all files.
+    """
     files: list[Path] = []
-    for path in dict.fromkeys(listed):
-        if (folder / path).is_file() or (folder / path).is_symlink():
+    for path in dict.fromkeys(listed_files(folder, "--cached", "--others", "--exclude-standard")):
+        if is_file_or_link(folder / path):
             files.append(path)
         elif (folder / path / ".git").exists():
             files.extend(path / inner for inner in working_files(folder / path))
+        else:
+            inside = (folder / path).rglob("*")
+            files.extend(one.relative_to(folder) for one in inside if is_file_or_link(one))
     return files
+
+
+def is_file_or_link(path: Path) -> bool:
+    """Whether there is a file or a link, which may lead nowhere."""
+    return path.is_symlink() or path.is_file()
 
 
 def listed_files(folder: Path, *arguments: str) -> list[Path]:
@@ -153,16 +157,20 @@ def submodules(tree: Path) -> dict[Path, str]:
     return {
         Path(os.fsdecode(entry.partition(b"\t")[2])): entry.split()[1].decode()
         for entry in output(tree, "ls-files", "-z", "--stage").split(b"\0")
-        if entry.startswith(_SUBMODULE_MODE)
+        if entry.startswith(b"160000")  # the mode of a submodule, gitformat-index(5)
     }
 
 
 def files_of_commit(checkout: Path, commit: str) -> list[Path]:
-    """Return the tracked files of a checkout that is at a commit and not changed; else none."""
+    """Return the tracked files of a checkout that is at a commit and not changed; else none.
+
+    Those of a submodule in it only where that was fetched.
+    """
     is_changed = ("diff", "--quiet", "--no-ext-diff", "HEAD")
     if find_commit(checkout, "HEAD") != commit or run_git(checkout, *is_changed).returncode != 0:
         return []
-    return listed_files(checkout, "--cached", "--recurse-submodules")
+    listed = listed_files(checkout, "--cached", "--recurse-submodules")
+    return [path for path in listed if is_file_or_link(checkout / path)]
 
 
 def why_not_a_checkout(root: Path) -> str | None:

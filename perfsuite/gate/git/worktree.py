@@ -7,7 +7,6 @@ import contextlib
 import glob
 import hashlib
 import os
-import platform
 import re
 import shutil
 import tempfile
@@ -20,15 +19,15 @@ import psutil
 from perfsuite.errors import SettingError
 from perfsuite.gate.git import overlay, repository
 from perfsuite.gate.git.repository import Base
+from perfsuite.system.environment import PID_NAMESPACE
 from perfsuite.system.files import explained
 from perfsuite.system.signals import uninterrupted
 
 _LFS_POINTER = b"version https://git-lfs.github.com/spec/"
 _COMPILED = (".so", ".pyd", ".dylib", ".dll", ".a", ".o")
-# "perfsuite-<process id>-", as the folders of rank groups are named. The host is there because a
-# living session on another machine may share the repository: its record is not stale.
-_HOST = re.sub(r"[^a-z0-9]", "", platform.node().lower())
-_TREE_NAME = re.compile(rf"perfsuite-(\d+)-(?:base-{_HOST}|pair)-\w+")
+# "perfsuite-<process id>-", as the folders of rank groups are named. A living session in another
+# container, or on another machine, may share the repository or the folder: its trees are not stale.
+_TREE_NAME = re.compile(rf"perfsuite-(\d+)-(?:base|pair)-{PID_NAMESPACE}-\w+")
 
 
 @contextmanager
@@ -72,9 +71,8 @@ def lay_benchmarks(tree: Path, head: overlay.Head, paths: Sequence[Path]) -> lis
 
 def copy_same_files(head: Path, tree: Path) -> None:
     """Copy submodules and git-lfs files that `head` has, unchanged, as the base's commit."""
-    ours = repository.submodules(head)
     for path, commit in repository.submodules(tree).items():
-        for file in repository.files_of_commit(head / path, commit) if path in ours else ():
+        for file in repository.files_of_commit(head / path, commit):
             overlay.copy_file(head, tree, path / file)
     for path in _pointers(tree):
         if (head / path).is_file():
@@ -169,7 +167,7 @@ def _temporary_folder(records: Path | None, *, near: Path) -> Iterator[Path]:
 
     Beside the checkout `near`: on one file system, and not in it, where tools would find its files.
     """
-    beside, prefix = near.resolve().parent, f"perfsuite-{os.getpid()}-base-{_HOST}-"
+    beside, prefix = near.resolve().parent, f"perfsuite-{os.getpid()}-base-{PID_NAMESPACE}-"
     name = None
     with contextlib.suppress(OSError):
         if beside.stat().st_dev == near.stat().st_dev:

@@ -15,7 +15,6 @@ from typing import Final
 from perfsuite.gate.git.overlay import tree_files
 from perfsuite.gate.provenance.installed import SITE, normalized
 
-_DOCUMENTATION = frozenset({"doc", "docs"})
 # A requirement begins with the name of its distribution (PEP 508).
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*")
 # Stands for all dependencies of a file.
@@ -26,14 +25,22 @@ _SCRIPTS = frozenset({"console_scripts", "gui_scripts"})
 
 
 def changed_dependencies(base: Path, head: Path) -> dict[str, frozenset[str]]:
-    """Return the files that declare the base's dependencies otherwise, with the names, or ANY."""
+    """Return the files that declare the base's dependencies otherwise, with the names, or ANY.
+
+    What only moved to another file, word for word, is declared as it was.
+    """
     before, after = _declared(base), _declared(head)
+    files = {file: (before.get(file, {}), after.get(file, {})) for file in {**before, **after}}
+    gone = {one for old, new in files.values() for one in old.items() if one[0] not in new}
+    come = {one for old, new in files.values() for one in new.items() if one[0] not in old}
     changed = {}
-    for file in sorted(before.keys() | after.keys()):
-        old, new = before.get(file, {}), after.get(file, {})
+    for file, (old, new) in sorted(files.items()):
+        moved = {name for name, _ in gone & come & (old.items() ^ new.items())} - (
+            old.keys() & new.keys()
+        )
         names = {name for name in (*old, _ENTRY_POINTS) if old.get(name) != new.get(name)}
-        if names or (new.keys() - old.keys()):
-            changed[file] = frozenset(names)
+        if names.union(new.keys() - old.keys()) - moved:
+            changed[file] = frozenset(names - moved)
     return changed
 
 
@@ -63,7 +70,7 @@ def _declared(tree: Path) -> dict[str, dict[str, str]]:
     return {
         str(path): _read(tree / path, read)
         for path in tree_files(tree)
-        if _DOCUMENTATION.isdisjoint(path.parts) and (tree / path).is_file()
+        if {"doc", "docs"}.isdisjoint(path.parts) and (tree / path).is_file()
         for name, read in _READERS.items()
         if re.fullmatch(name, f"{(tree / path).parent.name}/{path.name}")
     }

@@ -1,12 +1,12 @@
 """Head's files in a session: benchmarks that both sides run, and sources that must not change."""
 
 import itertools
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 
 from perfsuite.gate.arms.arm import Suite
 from perfsuite.gate.git import overlay
-from perfsuite.gate.git.changes import IMPORTABLE
+from perfsuite.gate.git.changes import IMPORTABLE, is_left_out
 from perfsuite.gate.git.repository import find_top, listed_files
 from perfsuite.units import listed
 
@@ -20,31 +20,15 @@ MIXED = (
 )
 
 
-def read_own_files(tree: Path, suite: Suite | None) -> dict[str, bytes]:
-    """Return what is in the files of an arm's cells, by their names from the root."""
-    names = {name.partition("::")[0] for name in suite.cells} if suite is not None else ()
-    # A command's cell is in none.
-    return {name: (tree / name).read_bytes() for name in names if (tree / name).is_file()}
-
-
-def find_mixed(
-    cells: Collection[str], changed: Collection[Path], python_files: Sequence[str]
-) -> list[str]:
-    """Return the cells whose file is code under test as well, and differs between head and base."""
-    mixed = {str(file) for file in changed if overlay.is_mixed(file, python_files)}
-    return [name for name in cells if name.partition("::")[0] in mixed]
-
-
 def give_back(
     tree: Path, laid: Suite | None, own_files: Mapping[str, bytes], cells: Collection[str]
 ) -> dict[str, str]:
     """Put the base's own files where it cannot collect head's, `laid`; return why, by cell."""
     replaced: dict[str, str] = {}
-    if laid is None:
-        return replaced
     for name in cells:
         file = name.partition("::")[0]
-        if file in own_files and (why := laid.why_broken(name)) is not None:
+        if laid is not None and file in own_files and (why := laid.why_broken(name)) is not None:
+            (tree / file).unlink(missing_ok=True)  # a link may lead to the user's own file
             (tree / file).write_bytes(own_files[file])
             replaced[name] = f"the base runs its own {file}, as it cannot import head's: {why}"
     return replaced
@@ -67,11 +51,10 @@ def kept_files(root: Path) -> frozenset[Path]:
 
 def _inside(entry: Path) -> Iterator[Path]:
     if not entry.is_dir() or entry.is_symlink():
-        return iter([entry])
-    if overlay.is_left_out(entry):
-        return iter([])
-    files = list(itertools.islice(overlay.source_files(entry), _MOST_FILES))
-    return iter([entry] if len(files) == _MOST_FILES else [entry / file for file in files])
+        yield entry
+    elif not is_left_out(entry):
+        files = list(itertools.islice(overlay.source_files(entry), _MOST_FILES))
+        yield from [entry] if len(files) == _MOST_FILES else (entry / file for file in files)
 
 
 def code_times(top: Path) -> dict[Path, int]:
@@ -89,9 +72,3 @@ def why_edited(top: Path, before: Mapping[Path, int]) -> str | None:
         f"{listed(sorted(edited))} changed while head was judged, by an edit or by a test, so its "
         "launches did not run one tree; gate again, and leave the working tree as it is meanwhile"
     )
-
-
-def name_new(top: Path, before: Collection[Path]) -> str | None:
-    """Return which files a checkout has that git does not ignore and that were not there before."""
-    new = set(overlay.tree_files(top)).difference(before)
-    return f"new since, and left there: {listed(sorted(map(str, new)))}" if new else None

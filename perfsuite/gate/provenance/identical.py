@@ -89,15 +89,12 @@ class Comparison:
                 return file.relative_to(self.top) in modules
             return find_source(file, names) is not None
 
-        files = {Path(file).resolve() for file in loaded.recent}
+        recent = Loading.of(self.collected.arm, replace(loaded, files=loaded.recent))
         return (
             bool(loaded.silent or loaded.shells)
-            or any(map(is_changed, files))
-            or not all(map(self._is_compared, self._own_files(loaded)))
+            or any(is_changed(Path(file).resolve()) for file in loaded.recent)
+            or not all(map(self._is_compared, recent.own_files))
         )
-
-    def _own_files(self, loaded: Loaded) -> tuple[Path, ...]:
-        return Loading.of(self.collected.arm, replace(loaded, files=loaded.recent)).own_files
 
     def _is_compared(self, path: Path) -> bool:
         """Whether both trees are known to have the same, or to use head's."""

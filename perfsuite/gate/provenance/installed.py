@@ -22,8 +22,6 @@ _PROJECT_FILES = {
 }
 # Names that a tree has beside its code, and that other packages have too.
 _NEVER_UNDER_TEST = {"setup", "conftest", "noxfile", "tests", "test", "benchmarks"}
-_MODULE_SUFFIXES = {".py", ".pyx"}
-_IMPORT_ROOTS = {Path(), Path("src")}
 
 # Of a module, as it is imported: ("shop", "prices").
 Names = tuple[str, ...]
@@ -37,7 +35,7 @@ def by_names(top: Path, modules: Iterable[Path]) -> dict[Names, Path]:
     found: dict[Names, Path] = {}
     for module in modules:
         folder = module.parent
-        while folder not in _IMPORT_ROOTS and (top / folder / "__init__.py").is_file():
+        while folder not in (Path(), Path("src")) and (top / folder / "__init__.py").is_file():
             folder = folder.parent
         found.setdefault(module.relative_to(folder).with_suffix("").parts, module)
     return found
@@ -58,7 +56,7 @@ def find_source(file: Path, modules: Mapping[Names, Path]) -> Path | None:
 @functools.cache
 def modules_of(top: Path) -> Mapping[Names, Path]:
     """Return where a tree has code under test, by its names."""
-    modules = [path for path in tree_files(top) if path.suffix in _MODULE_SUFFIXES]
+    modules = [path for path in tree_files(top) if path.suffix in (".py", ".pyx")]
     modules.sort(key=lambda path: (len(path.parts), path))
     others = _NEVER_UNDER_TEST | sys.stdlib_module_names
     return {names: path for names, path in by_names(top, modules).items() if names[0] not in others}

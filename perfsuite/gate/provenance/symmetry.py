@@ -11,7 +11,8 @@ from typing import Self
 
 from perfsuite.gate.arms.arm import Arm, CellRun, Launch
 from perfsuite.gate.arms.loaded import Loaded
-from perfsuite.gate.git.overlay import SITE_FOLDER, are_alike, is_left_out, read_start
+from perfsuite.gate.git.changes import SITE_FOLDER, is_left_out
+from perfsuite.gate.git.overlay import are_alike, read_start
 from perfsuite.gate.git.repository import find_top, is_ignored, tracked_files
 from perfsuite.gate.git.worktree import missing_files
 from perfsuite.gate.provenance import installed
@@ -296,9 +297,8 @@ def _is_compiled(file: Path) -> bool:
 def name_untracked(reason: str, head: Path, base: Path, roots: Sequence[Path]) -> str | None:
     """Return what head's root has, git does not track, and the base failed for, by its `reason`."""
     for path in _candidates(reason, head, base, roots):
-        top = find_top(head)
         is_lacking = path.exists() and not (base / path.relative_to(head)).exists()
-        if is_lacking and top is not None and not tracked_files(head, [path]):
+        if is_lacking and find_top(head) is not None and not tracked_files(head, [path]):
             is_text = path.is_dir() or b"\0" not in read_start(path, 4096)
             advice = f"{_SHARE}, or {_BUILD}" if is_text else _BUILD
             return f"head has {path.relative_to(head)}, which git does not track: {advice}"

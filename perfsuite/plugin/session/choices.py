@@ -15,7 +15,7 @@ from perfsuite.errors import SettingError
 from perfsuite.experiments.rank_session import MAX_SEED
 from perfsuite.gate.arms.build import find_interpreter
 from perfsuite.gate.arms.command import Command
-from perfsuite.gate.baselines.accepted import EVERY_CELL, read_brought
+from perfsuite.gate.baselines.accepted import EVERY_CELL, Loosening, read_brought
 from perfsuite.gate.common_cells import ACCEPTED_FILE
 from perfsuite.gate.git.command import answer
 from perfsuite.gate.git.find_base import find_base, target_branch
@@ -255,7 +255,7 @@ def _may_be_off(root: Path, top: Path, revision: str) -> bool:
     file = root / ACCEPTED_FILE
     theirs = answer(top, "show", f"{revision}:{file.relative_to(top).as_posix()}") or ""
     brought = read_brought(file, theirs.encode(), datetime.date.today())
-    return any(one.gate for one in brought.loosenings(EVERY_CELL))
+    return any(one.gate for one in brought.of(EVERY_CELL, Loosening))
 
 
 # Settings by which a change would pass by its own word, and what comes of each.

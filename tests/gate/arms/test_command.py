@@ -58,6 +58,17 @@ def test_variables_lead_to_what_the_other_tree_has(trees: tuple[Path, Path]) -> 
     }
 
 
+def test_a_variable_that_is_longer_than_any_name_of_a_file_is_handed_on(
+    trees: tuple[Path, Path],
+) -> None:
+    head, base = trees
+    environment = {"CI_COMMIT_MESSAGE": "a" * 300, "MESSAGE": f"{head}/{'a' * 300}"}
+
+    moved = Command(folder=head, environment=environment).moved(head, base)
+
+    assert moved.environment == environment | {"PWD": str(base)}
+
+
 def test_a_path_through_a_link_leads_to_the_other_tree(
     trees: tuple[Path, Path], tmp_path: Path
 ) -> None:

@@ -12,8 +12,9 @@ from fsspec.implementations.memory import MemoryFileSystem
 from pytest_benchmark.utils import get_machine_id
 
 from perfsuite.errors import SettingError, StorageError, WriteError
-from perfsuite.gate.baselines.select import Choice, choose_runs, remove_run, save_run
+from perfsuite.gate.baselines.select import Choice, choose_runs, save_run
 from perfsuite.system import json_files, urls
+from perfsuite.system.files import remove_file
 from perfsuite.system.urls import RemotePath
 
 pytestmark = pytest.mark.usefixtures("empty_memory")
@@ -152,7 +153,7 @@ def test_a_storage_that_cannot_be_reached_is_named_with_the_reason(
     with pytest.raises(WriteError) as unsaved:
         save_run(FOLDER, "run", b"data")
     with pytest.raises(WriteError) as unremoved:
-        remove_run(FOLDER / "0001_run.json")
+        remove_file(FOLDER / "0001_run.json")
 
     assert str(unread.value) == f"{STORAGE}: cannot be listed: Access Denied"
     assert str(unsaved.value) == f"cannot save {FOLDER}/NNNN_run.json: Access Denied"

@@ -269,7 +269,7 @@ def test_a_run_is_the_bases_own_where_documentation_and_records_alone_came_later
     checkout: Path,
 ) -> None:
     older, measured = commit(checkout), commit(checkout)
-    for name in ("README.md", "docs/conf.py", "baselines/accepted.toml"):
+    for name in ("README.md", "docs/index.txt", "baselines/accepted.toml"):
         (checkout / name).parent.mkdir(exist_ok=True)
         base = commit(checkout, name)
     folder = checkout / "baselines" / "Linux"

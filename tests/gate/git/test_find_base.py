@@ -544,11 +544,11 @@ def test_what_sessions_and_installers_leave_compares_no_commit_with_itself(
 def test_changed_documentation_and_records_compare_no_commit_with_itself(
     repository: Path,
 ) -> None:
-    for name in ("README.md", "docs/conf.py", "baselines/accepted.toml", "LICENSE"):
+    for name in ("README.md", "docs/index.txt", "baselines/accepted.toml", "LICENSE"):
         (repository / name).parent.mkdir(exist_ok=True)
         parent = head_of(repository)
         commit(repository, name)
-    for name in ("README.md", "docs/conf.py", "baselines/accepted.toml", "LICENSE"):
+    for name in ("README.md", "docs/index.txt", "baselines/accepted.toml", "LICENSE"):
         (repository / name).write_text("changed")
 
     base = find_base(repository, None)

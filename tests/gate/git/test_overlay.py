@@ -151,6 +151,16 @@ def test_a_package_whose_name_has_such_a_word_keeps_its_code(head: Head) -> None
     )
 
 
+def test_a_package_with_benchmarks_below_and_code_beside_them_keeps_its_code(head: Head) -> None:
+    write(head.top, "setup.py", "perf_lab/__init__.py", "perf_lab/core/engine.py")
+    write(head.top, "perf_lab/benchmarks/test_e.py")
+    write(head.top, "gpu_bench/__init__.py", "gpu_bench/test_a.py", "gpu_bench/tests/test_b.py")
+
+    overlay = plan_overlay(head, [head.top / "perf_lab/benchmarks", head.top / "gpu_bench"])
+
+    assert overlay == Overlay(folders={Path("perf_lab/benchmarks"), Path("gpu_bench")})
+
+
 @pytest.mark.parametrize(
     ("folder", "importer", "text"),
     [
@@ -254,6 +264,24 @@ def test_test_files_are_those_of_pytests_patterns(head: Head) -> None:
     overlay = plan_overlay(custom, [head.top / "a"])
 
     assert overlay.files == {Path("a/bench_x.py"), Path("a/speed/check.py")}
+
+
+def test_where_every_module_is_a_test_file_to_pytest_code_stays_the_bases(
+    head: Head, base: Path
+) -> None:
+    write(head.top, "pkg/engine.py", "pkg/bench_a.py", "pkg/conftest.py", "tests/bench_e.py")
+    write(base, "pkg/engine.py", "pkg/bench_a.py", "pkg/old.py", "pkg/bench_old.py")
+    custom = Head(top=head.top, root=head.top, python_files=("*.py",))
+
+    lay(base, custom, ".")
+
+    assert contents(base) == {
+        "pkg/engine.py": "base's",
+        "pkg/old.py": "base's",
+        "pkg/bench_a.py": "head's",
+        "pkg/conftest.py": "head's",
+        "tests/bench_e.py": "head's",
+    }
 
 
 # --- rule 4: conftests above ---
@@ -409,6 +437,7 @@ def test_environments_caches_and_special_files_are_no_sources(base: Path) -> Non
     write(base, ".pytest_cache/CACHEDIR.TAG", "env/conda-meta/a", "ext.so", "left/out.py")
     os.mkfifo(base / "pipe")
     (base / "loop").symlink_to(".")
+    write(base, "part/.git", text="gitdir: elsewhere")  # of a linked worktree or a submodule
 
     files = source_files(base, leave_out=base / "left")
 
@@ -441,7 +470,7 @@ def test_heads_configuration_is_laid_beside_what_describes_the_bases_package(
     write(head.top, name)
     write(base, name)
 
-    read = lay_configuration(base, head.top, head.top / name)
+    read = lay_configuration(base, head, head.top / name)
 
     assert read == base / laid
     assert read.read_text() == f"head's {name}"
@@ -451,7 +480,7 @@ def test_heads_configuration_is_laid_beside_what_describes_the_bases_package(
 def test_where_head_has_no_configuration_an_empty_one_hides_the_bases(
     head: Head, base: Path
 ) -> None:
-    read = lay_configuration(base, head.top, None)
+    read = lay_configuration(base, head, None)
 
     assert read == base / ".perfsuite-head.ini"
     assert read.read_text() == "[pytest]\n"
@@ -460,14 +489,32 @@ def test_where_head_has_no_configuration_an_empty_one_hides_the_bases(
 def test_a_configuration_from_elsewhere_is_read_where_it_is(head: Head, base: Path) -> None:
     elsewhere = base.parent / "elsewhere.ini"
 
-    assert lay_configuration(base, head.top, elsewhere) == elsewhere
+    assert lay_configuration(base, head, elsewhere) == elsewhere
+
+
+@pytest.mark.parametrize("name", ["packages/a/pytest.ini", "pytest.ini"])
+def test_a_configuration_counts_from_where_it_lies_and_not_from_where_a_link_leads(
+    head: Head, base: Path, name: str
+) -> None:
+    write(head.top, "pytest.ini", "packages/a/test_a.py")
+    write(base, "pytest.ini", "packages/a/test_a.py")
+    for top in (head.top, base):
+        (top / "packages/a/pytest.ini").symlink_to("../../pytest.ini")
+    inner = Head(top=head.top, root=head.top / "packages/a", python_files=head.python_files)
+
+    read = lay_configuration(base / "packages/a", inner, head.top / name)
+
+    assert read == base / name
+    assert read.read_text() == "head's pytest.ini"
+    assert not read.is_symlink()
+    assert (head.top / "pytest.ini").read_text() == "head's pytest.ini"
 
 
 def test_a_configuration_that_cannot_be_written_is_told(head: Head, base: Path) -> None:
     write(base, "file")
 
     with pytest.raises(WriteError) as failure:
-        lay_configuration(base / "file" / "tree", head.top, None)
+        lay_configuration(base / "file" / "tree", head, None)
 
     assert str(failure.value) == (
         f"cannot make the base's tree in {base}/file/tree: Not a directory ({base}/file/tree)"

@@ -104,6 +104,19 @@ def test_a_submodule_that_was_not_fetched_has_no_files(repository: Path) -> None
     assert [*submodules(repository)] == [Path("part")]
 
 
+def test_a_submodule_that_was_copied_without_its_git_has_the_files_that_are_there(
+    repository: Path,
+) -> None:
+    git(repository, "update-index", "--add", "--cacheinfo", f"160000,{head_of(repository)},part")
+    (repository / "part" / "inner").mkdir(parents=True)
+    (repository / "part" / "inner" / "a.py").touch()
+    (repository / "part" / "link").symlink_to("inner")
+
+    files = working_files(repository)
+
+    assert sorted(map(str, files)) == ["code.py", "part/inner/a.py", "part/link"]
+
+
 # --- worktrees ---
 
 

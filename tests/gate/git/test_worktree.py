@@ -6,7 +6,6 @@ import errno
 import hashlib
 import multiprocessing
 import os
-import platform
 import re
 import signal
 import subprocess
@@ -32,9 +31,9 @@ from perfsuite.gate.git.worktree import (
     sweep_stale_trees,
     why_elsewhere,
 )
+from perfsuite.system.environment import PID_NAMESPACE
 
 _FORK = multiprocessing.get_context("fork")
-_HOST = re.sub("[^a-z0-9]", "", platform.node().lower())
 
 
 @pytest.fixture(autouse=True)
@@ -144,7 +143,7 @@ def test_without_an_overlay_the_tree_is_the_bases_own(repository: Path) -> None:
 def test_the_tree_is_named_by_its_process_and_lies_apart(repository: Path) -> None:
     with base_tree(repository, base_of(repository)) as tree:
         assert tree.parent == repository.parent
-        assert tree.name.startswith(f"perfsuite-{os.getpid()}-base-{_HOST}-")
+        assert tree.name.startswith(f"perfsuite-{os.getpid()}-base-{PID_NAMESPACE}-")
         assert tree.stat().st_mode & 0o777 == 0o700
 
 
@@ -330,6 +329,26 @@ def test_a_submodule_of_the_same_commit_is_copied_and_another_is_not_fetched(
     assert lacks_nothing == []
     assert inside == []
     assert missing == [Path("libs/part")]
+
+
+def test_a_submodule_is_copied_without_what_head_has_not_fetched_in_it(
+    repository: Path, tmp_path: Path
+) -> None:
+    for name in ("inner", "part"):
+        git(tmp_path, "clone", "--quiet", str(repository), name)
+    allowed = ("-c", "protocol.file.allow=always", "submodule", "--quiet", "add")
+    git(tmp_path / "part", *allowed, f"file://{tmp_path}/inner", "inner")
+    commit_all(tmp_path / "part")
+    git(repository, *allowed, f"file://{tmp_path}/part", "part")
+    commit_all(repository)
+    base = find_base(repository, "HEAD")
+    assert isinstance(base, Base)
+
+    with base_tree(repository, base) as tree:
+        copied = texts_below(tree / "part")
+
+    assert list((repository / "part" / "inner").iterdir()) == []
+    assert copied.keys() == {".gitmodules", "pkg/code.py", "bench/test_a.py"}
 
 
 def test_a_whole_tree_lacks_nothing(repository: Path, tmp_path: Path) -> None:
@@ -542,14 +561,16 @@ def test_living_and_foreign_folders_are_not_swept(repository: Path) -> None:
     gone = _FORK.Process(target=int)
     gone.start()
     gone.join()
+    (repository.parent / f"perfsuite-{gone.pid}-pair-{PID_NAMESPACE}-abc").mkdir()
     kept = {
         f"perfsuite-{gone.pid}-ranks",
-        f"perfsuite-{gone.pid}-base-{_HOST}x-abc",
+        f"perfsuite-{gone.pid}-base-{PID_NAMESPACE}x-abc",
+        f"perfsuite-{gone.pid}-pair-abc",
         "perfsuite-notes",
     }
     for name in kept:
         (repository.parent / name).mkdir()
-    (repository.parent / f"perfsuite-{gone.pid}-base-{_HOST}-file").touch()
+    (repository.parent / f"perfsuite-{gone.pid}-base-{PID_NAMESPACE}-file").touch()
 
     with base_tree(repository, base_of(repository)) as tree:
         sweep_stale_trees(repository)
@@ -559,7 +580,7 @@ def test_living_and_foreign_folders_are_not_swept(repository: Path) -> None:
 
     assert {path.name for path in trees_beside(repository)} == {
         *kept,
-        f"perfsuite-{gone.pid}-base-{_HOST}-file",
+        f"perfsuite-{gone.pid}-base-{PID_NAMESPACE}-file",
     }
 
 

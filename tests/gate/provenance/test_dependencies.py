@@ -5,7 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from git_checkouts import commit, git
 
+from perfsuite.gate.git.worktree import copy_same_files
 from perfsuite.gate.provenance.dependencies import (
     ANY,
     changed_dependencies,
@@ -134,3 +136,44 @@ def test_a_dependency_that_head_adds_is_said_and_reaches_no_base(tmp_path: Path)
     loaded = frozenset({pytest.__file__})
 
     assert find_changed_dependency(tmp_path / "base", tmp_path / "head", loaded) is None
+
+
+def test_a_declaration_that_moved_to_another_file_as_it_was_is_not_changed(tmp_path: Path) -> None:
+    for tree, listed in (("base", "a>1\n  b>1"), ("head", "")):
+        (tmp_path / tree).mkdir()
+        (tmp_path / tree / "setup.cfg").write_text(f"[options]\ninstall_requires =\n  {listed}\n")
+
+    found = change(tmp_path, "pyproject.toml", "", '[project]\ndependencies = ["a>1", "b>2"]\n')
+
+    assert found == {"pyproject.toml": frozenset(), "setup.cfg": frozenset({"b"})}
+
+
+def test_a_declaration_that_changed_is_not_moved_by_a_file_that_has_the_old_one(
+    tmp_path: Path,
+) -> None:
+    for tree, listed in (("base", "a==1"), ("head", "a==2")):
+        (tmp_path / tree).mkdir()
+        (tmp_path / tree / "requirements.txt").write_text(listed)
+
+    found = change(tmp_path, "requirements-old.txt", None, "a==1\n")
+
+    assert found["requirements.txt"] == {"a"}
+
+
+def test_a_submodule_that_the_base_has_as_copied_files_declares_the_same(tmp_path: Path) -> None:
+    for name in ("part", "head"):
+        (tmp_path / name).mkdir()
+        git(tmp_path / name, "init", "--quiet")
+    commit(tmp_path / "part", "pyproject.toml", "[project.entry-points.x]\na = 'b:c'\n")
+    git(
+        tmp_path / "head",
+        *("-c", "protocol.file.allow=always", "submodule", "--quiet", "add"),
+        f"file://{tmp_path}/part",
+        "part",
+    )
+    git(tmp_path / "head", "commit", "--quiet", "--message", "part")
+    git(tmp_path / "head", "worktree", "add", "--quiet", "--detach", str(tmp_path / "base"))
+    copy_same_files(tmp_path / "head", tmp_path / "base")
+
+    assert (tmp_path / "base/part/pyproject.toml").is_file()
+    assert changed_dependencies(tmp_path / "base", tmp_path / "head") == {}

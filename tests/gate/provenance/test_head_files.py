@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 from git_checkouts import git
 
+from perfsuite.gate.arms.arm import Suite
 from perfsuite.gate.provenance import head_files
-from perfsuite.gate.provenance.head_files import kept_files
+from perfsuite.gate.provenance.head_files import give_back, kept_files
 
 
 @pytest.fixture
@@ -50,3 +54,42 @@ def test_outside_of_git_nothing_is_ignored(tmp_path: Path) -> None:
     (tmp_path / "last.pt").touch()
 
     assert kept_files(tmp_path) == frozenset()
+
+
+def test_an_ignored_folder_that_nobody_may_look_into_has_no_files(
+    checkout: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    closed = checkout / "pkg" / "cache"
+    closed.mkdir()
+    stat = os.stat
+
+    def refuse_inside(path: Any, **options: Any) -> os.stat_result:
+        # As for a mode of 0700, which keeps no root out.
+        if not isinstance(path, int) and closed in Path(path).parents:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), os.fspath(path))
+        return stat(path, **options)
+
+    monkeypatch.setattr(os, "stat", refuse_inside)
+
+    assert checkout / "pkg/last.pt" in kept_files(checkout)
+
+
+def test_a_benchmark_is_given_back_in_place_of_a_link_and_not_through_it(tmp_path: Path) -> None:
+    own, tree = tmp_path / "bench.py", tmp_path / "tree"
+    own.write_text("the user's")
+    tree.mkdir()
+    (tree / "test_a.py").symlink_to(own)
+    laid = Suite(
+        cells={},
+        root=tree,
+        inifile=None,
+        pythonpath=(),
+        python_files=(),
+        broken={"test_a.py": "no module"},
+    )
+
+    replaced = give_back(tree, laid, {"test_a.py": b"the base's"}, ["test_a.py::test_a"])
+
+    assert [*replaced] == ["test_a.py::test_a"]
+    assert (tree / "test_a.py").read_bytes() == b"the base's"
+    assert own.read_text() == "the user's"

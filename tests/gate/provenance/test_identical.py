@@ -210,6 +210,8 @@ def test_trees_are_compared_byte_by_byte(tmp_path: Path) -> None:
     (head / "data.bin").write_text("one")
     (base / "data.bin").write_text("two")
     (head / "docs" / "index.md").write_text("new")
+    (head / "docs" / "train.py").write_text("new")
+    (head / "setup.py").write_text("new")
     (head / "pkg" / "run.sh").chmod(0o755)
     (head / "link.py").symlink_to("pkg/same.py")
     (base / "link.py").symlink_to("pkg/changed.py")
@@ -221,8 +223,9 @@ def test_trees_are_compared_byte_by_byte(tmp_path: Path) -> None:
     found = compare_trees(head, head, files[0], base, files[1])
 
     assert found == changes(
+        "docs/train.py",
         "pkg/changed.py",
         "pkg/new.py",
         documents=["docs/index.md"],
-        others=["data.bin", "link.py", "pkg/gone.py", "pkg/run.sh"],
+        others=["data.bin", "link.py", "pkg/gone.py", "pkg/run.sh", "setup.py"],
     )
