@@ -7,9 +7,11 @@ named after the processes that made them: a later session removes what a killed 
 import ctypes
 import faulthandler
 import fcntl
+import hashlib
 import multiprocessing
 import os
 import pkgutil
+import platform
 import re
 import select
 import shutil
@@ -31,8 +33,11 @@ CONTROLLER = "PERFSUITE_CONTROLLER"
 SOCKETS = "sockets"
 SERVER_PREFIX = "perfsuite-server"
 _GROUP_PREFIX = "perfsuite"
+# Where a process id means one process: other hosts and containers may share the folder.
+_PID_SPACE = f"{platform.node()} {os.readlink('/proc/self/ns/pid')}"
+_PLACE = hashlib.blake2s(_PID_SPACE.encode(), digest_size=4).hexdigest()
 # Either prefix, the controller, and what tempfile adds. The gate's trees have longer names.
-_OWNED = re.compile(rf"(?:{SERVER_PREFIX}|{_GROUP_PREFIX})-(\d+)-\w+")
+_OWNED = re.compile(rf"(?:{SERVER_PREFIX}|{_GROUP_PREFIX})-(\d+)-{_PLACE}-\w+")
 _PIDS_FOLDER = "pids"
 _SHARED_MEMORY = Path("/dev/shm")
 
@@ -128,7 +133,7 @@ def make_group_folder(prefix: str = _GROUP_PREFIX) -> Path:
     """Make a temporary folder with the controller's process id in its name; raises a WriteError."""
     advice = "; set TMPDIR to a folder with room"
     with explained("make a temporary folder for the ranks", advice):
-        folder = Path(tempfile.mkdtemp(prefix=f"{prefix}-{os.getpid()}-"))
+        folder = Path(tempfile.mkdtemp(prefix=f"{prefix}-{os.getpid()}-{_PLACE}-"))
         (folder / _PIDS_FOLDER).mkdir()
     return folder
 

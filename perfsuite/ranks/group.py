@@ -110,13 +110,18 @@ class RankGroup:
             )
             try:
                 process, pipe = start_process(bootstrap.enter_rank, start)
-            except (EOFError, ConnectionError) as error:
-                raise RankFailureError(
-                    f"rank {one.rank} of {self._world_size} could not be started: the server that "
-                    "ranks are forked from has ended, killed by a user, or by the kernel because "
-                    "memory ran out; the next cell starts another",
-                    rank=one.rank,
-                ) from error
+            except (EOFError, ConnectionError, FileNotFoundError) as error:
+                why = (
+                    "the server that ranks are forked from has ended, killed by a user, or by the "
+                    "kernel because memory ran out; the next cell starts another"
+                )
+                if isinstance(error, FileNotFoundError):
+                    why = (
+                        "the socket of the server that ranks are forked from is gone, as where "
+                        "temporary files were cleared; start the session again"
+                    )
+                what = f"rank {one.rank} of {self._world_size} could not be started: {why}"
+                raise RankFailureError(what, rank=one.rank) from error
             self._processes[one.rank], self._pipes[one.rank] = process, pipe
             with contextlib.suppress(psutil.NoSuchProcess):  # it has ended already
                 self._running[one.rank] = psutil.Process(process.pid)
