@@ -24,6 +24,7 @@ from perfsuite.ranks.messages import Joined
 from perfsuite.ranks.progress import Board
 from perfsuite.records import stages
 from perfsuite.records.stages import StopLoop
+from perfsuite.worker.jobs import loader_workers
 from perfsuite.worker.jobs.cell import Measurement
 from perfsuite.worker.jobs.user_code import UserLoop
 from perfsuite.worker.main import failed
@@ -86,6 +87,7 @@ class CommandRank:
         world_size = start.request.world_size
         self._board = Board(Path(start.folder) / "progress", world_size).writer(start.rank)
         largest = None if world_size == 1 else meet_ranks(start)
+        loader_workers.other_ranks.update(start.processes)
         is_gated = start.request.policy.turns is not None
         # Nothing need call this loop: it has begun.
         self._loop = UserLoop(job.user_code, lambda: None, largest, digests_weights=is_gated)

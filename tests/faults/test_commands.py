@@ -88,13 +88,24 @@ MARKED = """
         perfsuite.log_loss(float(number))
         perfsuite.step_done()
 """
+# Rank 0 starts rank 1 itself, as Lightning does.
+PAIR = """
+    import os
+    import subprocess
+    import sys
+
+    os.environ |= {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}
+    subprocess.Popen([sys.executable, "train.py"], env={**os.environ, "RANK": "1"})
+    os.environ["RANK"] = "0"
+    import train
+"""
 TORCHRUN = [str(Path(sys.executable).with_name("torchrun")), "--nproc-per-node=2", "train.py"]
 
 
 @pytest.fixture
 def project(pytester: pytest.Pytester) -> pytest.Pytester:
     """A project with a script that trains."""
-    pytester.makepyfile(train=TRAIN, marked=MARKED)
+    pytester.makepyfile(train=TRAIN, marked=MARKED, pair=PAIR)
     pytester.mkdir("pkg").joinpath("job.py").write_text(
         "import runpy\nrunpy.run_path('train.py')\n"
     )
@@ -142,6 +153,7 @@ def test_a_command_is_a_cell_like_others_whatever_launches_it(project: pytest.Py
         "module": '["python", "-m", "pkg.job"], steps=20, warmup=3',
         "shell": '["./../run.sh"], steps=20, warmup=3, cwd="inner", name="ours"',
         "marked": '["python", "marked.py"], steps=20, warmup=3',
+        "pair": '["python", "pair.py"], steps=20, warmup=3',
     }
 
     result = run(project, calls, "--capture=no")
@@ -158,6 +170,7 @@ def test_a_command_is_a_cell_like_others_whatever_launches_it(project: pytest.Py
         "test_module": ("pkg.job", 1, 0),
         "test_shell": ("ours", 2, 1),
         "test_marked": ("marked", 1, 0),
+        "test_pair": ("pair", 2, 1),
     }
     for record in records_of(project).values():
         assert (record["recipe"], record["numerics"], record["device"]) == (None, None, "cpu")

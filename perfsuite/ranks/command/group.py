@@ -212,6 +212,7 @@ class CommandGroup(RankGroup):
     def _begin(self) -> None:
         self._ranks = tuple(sorted(self._joined))
         self._open_board()
+        processes = frozenset(joined.process for joined in self._joined.values())
         for rank, joined in self._joined.items():
             policy = dataclasses.replace(self._policy, device=joined.device)
             request = dataclasses.replace(self._request, world_size=self._world_size, policy=policy)
@@ -221,6 +222,7 @@ class CommandGroup(RankGroup):
                 folder=str(self._folder),
                 core=None,
                 cores=tuple(sorted(os.sched_getaffinity(0))),
+                processes=processes,
             )
             with contextlib.suppress(OSError):  # it died meanwhile, as is seen next
                 self._pipes[rank].send(start)

@@ -69,6 +69,7 @@ def _check_lengths(
 def let_children_be_loader_workers(folder: str, cores: tuple[int, ...]) -> None:
     """Have a process that this one forks end with it, run on any core, and measure nothing."""
     rank_pid = os.getpid()
+    worker_cores.update(cores)
     enter_loader_worker = loader_worker_entry(folder, cores)
 
     def enter_child() -> None:
@@ -80,9 +81,10 @@ def let_children_be_loader_workers(folder: str, cores: tuple[int, ...]) -> None:
 
 
 def loader_workers() -> set[int]:
-    """Return every process that this one has started, and those that these have."""
+    """Return every process that this one has started, and those that these have, but no rank."""
     children = multiprocessing.active_children()
-    return {child.pid for child in children if child.pid is not None} | _descendants()
+    own = {child.pid for child in children if child.pid is not None} | _descendants()
+    return own - other_ranks
 
 
 def stop_loader_workers() -> None:
@@ -100,9 +102,26 @@ def _descendants() -> set[int]:
     global _newest, _found
     if background.has_children() and (newest := background.newest_process()) != _newest:
         _newest = newest
-        _found = {*background.launched_processes(os.getpid(), background.list_processes())}
+        processes = background.list_processes()
+        found = {*background.launched_processes(os.getpid(), processes)}
+        for rank in found & other_ranks:
+            found -= {rank, *background.launched_processes(rank, processes)}
+        if worker_cores:  # on the rank's one core, which a spawned one inherits, it would be slow
+            _let_use_all_cores(found - _found)
+        _found = found
     return _found
 
 
+def _let_use_all_cores(new: set[int]) -> None:
+    for pid in new:
+        with contextlib.suppress(OSError):  # it has ended
+            if os.sched_getaffinity(pid) == os.sched_getaffinity(0):  # else it has chosen
+                os.sched_setaffinity(pid, worker_cores)
+
+
+# Processes of a command's ranks, one of which may have started others.
+other_ranks: set[int] = set()
+# For loader workers of a rank with one core; empty where they inherit what they need.
+worker_cores: set[int] = set()
 _newest = b""
 _found: set[int] = set()
