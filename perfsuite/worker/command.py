@@ -39,14 +39,18 @@ class StopCommand(StopLoop, SystemExit):
     """Ends the rank: where nothing catches it, with exit code 0 and without a word."""
 
 
-def join(path: str, loss: Any) -> CommandRank:
-    """Return this process as a rank, when all others have come; `loss` is its first step's."""
+def join(path: str, loss: Any, optimizer: Any) -> CommandRank:
+    """Return this process as a rank, when all others have come; `loss` is its first step's.
+
+    That step was the optimizer's, if it is not None.
+    """
+    device = device_of(optimizer)
     channel = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     channel.connect(path)
     pipe: Connection[Any, Any] = Connection(channel.detach())
     try:
-        pipe.send(_describe_itself())
-        rank = CommandRank(pipe.recv(), pipe)
+        pipe.send(_describe_itself(device.type))
+        rank = CommandRank(pipe.recv(), pipe, device)
     except (EOFError, OSError):  # the controller has ended this command
         raise StopCommand from None
     if loss is not None:
@@ -54,7 +58,18 @@ def join(path: str, loss: Any) -> CommandRank:
     return rank
 
 
-def _describe_itself() -> Joined:
+def device_of(optimizer: Any) -> torch.device:
+    """Return the device of an optimizer's first CUDA parameter, else the one in use now."""
+    for group in getattr(optimizer, "param_groups", ()):
+        for parameter in group["params"]:
+            if parameter.is_cuda:
+                device: torch.device = parameter.device
+                return device
+    on_cuda = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    return torch.device("cuda", torch.cuda.current_device()) if on_cuda else torch.device("cpu")
+
+
+def _describe_itself(device: str) -> Joined:
     """Say which rank this is: as torchrun has it, else by its process group, else the only one."""
     group = dist.is_available() and dist.is_initialized()
     rank = int(os.environ.get("RANK", dist.get_rank() if group else 0))
@@ -67,22 +82,20 @@ def _describe_itself() -> Joined:
         assignment=Assignment(
             rank=rank, place=place, num_neighbours=num_neighbours, gpu=place, backend="gloo"
         ),
-        device="cuda" if torch.cuda.is_initialized() else "cpu",  # type: ignore[no-untyped-call]
+        device=device,
     )
 
 
 class CommandRank:
     """This process: the loop that runs in it, as a listener, and the measurement of that."""
 
-    def __init__(self, start: messages.RankStart, pipe: Connection[Any, Any]) -> None:
+    def __init__(
+        self, start: messages.RankStart, pipe: Connection[Any, Any], device: torch.device
+    ) -> None:
         job = start.request.job
         assert isinstance(job, messages.RunCell)
         assert job.user_code is not None
         self._pipe = pipe
-        on_cuda = start.request.policy.device == "cuda"
-        device = (
-            torch.device("cuda", torch.cuda.current_device()) if on_cuda else torch.device("cpu")
-        )
         environment = describe_environment(device.type)
         world_size = start.request.world_size
         self._board = Board(Path(start.folder) / "progress", world_size).writer(start.rank)
