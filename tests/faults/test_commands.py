@@ -49,12 +49,18 @@ TRAIN = """
         dist.init_process_group("gloo")
         model = DistributedDataParallel(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    if what == "ten-of-its-own":
+        class Mine(torch.optim.SGD):
+            def step(self, closure=None):
+                return super().step(closure)
+
+        optimizer = Mine(model.parameters(), lr=0.01)
     if what == "never":
         sys.exit()
     if what == "broken":
         print("no such file", file=sys.stderr)
         sys.exit(3)
-    num_steps = {"short": 4, "ten": 10, "endless": 10**9}.get(what, 1_000)
+    num_steps = {"ten": 10, "ten-of-its-own": 10, "endless": 10**9}.get(what, 1_000)
     if what.startswith("uneven") and rank == 1:
         num_steps = 8
     for number in range(num_steps):
@@ -231,6 +237,11 @@ FAULTS = {
         '["python", "train.py", "ten-and-fail"], steps=1_200, warmup=3',
         "WorkloadError: train: the command ended with exit code 4 after 1000 steps: ended after "
         "1000",
+    ),
+    "super": (
+        '["python", "train.py", "ten-of-its-own"], steps=20, warmup=9',
+        "WorkloadError: train: the command ended by itself after 10 steps, too few for two rounds "
+        "after 9 to warm up; let it take more, or ask for fewer (warmup=, steps=)",
     ),
     "daemon": (
         '["sh", "-c", "python train.py endless >/dev/null 2>&1 &"], steps=9, name="in-background"',

@@ -7,7 +7,6 @@ import os
 import subprocess
 
 import psutil
-
 import pytest
 
 from perfsuite.worker.jobs import loader_workers as module
