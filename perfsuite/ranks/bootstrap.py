@@ -34,7 +34,7 @@ SOCKETS = "sockets"
 SERVER_PREFIX = "perfsuite-server"
 _GROUP_PREFIX = "perfsuite"
 # Where a process id means one process: other hosts and containers may share the folder.
-_PID_SPACE = f"{platform.node()} {os.readlink('/proc/self/ns/pid')}"
+_PID_SPACE = f"{platform.node()} {Path('/proc/self/ns/pid').readlink()}"
 _PLACE = hashlib.blake2s(_PID_SPACE.encode(), digest_size=4).hexdigest()
 # Either prefix, the controller, and what tempfile adds. The gate's trees have longer names.
 _OWNED = re.compile(rf"(?:{SERVER_PREFIX}|{_GROUP_PREFIX})-(\d+)-{_PLACE}-\w+")

@@ -21,6 +21,7 @@ from perfsuite.ranks.forkserver import start_process, start_server
 from perfsuite.ranks.messages import Failed, GroupRequest, RankStart, Reply
 from perfsuite.ranks.progress import Board, Position
 from perfsuite.records.recipe import Recipe
+from perfsuite.system.background import processes_with, signal_all
 from perfsuite.system.gpus import visible_gpus
 from perfsuite.system.signals import uninterrupted
 
@@ -279,6 +280,8 @@ class RankGroup:
         for child in left:
             with contextlib.suppress(psutil.NoSuchProcess):
                 child.kill()
+        # A rank that was killed is no parent any more.
+        signal_all(processes_with(f"TMPDIR={self._folder}"), signal.SIGKILL)
         psutil.wait_procs(left, timeout=_REAPED_S)
         for process in self._processes.values():
             process.join()

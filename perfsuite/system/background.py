@@ -199,14 +199,13 @@ def launched_processes(own: int, processes: dict[int, Process]) -> dict[int, Pro
     >>> sorted(launched_processes(7, tree | orphan))
     [8, 9]
     """
-    session = processes[own].session
 
     @functools.cache
     def belongs(pid: int) -> bool:
         process = processes.get(pid)
         if pid == own or process is None:
             return pid == own
-        return process.session == session == own or belongs(process.parent)
+        return process.session == own or belongs(process.parent)
 
     return {
         pid: process
@@ -266,12 +265,14 @@ def processes_with(variable: str) -> list[int]:
 def end_all(process: subprocess.Popen[Any], variable: str) -> bool:
     """End a process, its group and all else that has its variable; return whether it left more."""
     # A daemon that has left the group would serve a later launch, perhaps of the other arm, with
-    # the code of this one. It is known by its environment, which no other launch has.
+    # the code of this one. It is known by its environment, which no other launch has. A process
+    # that names itself (setproctitle) overwrites that, so what the living one started ends too.
+    started = launched_processes(process.pid, list_processes())
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
     more = left_behind(process.pid, variable)
-    signal_all(processes_with(variable), signal.SIGKILL)
+    signal_all({*processes_with(variable), *started}, signal.SIGKILL)
     return bool(more)
 
 

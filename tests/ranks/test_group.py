@@ -307,6 +307,18 @@ def test_processes_that_a_rank_leaves_behind_are_ended(rank_group: RunRanks) -> 
     assert not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
 
 
+def test_processes_of_a_rank_that_was_killed_are_ended(rank_group: RunRanks) -> None:
+    def leave_a_process_and_die() -> None:
+        print(subprocess.Popen(["sleep", "600"], stdout=subprocess.DEVNULL).pid, flush=True)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    with pytest.raises(RankFailureError) as caught:
+        rank_group(1, leave_a_process_and_die)
+
+    left = int(caught.value.log_lines[-1])
+    assert not psutil.pid_exists(left) or psutil.Process(left).status() == psutil.STATUS_ZOMBIE
+
+
 def test_a_value_that_cannot_be_pickled_is_refused_with_its_reason(rank_group: RunRanks) -> None:
     with pytest.raises(WorkloadError, match=r"^cannot send .* to another process: .*; build what"):
         rank_group(1, lambda value: value, (number for number in range(3)))
