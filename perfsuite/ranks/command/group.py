@@ -37,6 +37,8 @@ from perfsuite.units import counted
 _PATIENCE = 10
 # For a launcher to end once its ranks have, which torchrun looks for ten times a second.
 _GRACE_S = 5.0
+# Bytes of a Unix socket's path (unix(7)).
+_LONGEST_SOCKET = 107
 # For what the kernel ends after the launcher, such as helper processes of multiprocessing.
 _REAPED_S = 1.0
 
@@ -111,7 +113,12 @@ class CommandGroup(RankGroup):
         program = launch.program(variables)
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._cleanup.callback(self._listener.close)
-        self._listener.bind(channel := str(self._folder / "ranks"))
+        channel = str(self._folder / "ranks")
+        if len(os.fsencode(channel)) > _LONGEST_SOCKET:
+            folder = os.open(self._folder, os.O_PATH)
+            self._cleanup.callback(os.close, folder)
+            channel = f"/proc/{os.getpid()}/fd/{folder}/ranks"
+        self._listener.bind(channel)
         self._listener.listen()
         self._variable = f"{hook.CHANNEL}={channel}"
         variables[hook.CHANNEL] = channel
