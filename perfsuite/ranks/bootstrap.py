@@ -22,9 +22,8 @@ from collections.abc import Callable, Iterable
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-import psutil
-
 from perfsuite.ranks.messages import RankStart
+from perfsuite.system.background import PR_SET_PDEATHSIG, read_process
 from perfsuite.system.files import explained
 
 # In the environment of the forkserver alone: the process id of its controller.
@@ -60,8 +59,6 @@ THREAD_VARIABLES = ("MKL_NUM_THREADS", "OMP_NUM_THREADS")
 
 # fcntl(2), <linux/fcntl.h>: not in Python's module before 3.13 on every platform.
 _F_SETSIG = 10
-# prctl(2), <linux/prctl.h>.
-_PR_SET_PDEATHSIG = 1
 
 
 def enter_rank(start: RankStart, pipe: Connection) -> None:
@@ -115,7 +112,7 @@ def loader_worker_entry(folder: str, cores: Iterable[int]) -> Callable[[], None]
     prctl = ctypes.CDLL(None, use_errno=True).prctl
 
     def enter_loader_worker() -> None:
-        prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
         if os.getppid() != rank_pid:  # the rank died before the signal was armed
             os.kill(os.getpid(), signal.SIGKILL)
         os.sched_setaffinity(0, allowed)  # on the rank's one core it would slow what it feeds
@@ -150,7 +147,8 @@ def sweep_stale_folders() -> None:
     """Remove what this user's groups left when their controller was killed."""
     for folder in Path(tempfile.gettempdir()).glob(f"{_GROUP_PREFIX}-*"):
         owned = _OWNED.fullmatch(folder.name)
-        if owned is None or _status(int(owned[1])) not in (None, psutil.STATUS_ZOMBIE):
+        process = read_process(int(owned[1])) if owned else None
+        if owned is None or (process is not None and process.state != "Z"):
             continue
         if folder.is_dir() and folder.lstat().st_uid == os.getuid():
             if (folder / SOCKETS).is_symlink():
@@ -158,16 +156,12 @@ def sweep_stale_folders() -> None:
             remove_group_folder(folder)
 
 
-def is_stopped(pid: int) -> bool:
-    """Whether a process is stopped until a SIGCONT."""
-    return _status(pid) in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
-
-
-def _status(pid: int) -> str | None:
-    try:
-        return str(psutil.Process(pid).status())
-    except psutil.NoSuchProcess:
-        return None
+def why_stopped(pid: int) -> tuple[str, ...]:
+    """Say that a process is stopped until a SIGCONT, if it is."""
+    process = read_process(pid)
+    if process is None or process.state not in "Tt":
+        return ()
+    return (f"it is stopped: process {pid} was sent SIGSTOP, as a debugger does",)
 
 
 def send_output_to(path: Path) -> None:

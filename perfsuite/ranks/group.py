@@ -30,9 +30,10 @@ POLL_S = 0.2
 # Ranks that lost a peer fail within 32 ms of it (measured, 4 gloo ranks on 2 cores); waiting longer
 # than that before a rank is named lets the true first failure arrive.
 CASCADE_S = 0.5
-_GRACE_S = 5.0
+# For what ends when its ranks have, such as a launcher, which may look ten times a second.
+GRACE_S = 5.0
 # init reaps orphans, which may take time; in some containers it never does.
-_REAPED_S = 1.0
+REAPED_S = 1.0
 
 
 def run_group(request: GroupRequest) -> list[Reply]:
@@ -171,7 +172,7 @@ class RankGroup:
                 reply: Reply = self._pipes[rank].recv()
                 return reply
         process = self._processes[rank]
-        process.join(_GRACE_S)
+        process.join(GRACE_S)
         lines = self._log_lines(rank)
         last_words = "\n".join(lines[-failures.NUM_LOG_LINES :])
         if process.exitcode == -signal.SIGABRT:
@@ -242,8 +243,8 @@ class RankGroup:
         pid = self._processes[rank].pid
         if pid is None or not self._processes[rank].is_alive() or not log.exists():
             return ()
-        if bootstrap.is_stopped(pid):
-            return (f"it is stopped: process {pid} was sent SIGSTOP, as a debugger does",)
+        if stopped := bootstrap.why_stopped(pid):
+            return stopped
         num_lines_before, size_before = len(self._log_lines(rank)), log.stat().st_size
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGUSR1)
@@ -272,7 +273,7 @@ class RankGroup:
         for pipe in self._pipes.values():
             pipe.close()  # a rank that has replied waits for this, and leaves
         have_replied = all(self.position(rank).phase == "finish" for rank in self._ranks)
-        deadline_s = time.monotonic() + (_GRACE_S if have_replied else 0.0)
+        deadline_s = time.monotonic() + (GRACE_S if have_replied else 0.0)
         for process in self._processes.values():
             process.join(max(0.0, deadline_s - time.monotonic()))
             if process.exitcode is None:
@@ -282,7 +283,7 @@ class RankGroup:
                 child.kill()
         # A rank that was killed is no parent any more.
         signal_all(processes_with(f"TMPDIR={self._folder}"), signal.SIGKILL)
-        psutil.wait_procs(left, timeout=_REAPED_S)
+        psutil.wait_procs(left, timeout=REAPED_S)
         for process in self._processes.values():
             process.join()
 

@@ -60,13 +60,11 @@ def join(path: str, loss: Any, optimizer: Any) -> CommandRank:
 
 def device_of(optimizer: Any) -> torch.device:
     """Return the device of an optimizer's first CUDA parameter, else the one in use now."""
-    for group in getattr(optimizer, "param_groups", ()):
-        for parameter in group["params"]:
-            if parameter.is_cuda:
-                device: torch.device = parameter.device
-                return device
-    on_cuda = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
-    return torch.device("cuda", torch.cuda.current_device()) if on_cuda else torch.device("cpu")
+    groups = getattr(optimizer, "param_groups", ())
+    is_used = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    now = f"cuda:{torch.cuda.current_device()}" if is_used else "cpu"
+    trained = (one.device for group in groups for one in group["params"] if one.is_cuda)
+    return torch.device(next(trained, now))
 
 
 def _describe_itself(device: str) -> Joined:

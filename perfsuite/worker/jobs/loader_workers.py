@@ -106,17 +106,13 @@ def _descendants() -> set[int]:
         found = {*background.launched_processes(os.getpid(), processes)}
         for rank in found & other_ranks:
             found -= {rank, *background.launched_processes(rank, processes)}
-        if worker_cores:  # on the rank's one core, which a spawned one inherits, it would be slow
-            _let_use_all_cores(found - _found)
+        for pid in found - _found if worker_cores else ():
+            with contextlib.suppress(OSError):  # it has ended
+                # A spawned one inherits the rank's one core; any other has chosen.
+                if os.sched_getaffinity(pid) == os.sched_getaffinity(0):
+                    os.sched_setaffinity(pid, worker_cores)
         _found = found
     return _found
-
-
-def _let_use_all_cores(new: set[int]) -> None:
-    for pid in new:
-        with contextlib.suppress(OSError):  # it has ended
-            if os.sched_getaffinity(pid) == os.sched_getaffinity(0):  # else it has chosen
-                os.sched_setaffinity(pid, worker_cores)
 
 
 # Processes of a command's ranks, one of which may have started others.
