@@ -42,20 +42,32 @@ class StopCommand(StopLoop, SystemExit):
 def join(path: str, loss: Any, optimizer: Any) -> CommandRank:
     """Return this process as a rank, when all others have come; `loss` is its first step's.
 
-    That step was the optimizer's, if it is not None.
+    That step was the optimizer's, if it is not None. Which rank this is, torchrun's variables say,
+    else its process group; else it is the only one.
     """
     device = device_of(optimizer)
+    group = dist.is_available() and dist.is_initialized()
+    rank = int(os.environ.get("RANK", dist.get_rank() if group else 0))
+    world_size = int(os.environ.get("WORLD_SIZE", dist.get_world_size() if group else 1))
+    place = int(os.environ.get("LOCAL_RANK", rank))
+    num_neighbours = int(os.environ.get("LOCAL_WORLD_SIZE", world_size))
+    assignment = Assignment(
+        rank=rank, place=place, num_neighbours=num_neighbours, gpu=place, backend="gloo"
+    )
+    joined = Joined(
+        process=os.getpid(), world_size=world_size, assignment=assignment, device=device.type
+    )
     channel = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     channel.connect(path)
     pipe: Connection[Any, Any] = Connection(channel.detach())
     try:
-        pipe.send(_describe_itself(device.type))
-        rank = CommandRank(pipe.recv(), pipe, device)
+        pipe.send(joined)
+        command = CommandRank(pipe.recv(), pipe, device)
     except (EOFError, OSError):  # the controller has ended this command
         raise StopCommand from None
     if loss is not None:
-        rank.log_loss(loss)
-    return rank
+        command.log_loss(loss)
+    return command
 
 
 def device_of(optimizer: Any) -> torch.device:
@@ -65,23 +77,6 @@ def device_of(optimizer: Any) -> torch.device:
     now = f"cuda:{torch.cuda.current_device()}" if is_used else "cpu"
     trained = (one.device for group in groups for one in group["params"] if one.is_cuda)
     return torch.device(next(trained, now))
-
-
-def _describe_itself(device: str) -> Joined:
-    """Say which rank this is: as torchrun has it, else by its process group, else the only one."""
-    group = dist.is_available() and dist.is_initialized()
-    rank = int(os.environ.get("RANK", dist.get_rank() if group else 0))
-    world_size = int(os.environ.get("WORLD_SIZE", dist.get_world_size() if group else 1))
-    place = int(os.environ.get("LOCAL_RANK", rank))
-    num_neighbours = int(os.environ.get("LOCAL_WORLD_SIZE", world_size))
-    return Joined(
-        process=os.getpid(),
-        world_size=world_size,
-        assignment=Assignment(
-            rank=rank, place=place, num_neighbours=num_neighbours, gpu=place, backend="gloo"
-        ),
-        device=device,
-    )
 
 
 class CommandRank:

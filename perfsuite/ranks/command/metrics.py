@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from perfsuite.errors import SettingError, WorkloadError, import_extra
 from perfsuite.ranks.command.group import CommandGroup, CommandLaunch
@@ -30,28 +28,8 @@ _EVENT_FILES = "*tfevents*"
 _MISSING = "the times are those that the command logs (metrics=)"
 
 
-@dataclass(frozen=True)
-class _Written:
-    """What was in a file: its size in bytes, their digest, and when it was written."""
-
-    num_bytes: int
-    digest: bytes
-    at_ns: int
-
-    @classmethod
-    def of(cls, file: Path, num_bytes: int | None = None) -> Self:
-        """Read a file, or its first bytes alone."""
-        with file.open("rb") as opened:
-            content = opened.read(num_bytes)
-            at_ns = os.fstat(opened.fileno()).st_mtime_ns
-        return cls(len(content), hashlib.sha256(content).digest(), at_ns)
-
-    def num_left_in(self, file: Path) -> int:
-        """How many bytes of it a file begins with: all, or none where it was written anew."""
-        now = _Written.of(file, self.num_bytes)
-        is_longer = file.stat().st_size > self.num_bytes
-        is_same = now == self if not is_longer else now.digest == self.digest
-        return self.num_bytes if is_same else 0
+# What a file holds, and when it was written.
+_Written = tuple[bytes, int]
 
 
 class Metrics:
@@ -75,7 +53,7 @@ class Metrics:
         place = folder / self.path
         if self._kind == "tensorboard":
             return dict.fromkeys(place.rglob(_EVENT_FILES))
-        return {place: _Written.of(place)} if place.is_file() else {}
+        return {place: _read(place)} if place.is_file() else {}
 
     def values(
         self, folder: Path, output: str, before: Mapping[Path, _Written | None]
@@ -85,8 +63,7 @@ class Metrics:
             found: Iterable[Any] = re.findall(self._key, output)
         elif self._kind == "jsonl":
             file = folder / self.path
-            earlier = before.get(file)
-            found = _read_lines(file, self._key, earlier.num_left_in(file) if earlier else 0)
+            found = _read_lines(file, self._key, before.get(file) or (b"", 0))
         else:
             found = _read_events(sorted(self.files(folder).keys() - before), self._key)
         for value in found:
@@ -103,16 +80,20 @@ def _num_groups(pattern: str) -> int:
         return 0
 
 
-def _read_lines(file: Path, key: str, offset: int) -> Iterator[Any]:
-    with file.open("rb") as lines:
-        lines.seek(offset)
-        for line in lines:
-            try:
-                value = json.loads(line)
-            except ValueError:  # of another kind, or cut off
-                continue
-            if isinstance(value, dict) and key in value:
-                yield value[key]
+def _read(file: Path) -> _Written:
+    return file.read_bytes(), file.stat().st_mtime_ns
+
+
+def _read_lines(file: Path, key: str, before: _Written) -> Iterator[Any]:
+    now = _read(file)
+    is_anew = now[0] == before[0] and now != before
+    for line in (now[0] if is_anew else now[0].removeprefix(before[0])).splitlines():
+        try:
+            value = json.loads(line)
+        except ValueError:  # of another kind, or cut off
+            continue
+        if isinstance(value, dict) and key in value:
+            yield value[key]
 
 
 def _read_events(files: Sequence[Path], tag: str) -> Iterator[Any]:

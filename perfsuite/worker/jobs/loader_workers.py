@@ -82,23 +82,6 @@ def let_children_be_loader_workers(folder: str, cores: tuple[int, ...]) -> None:
 
 def loader_workers() -> set[int]:
     """Return every process that this one has started, and those that these have, but no rank."""
-    children = multiprocessing.active_children()
-    own = {child.pid for child in children if child.pid is not None} | _descendants()
-    return own - other_ranks
-
-
-def stop_loader_workers() -> None:
-    """Stop them."""
-    background.signal_all(loader_workers(), signal.SIGSTOP)
-
-
-def resume_loader_workers() -> None:
-    """Let them go on."""
-    background.signal_all(loader_workers(), signal.SIGCONT)
-
-
-def _descendants() -> set[int]:
-    """The processes that this one and its children have started, looked up where any is new."""
     global _newest, _found
     if background.has_children() and (newest := background.newest_process()) != _newest:
         _newest = newest
@@ -112,7 +95,18 @@ def _descendants() -> set[int]:
                 if os.sched_getaffinity(pid) == os.sched_getaffinity(0):
                     os.sched_setaffinity(pid, worker_cores)
         _found = found
-    return _found
+    children = multiprocessing.active_children()
+    return (_found | {child.pid for child in children if child.pid is not None}) - other_ranks
+
+
+def stop_loader_workers() -> None:
+    """Stop them."""
+    background.signal_all(loader_workers(), signal.SIGSTOP)
+
+
+def resume_loader_workers() -> None:
+    """Let them go on."""
+    background.signal_all(loader_workers(), signal.SIGCONT)
 
 
 # Processes of a command's ranks, one of which may have started others.

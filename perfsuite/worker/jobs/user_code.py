@@ -36,7 +36,7 @@ from perfsuite.worker.training.trainer import seed_random_numbers
 # would never say that its optimizer steps no more.
 _MOST_OTHERS = 20
 # What torch runs around a step of an optimizer, and around that of its base class.
-_AROUND_STEP = Optimizer.profile_hook_step(print).__code__  # type: ignore[attr-defined]
+_AROUND_STEP = Optimizer.profile_hook_step(print).__code__
 _NOT_IN_TWO_STEPS = ("kernel_launches", "collected_objects", "operators")
 
 
