@@ -18,7 +18,7 @@ import shutil
 import signal
 import sys
 import tempfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -105,17 +105,16 @@ def die_with_controller() -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-def loader_worker_entry(folder: str, cores: Iterable[int]) -> Callable[[], None]:
+def loader_worker_entry(folder: str, cores: Collection[int]) -> Callable[[], None]:
     """Return what a loader worker runs first: it dies with this rank, and may use all `cores`."""
     rank_pid = os.getpid()
-    allowed = set(cores)
     prctl = ctypes.CDLL(None, use_errno=True).prctl
 
     def enter_loader_worker() -> None:
         prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
         if os.getppid() != rank_pid:  # the rank died before the signal was armed
             os.kill(os.getpid(), signal.SIGKILL)
-        os.sched_setaffinity(0, allowed)  # on the rank's one core it would slow what it feeds
+        os.sched_setaffinity(0, cores)  # on the rank's one core it would slow what it feeds
         _record_process_id(folder)
 
     return enter_loader_worker

@@ -114,16 +114,16 @@ class RankGroup:
                 process, pipe = start_process(bootstrap.enter_rank, start)
             except (EOFError, ConnectionError, FileNotFoundError) as error:
                 why = (
-                    "the server that ranks are forked from has ended, killed by a user, or by the "
-                    "kernel because memory ran out; the next cell starts another"
+                    "has ended, killed by a user, or by the kernel because memory ran out; the "
+                    "next cell starts another"
                 )
                 if isinstance(error, FileNotFoundError):
-                    why = (
-                        "the socket of the server that ranks are forked from is gone, as where "
-                        "temporary files were cleared; start the session again"
-                    )
-                what = f"rank {one.rank} of {self._world_size} could not be started: {why}"
-                raise RankFailureError(what, rank=one.rank) from error
+                    why = "has lost its socket, as if TMPDIR was cleared; start the session again"
+                raise RankFailureError(
+                    f"rank {one.rank} of {self._world_size} could not be started: the server that "
+                    f"ranks are forked from {why}",
+                    rank=one.rank,
+                ) from error
             self._processes[one.rank], self._pipes[one.rank] = process, pipe
             with contextlib.suppress(psutil.NoSuchProcess):  # it has ended already
                 self._running[one.rank] = psutil.Process(process.pid)
@@ -140,7 +140,9 @@ class RankGroup:
         """Return all replies in rank order, None if some are still to come; see `run_group`."""
         received = self._receive(timeout_s)
         if any(isinstance(reply, Failed | Died) for reply in received):
-            self._receive_cascade()
+            end_s = time.monotonic() + CASCADE_S
+            while self._waiting() and (left_s := end_s - time.monotonic()) > 0:
+                self._receive(left_s)
         elif waiting := self._waiting():
             if self._board.stuck_for_s(waiting) > self._patience_s(waiting):
                 raise self._stuck(waiting)
@@ -182,11 +184,6 @@ class RankGroup:
             peer=failures.blamed_peer(last_words),
             at_s=time.monotonic(),
         )
-
-    def _receive_cascade(self) -> None:
-        end_s = time.monotonic() + CASCADE_S
-        while self._waiting() and (left_s := end_s - time.monotonic()) > 0:
-            self._receive(left_s)
 
     def _raise_first_failure(self) -> None:
         failed = {

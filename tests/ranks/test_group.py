@@ -545,8 +545,8 @@ def test_ranks_whose_server_has_lost_its_socket_fail_in_one_sentence(
         rank_group(1, print)
 
     assert str(caught.value) == (
-        "rank 0 of 1 could not be started: the socket of the server that ranks are forked from is "
-        "gone, as where temporary files were cleared; start the session again"
+        "rank 0 of 1 could not be started: the server that ranks are forked from has lost its "
+        "socket, as if TMPDIR was cleared; start the session again"
     )
 
 

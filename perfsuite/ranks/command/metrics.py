@@ -7,7 +7,7 @@ import math
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -85,9 +85,9 @@ def _read(file: Path) -> _Written:
 
 
 def _read_lines(file: Path, key: str, before: _Written) -> Iterator[Any]:
-    now = _read(file)
-    is_anew = now[0] == before[0] and now != before
-    for line in (now[0] if is_anew else now[0].removeprefix(before[0])).splitlines():
+    (log, at_ns), (earlier, earlier_ns) = _read(file), before
+    is_anew = log == earlier and at_ns != earlier_ns
+    for line in (log if is_anew else log.removeprefix(earlier)).splitlines():
         try:
             value = json.loads(line)
         except ValueError:  # of another kind, or cut off
@@ -102,17 +102,6 @@ def _read_events(files: Sequence[Path], tag: str) -> Iterator[Any]:
         events = module.EventAccumulator(str(file), size_guidance={"scalars": 0}).Reload()
         if tag in events.Tags()["scalars"]:
             yield from (one.value for one in events.Scalars(tag))
-
-
-@contextmanager
-def _readable(name: str, metrics: Metrics) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise WorkloadError(
-            f"{name}: {metrics.path} cannot be read: {error.strerror or error} "
-            f"(metrics={metrics.text!r})"
-        ) from error
 
 
 def run_logged(request: GroupRequest, launch: CommandLaunch, metrics: Metrics) -> list[Any]:
@@ -130,11 +119,14 @@ def run_logged(request: GroupRequest, launch: CommandLaunch, metrics: Metrics) -
     ):
         named = any("{out}" in word for word in (*launch.words, *launch.environment.values()))
         folder = group.out if named else launch.folder
-        with _readable(launch.name, metrics):
+        try:
             before = metrics.files(folder)
-        output = group.run_to_end()
-        with _readable(launch.name, metrics):
-            values = [*metrics.values(folder, output, before)]
+            values = [*metrics.values(folder, group.run_to_end(), before)]
+        except OSError as error:
+            raise WorkloadError(
+                f"{launch.name}: {metrics.path} cannot be read: {error.strerror or error} "
+                f"(metrics={metrics.text!r})"
+            ) from error
     times_s = values[code.num_warmup :][: code.num_steps]
     wrong = [value for value in times_s if not 0 < value < math.inf]
     if wrong or len(times_s) < 2:

@@ -136,8 +136,7 @@ def _is_within_another(optimizer: Optimizer) -> bool:
     """Whether a step that ends now is a part of another of its optimizer, as super().step() is."""
     num_steps, frame = 0, inspect.currentframe()
     while frame is not None:
-        if frame.f_code is _AROUND_STEP:
-            num_steps += frame.f_locals["self"] is optimizer
+        num_steps += frame.f_code is _AROUND_STEP and frame.f_locals["self"] is optimizer
         frame = frame.f_back
     return num_steps > 1
 
