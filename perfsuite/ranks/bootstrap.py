@@ -147,9 +147,8 @@ def sweep_stale_folders() -> None:
     for folder in Path(tempfile.gettempdir()).glob(f"{_GROUP_PREFIX}-*"):
         owned = _OWNED.fullmatch(folder.name)
         process = read_process(int(owned[1])) if owned else None
-        if owned is None or (process is not None and process.state != "Z"):
-            continue
-        if folder.is_dir() and folder.lstat().st_uid == os.getuid():
+        is_ended = process is None or process.state == "Z"
+        if owned and is_ended and folder.is_dir() and folder.lstat().st_uid == os.getuid():
             if (folder / SOCKETS).is_symlink():
                 shutil.rmtree((folder / SOCKETS).readlink(), ignore_errors=True)
             remove_group_folder(folder)
@@ -158,9 +157,9 @@ def sweep_stale_folders() -> None:
 def why_stopped(pid: int) -> tuple[str, ...]:
     """Say that a process is stopped until a SIGCONT, if it is."""
     process = read_process(pid)
-    if process is None or process.state not in "Tt":
-        return ()
-    return (f"it is stopped: process {pid} was sent SIGSTOP, as a debugger does",)
+    is_stopped = process is not None and process.state in "Tt"
+    text = f"it is stopped: process {pid} was sent SIGSTOP, as a debugger does"
+    return (text,) if is_stopped else ()
 
 
 def send_output_to(path: Path) -> None:
