@@ -7,22 +7,23 @@ named after the processes that made them: a later session removes what a killed 
 import ctypes
 import faulthandler
 import fcntl
+import hashlib
 import multiprocessing
 import os
 import pkgutil
+import platform
 import re
 import select
 import shutil
 import signal
 import sys
 import tempfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-import psutil
-
 from perfsuite.ranks.messages import RankStart
+from perfsuite.system.background import PR_SET_PDEATHSIG, read_process
 from perfsuite.system.files import explained
 
 # In the environment of the forkserver alone: the process id of its controller.
@@ -31,8 +32,11 @@ CONTROLLER = "PERFSUITE_CONTROLLER"
 SOCKETS = "sockets"
 SERVER_PREFIX = "perfsuite-server"
 _GROUP_PREFIX = "perfsuite"
+# Where a process id means one process: other hosts and containers may share the folder.
+_PID_SPACE = f"{platform.node()} {Path('/proc/self/ns/pid').readlink()}"
+_PLACE = hashlib.blake2s(_PID_SPACE.encode(), digest_size=4).hexdigest()
 # Either prefix, the controller, and what tempfile adds. The gate's trees have longer names.
-_OWNED = re.compile(rf"(?:{SERVER_PREFIX}|{_GROUP_PREFIX})-(\d+)-\w+")
+_OWNED = re.compile(rf"(?:{SERVER_PREFIX}|{_GROUP_PREFIX})-(\d+)-{_PLACE}-\w+")
 _PIDS_FOLDER = "pids"
 _SHARED_MEMORY = Path("/dev/shm")
 
@@ -55,8 +59,6 @@ THREAD_VARIABLES = ("MKL_NUM_THREADS", "OMP_NUM_THREADS")
 
 # fcntl(2), <linux/fcntl.h>: not in Python's module before 3.13 on every platform.
 _F_SETSIG = 10
-# prctl(2), <linux/prctl.h>.
-_PR_SET_PDEATHSIG = 1
 
 
 def enter_rank(start: RankStart, pipe: Connection) -> None:
@@ -103,17 +105,16 @@ def die_with_controller() -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-def loader_worker_entry(folder: str, cores: Iterable[int]) -> Callable[[], None]:
+def loader_worker_entry(folder: str, cores: Collection[int]) -> Callable[[], None]:
     """Return what a loader worker runs first: it dies with this rank, and may use all `cores`."""
     rank_pid = os.getpid()
-    allowed = set(cores)
     prctl = ctypes.CDLL(None, use_errno=True).prctl
 
     def enter_loader_worker() -> None:
-        prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
         if os.getppid() != rank_pid:  # the rank died before the signal was armed
             os.kill(os.getpid(), signal.SIGKILL)
-        os.sched_setaffinity(0, allowed)  # on the rank's one core it would slow what it feeds
+        os.sched_setaffinity(0, cores)  # on the rank's one core it would slow what it feeds
         _record_process_id(folder)
 
     return enter_loader_worker
@@ -128,7 +129,7 @@ def make_group_folder(prefix: str = _GROUP_PREFIX) -> Path:
     """Make a temporary folder with the controller's process id in its name; raises a WriteError."""
     advice = "; set TMPDIR to a folder with room"
     with explained("make a temporary folder for the ranks", advice):
-        folder = Path(tempfile.mkdtemp(prefix=f"{prefix}-{os.getpid()}-"))
+        folder = Path(tempfile.mkdtemp(prefix=f"{prefix}-{os.getpid()}-{_PLACE}-"))
         (folder / _PIDS_FOLDER).mkdir()
     return folder
 
@@ -145,24 +146,20 @@ def sweep_stale_folders() -> None:
     """Remove what this user's groups left when their controller was killed."""
     for folder in Path(tempfile.gettempdir()).glob(f"{_GROUP_PREFIX}-*"):
         owned = _OWNED.fullmatch(folder.name)
-        if owned is None or _status(int(owned[1])) not in (None, psutil.STATUS_ZOMBIE):
-            continue
-        if folder.is_dir() and folder.lstat().st_uid == os.getuid():
+        process = read_process(int(owned[1])) if owned else None
+        is_ended = process is None or process.state == "Z"
+        if owned and is_ended and folder.is_dir() and folder.lstat().st_uid == os.getuid():
             if (folder / SOCKETS).is_symlink():
                 shutil.rmtree((folder / SOCKETS).readlink(), ignore_errors=True)
             remove_group_folder(folder)
 
 
-def is_stopped(pid: int) -> bool:
-    """Whether a process is stopped until a SIGCONT."""
-    return _status(pid) in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
-
-
-def _status(pid: int) -> str | None:
-    try:
-        return str(psutil.Process(pid).status())
-    except psutil.NoSuchProcess:
-        return None
+def why_stopped(pid: int) -> tuple[str, ...]:
+    """Say that a process is stopped until a SIGCONT, if it is."""
+    process = read_process(pid)
+    is_stopped = process is not None and process.state in "Tt"
+    text = f"it is stopped: process {pid} was sent SIGSTOP, as a debugger does"
+    return (text,) if is_stopped else ()
 
 
 def send_output_to(path: Path) -> None:

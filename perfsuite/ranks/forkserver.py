@@ -1,6 +1,5 @@
 """Starts processes from a forkserver that has torch loaded: each takes a tenth of a second."""
 
-import atexit
 import contextlib
 import functools
 import multiprocessing
@@ -13,8 +12,7 @@ from collections.abc import Callable, Iterator
 from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerContext, ForkServerProcess
-from multiprocessing.util import get_temp_dir
-from pathlib import Path
+from multiprocessing.util import Finalize, get_temp_dir
 from typing import TypeVar
 
 from perfsuite.errors import require_torch
@@ -74,7 +72,7 @@ def start_server() -> ForkServerContext:
 
 
 @functools.cache
-def _record_sockets(pid: int) -> None:
+def _record_sockets(_pid: int) -> None:
     """Link to multiprocessing's folder of sockets, which a killed controller would leave behind."""
     folder = bootstrap.make_group_folder(bootstrap.SERVER_PREFIX)
     before = tempfile.tempdir
@@ -85,12 +83,7 @@ def _record_sockets(pid: int) -> None:
         (folder / bootstrap.SOCKETS).symlink_to(get_temp_dir())
     finally:
         tempfile.tempdir = before
-    atexit.register(_remove_own, pid, folder)
-
-
-def _remove_own(pid: int, folder: Path) -> None:
-    if os.getpid() == pid:  # a fork of the controller inherits the exit handler
-        bootstrap.remove_group_folder(folder)
+    Finalize(None, bootstrap.remove_group_folder, [folder], exitpriority=0)  # not in a fork
 
 
 @contextlib.contextmanager

@@ -21,6 +21,7 @@ from perfsuite.ranks.forkserver import start_process, start_server
 from perfsuite.ranks.messages import Failed, GroupRequest, RankStart, Reply
 from perfsuite.ranks.progress import Board, Position
 from perfsuite.records.recipe import Recipe
+from perfsuite.system.background import processes_with, signal_all
 from perfsuite.system.gpus import visible_gpus
 from perfsuite.system.signals import uninterrupted
 
@@ -29,9 +30,10 @@ POLL_S = 0.2
 # Ranks that lost a peer fail within 32 ms of it (measured, 4 gloo ranks on 2 cores); waiting longer
 # than that before a rank is named lets the true first failure arrive.
 CASCADE_S = 0.5
-_GRACE_S = 5.0
+# For what ends when its ranks have, such as a launcher, which may look ten times a second.
+GRACE_S = 5.0
 # init reaps orphans, which may take time; in some containers it never does.
-_REAPED_S = 1.0
+REAPED_S = 1.0
 
 
 def run_group(request: GroupRequest) -> list[Reply]:
@@ -110,11 +112,16 @@ class RankGroup:
             )
             try:
                 process, pipe = start_process(bootstrap.enter_rank, start)
-            except (EOFError, ConnectionError) as error:
+            except (EOFError, ConnectionError, FileNotFoundError) as error:
+                why = (
+                    "has ended, killed by a user, or by the kernel because memory ran out; the "
+                    "next cell starts another"
+                )
+                if isinstance(error, FileNotFoundError):
+                    why = "has lost its socket, as if TMPDIR was cleared; start the session again"
                 raise RankFailureError(
                     f"rank {one.rank} of {self._world_size} could not be started: the server that "
-                    "ranks are forked from has ended, killed by a user, or by the kernel because "
-                    "memory ran out; the next cell starts another",
+                    f"ranks are forked from {why}",
                     rank=one.rank,
                 ) from error
             self._processes[one.rank], self._pipes[one.rank] = process, pipe
@@ -133,7 +140,9 @@ class RankGroup:
         """Return all replies in rank order, None if some are still to come; see `run_group`."""
         received = self._receive(timeout_s)
         if any(isinstance(reply, Failed | Died) for reply in received):
-            self._receive_cascade()
+            end_s = time.monotonic() + CASCADE_S
+            while self._waiting() and (left_s := end_s - time.monotonic()) > 0:
+                self._receive(left_s)
         elif waiting := self._waiting():
             if self._board.stuck_for_s(waiting) > self._patience_s(waiting):
                 raise self._stuck(waiting)
@@ -165,7 +174,7 @@ class RankGroup:
                 reply: Reply = self._pipes[rank].recv()
                 return reply
         process = self._processes[rank]
-        process.join(_GRACE_S)
+        process.join(GRACE_S)
         lines = self._log_lines(rank)
         last_words = "\n".join(lines[-failures.NUM_LOG_LINES :])
         if process.exitcode == -signal.SIGABRT:
@@ -175,11 +184,6 @@ class RankGroup:
             peer=failures.blamed_peer(last_words),
             at_s=time.monotonic(),
         )
-
-    def _receive_cascade(self) -> None:
-        end_s = time.monotonic() + CASCADE_S
-        while self._waiting() and (left_s := end_s - time.monotonic()) > 0:
-            self._receive(left_s)
 
     def _raise_first_failure(self) -> None:
         failed = {
@@ -236,8 +240,8 @@ class RankGroup:
         pid = self._processes[rank].pid
         if pid is None or not self._processes[rank].is_alive() or not log.exists():
             return ()
-        if bootstrap.is_stopped(pid):
-            return (f"it is stopped: process {pid} was sent SIGSTOP, as a debugger does",)
+        if stopped := bootstrap.why_stopped(pid):
+            return stopped
         num_lines_before, size_before = len(self._log_lines(rank)), log.stat().st_size
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGUSR1)
@@ -266,7 +270,7 @@ class RankGroup:
         for pipe in self._pipes.values():
             pipe.close()  # a rank that has replied waits for this, and leaves
         have_replied = all(self.position(rank).phase == "finish" for rank in self._ranks)
-        deadline_s = time.monotonic() + (_GRACE_S if have_replied else 0.0)
+        deadline_s = time.monotonic() + (GRACE_S if have_replied else 0.0)
         for process in self._processes.values():
             process.join(max(0.0, deadline_s - time.monotonic()))
             if process.exitcode is None:
@@ -274,7 +278,9 @@ class RankGroup:
         for child in left:
             with contextlib.suppress(psutil.NoSuchProcess):
                 child.kill()
-        psutil.wait_procs(left, timeout=_REAPED_S)
+        # A rank that was killed is no parent any more.
+        signal_all(processes_with(f"TMPDIR={self._folder}"), signal.SIGKILL)
+        psutil.wait_procs(left, timeout=REAPED_S)
         for process in self._processes.values():
             process.join()
 

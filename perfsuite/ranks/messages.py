@@ -71,6 +71,7 @@ class RankStart:
     folder: str  # of its group, for board and logs
     core: int | None  # its only one, unless that is None
     cores: tuple[int, ...]  # for its loader workers, and for a rank without a `core`
+    processes: frozenset[int] = frozenset()  # of all ranks of a command: one may start another
 
     @property
     def rank(self) -> int:

@@ -6,17 +6,15 @@ left running, and ends. A server that is still loading torch cannot, so a watche
 from both, kills it and removes the files of all of them.
 """
 
-import atexit
-import contextlib
 import ctypes
 import os
 import select
 import signal
 import warnings
-
-import psutil
+from multiprocessing.util import Finalize
 
 from perfsuite.ranks import bootstrap
+from perfsuite.system.background import launched_processes, list_processes, signal_all
 
 # prctl(2), <linux/prctl.h>.
 _PR_SET_CHILD_SUBREAPER = 36
@@ -32,7 +30,7 @@ def _begin(controller: int) -> None:
     # From here on, when a rank dies, its children become children of the server.
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     warnings.filterwarnings("ignore", "forkserver: waitpid returned unexpected pid")
-    atexit.register(_end_own_children, os.getpid())
+    Finalize(None, _end_children, [os.getpid()], exitpriority=0)  # not in a rank
 
 
 def _start_watcher(controller: int) -> None:
@@ -58,26 +56,18 @@ def _watch(controller: int, own: int, server: int) -> None:
     # A server that ends first is replaced, by none where the controller is killed before that.
     select.select([controller], [], [])
     if not select.select([own], [], [], _GRACE_S)[0]:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            _end(server)
+        _end(server)
     bootstrap.sweep_stale_folders()
 
 
 def _end(server: int) -> None:
     """Kill the server, which may be this very process, and all of its descendants."""
     _end_children(server)
-    psutil.Process(server).kill()
-
-
-def _end_own_children(server: int) -> None:
-    if os.getpid() == server:  # a rank inherits the exit handler
-        _end_children(server)
+    signal_all([server], signal.SIGKILL)
 
 
 def _end_children(server: int) -> None:
-    for child in psutil.Process(server).children(recursive=True):
-        with contextlib.suppress(psutil.NoSuchProcess):
-            child.kill()
+    signal_all(launched_processes(server, list_processes()), signal.SIGKILL)
 
 
 _controller = os.environ.pop(bootstrap.CONTROLLER, None)

@@ -2,10 +2,10 @@
 
 import json
 import os
-import select
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from multiprocessing.connection import wait
 from typing import Any, NamedTuple
 
 from perfsuite.ranks.messages import TurnChannel
@@ -57,7 +57,7 @@ class Turns:
         return Agreed(**{name: answer.get(name, True) for name in Agreed._fields})
 
     def _receive(self) -> str:
-        while not select.select([self._socket], [], [], _LOOK_S)[0]:
+        while not wait([self._socket], _LOOK_S):
             self._on_wait()
         line = self._lines.readline()
         if not line:

@@ -31,7 +31,7 @@ WATCHER = "perfsuite-ends"
 GATE = "PERFSUITE_ARM_GATE"
 LOG = "PERFSUITE_ARM_LOADED"
 # prctl(2), <linux/prctl.h>.
-_PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15
+PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15
 # States in proc(5): stopped, traced, zombie, dead. None of them is to be stopped or resumed.
 _AT_REST = frozenset("TtZX")
 # Where the kernel has those who wait for a time or a network (proc(5)): in nanosleep(2), recv(2).
@@ -108,7 +108,7 @@ class Background:
             found = launched_processes(os.getpid(), list_processes())
             self._newest = newest
         else:  # nothing has started since, and a look at all processes takes milliseconds
-            living = ((pid, _read_process(pid)) for pid in self._found)
+            living = ((pid, read_process(pid)) for pid in self._found)
             found = {pid: one for pid, one in living if one is not None and one.state not in "ZX"}
         self._found = {*found}
         return found
@@ -186,7 +186,7 @@ def _is_waiting(thread: int) -> bool:
     Others of a process may be watchdogs, as torch's compile workers have, which sleep for ever.
     """
     with contextlib.suppress(OSError):  # it has just ended, or this may not be known
-        found, place = _read_process(thread), Path(f"/proc/{thread}/wchan")
+        found, place = read_process(thread), Path(f"/proc/{thread}/wchan")
         return (found is not None and found.state == "D") or place.read_bytes() in _WAITS
     return False
 
@@ -199,14 +199,13 @@ def launched_processes(own: int, processes: dict[int, Process]) -> dict[int, Pro
     >>> sorted(launched_processes(7, tree | orphan))
     [8, 9]
     """
-    session = processes[own].session
 
     @functools.cache
     def belongs(pid: int) -> bool:
         process = processes.get(pid)
         if pid == own or process is None:
             return pid == own
-        return process.session == session == own or belongs(process.parent)
+        return process.session == own or belongs(process.parent)
 
     return {
         pid: process
@@ -218,7 +217,7 @@ def launched_processes(own: int, processes: dict[int, Process]) -> dict[int, Pro
 def list_processes() -> dict[int, Process]:
     """Return every process that is visible here."""
     pids = (int(name) for name in os.listdir("/proc") if name.isdigit())  # noqa: PTH208  # faster
-    return {pid: process for pid in pids if (process := _read_process(pid)) is not None}
+    return {pid: process for pid in pids if (process := read_process(pid)) is not None}
 
 
 def read_start_s(pid: int) -> float:
@@ -238,7 +237,8 @@ def newest_process() -> bytes:
         return opened.read().rpartition(b" ")[2]
 
 
-def _read_process(pid: int) -> Process | None:
+def read_process(pid: int) -> Process | None:
+    """Return a process, None where there is none."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as opened:  # noqa: PTH123  # faster
             # The name of the program, which comes before, may hold anything.
@@ -266,12 +266,14 @@ def processes_with(variable: str) -> list[int]:
 def end_all(process: subprocess.Popen[Any], variable: str) -> bool:
     """End a process, its group and all else that has its variable; return whether it left more."""
     # A daemon that has left the group would serve a later launch, perhaps of the other arm, with
-    # the code of this one. It is known by its environment, which no other launch has.
+    # the code of this one. It is known by its environment, which no other launch has. A process
+    # that names itself (setproctitle) overwrites that, so what the living one started ends too.
+    started = launched_processes(process.pid, list_processes())
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
     more = left_behind(process.pid, variable)
-    signal_all(processes_with(variable), signal.SIGKILL)
+    signal_all({*processes_with(variable), *started}, signal.SIGKILL)
     return bool(more)
 
 
@@ -311,7 +313,7 @@ def end_with(gate: int, variable: str) -> int | None:
     """
     # Not between the gate's fork and exec: Python's own handlers around it lose a Ctrl-C.
     prctl = ctypes.CDLL(None).prctl
-    prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     try:
         own = os.pidfd_open(os.getpid())
         ending = os.pidfd_open(gate)

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
 
+import psutil
 import pynvml
 
 from perfsuite.errors import DeviceError
@@ -68,11 +69,14 @@ def visible_handles(environ: Mapping[str, str] = os.environ) -> Iterator[list[An
     """Give NVML's handles of `visible_gpus`, valid in the block."""
     with nvml() as is_there:
         count = pynvml.nvmlDeviceGetCount() if is_there else 0
-        handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(count)]
-        chosen = environ.get("CUDA_VISIBLE_DEVICES")
-        visible = handles if chosen is None else _choose(handles, chosen)
+        chosen = environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(count))))
+        visible = _choose(count, chosen)
         cut = [gpu for gpu in visible if _is_cut(gpu)]
-        yield [pynvml.nvmlDeviceGetMigDeviceHandleByIndex(cut[0], 0)] if cut else visible
+        most = pynvml.nvmlDeviceGetMaxMigDeviceCount
+        places = [(gpu, at) for gpu in cut for at in range(most(gpu))]
+        found = [if_shown(pynvml.nvmlDeviceGetMigDeviceHandleByIndex, *place) for place in places]
+        instances = [one for one in found if one is not None]
+        yield instances[:1] or [gpu for gpu in visible if gpu not in cut]
 
 
 def driver_version() -> str | None:
@@ -100,19 +104,19 @@ def nvml() -> Iterator[bool]:
         pynvml.nvmlShutdown()
 
 
-def _choose(handles: list[Any], chosen: str) -> list[Any]:
+def _choose(count: int, chosen: str) -> list[Any]:
+    by_index = pynvml.nvmlDeviceGetHandleByIndex  # which a lost GPU, perhaps a hidden one, refuses
     found: dict[str, Any] = {}
     for entry in map(str.strip, chosen.split(",")):
         if entry.isdecimal():
-            matches = handles[int(entry) : int(entry) + 1]
+            matches = [by_index(int(entry))] if int(entry) < count else []
         elif entry.startswith("MIG-"):
             instance = if_shown(pynvml.nvmlDeviceGetHandleByUUID, entry)
             matches = [] if instance is None else [instance]
         else:
-            is_begun = entry.startswith("GPU-")
-            matches = [
-                h for h in handles if is_begun and pynvml.nvmlDeviceGetUUID(h).startswith(entry)
-            ]
+            indices = range(count if entry.startswith("GPU-") else 0)
+            shown = [gpu for index in indices if (gpu := if_shown(by_index, index)) is not None]
+            matches = [gpu for gpu in shown if pynvml.nvmlDeviceGetUUID(gpu).startswith(entry)]
         if len(matches) != 1:
             break
         uuid = pynvml.nvmlDeviceGetUUID(matches[0])
@@ -149,7 +153,7 @@ def _facts(handle: Any) -> GpuFacts:
     return GpuFacts(
         name=pynvml.nvmlDeviceGetName(handle),
         uuid=uuid,
-        memory_bytes=pynvml.nvmlDeviceGetMemoryInfo(handle).total,
+        memory_bytes=memory_info(handle).total,
         compute_capability=(major, minor),
         power_limit_w=None if limit_mw is None else limit_mw / 1e3,
         is_mig=None if mig_modes is None else mig_modes[0] == pynvml.NVML_DEVICE_MIG_ENABLE,
@@ -160,6 +164,11 @@ def _facts(handle: Any) -> GpuFacts:
         vbios=if_shown(pynvml.nvmlDeviceGetVbiosVersion, gpu),
         num_nvlinks=sum(if_shown(pynvml.nvmlDeviceGetNvLinkState, gpu, i) == 1 for i in links),
     )
+
+
+def memory_info(handle: Any) -> Any:
+    """Return the `total` and `used` bytes of a GPU, or of the machine where they share them."""
+    return if_shown(pynvml.nvmlDeviceGetMemoryInfo, handle) or psutil.virtual_memory()
 
 
 def if_shown(query: Callable[..., Any], *arguments: Any) -> Any | None:

@@ -5,7 +5,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from typing import Any, NoReturn
 
 # A CI that cancels, and a terminal that is closed.
@@ -34,7 +34,7 @@ def ends_on_signals(end: Callable[[int], NoReturn] = _exit) -> Iterator[None]:
     `end` raises the exception, given the signal; by default one line and that of `sys.exit`.
     """
     ours = [number for number in SIGNALS if signal.getsignal(number) is signal.SIG_DFL]
-    with _handled_by(lambda number, _: end(number), ours):
+    with handled_by(lambda number, _: end(number), ours):
         yield
 
 
@@ -45,20 +45,16 @@ def uninterrupted() -> Iterator[None]:
     # numeric library, takes them then, and Python still runs the handler in the main one.
     came: list[int] = []
     try:
-        with _handled_by(lambda number, _: came.append(number), (signal.SIGINT, *SIGNALS)):
+        with handled_by(lambda number, _: came.append(number), (signal.SIGINT, *SIGNALS)):
             yield
     finally:
         for first in came[:1]:
             signal.raise_signal(first)
 
 
-def ignores_ctrl_c() -> AbstractContextManager[None]:
-    """Ignore SIGINT: a first one has begun the end that a second would cut off."""
-    return _handled_by(signal.SIG_IGN, (signal.SIGINT,))
-
-
 @contextmanager
-def _handled_by(handler: Any, numbers: Sequence[signal.Signals]) -> Iterator[None]:
+def handled_by(handler: Any, numbers: Sequence[signal.Signals]) -> Iterator[None]:
+    """Give signals a handler in the block, if this is the main thread."""
     if threading.current_thread() is not threading.main_thread():
         yield  # Python runs no handler here
         return

@@ -24,6 +24,7 @@ from perfsuite.ranks.messages import Joined
 from perfsuite.ranks.progress import Board
 from perfsuite.records import stages
 from perfsuite.records.stages import StopLoop
+from perfsuite.worker.jobs import loader_workers
 from perfsuite.worker.jobs.cell import Measurement
 from perfsuite.worker.jobs.user_code import UserLoop
 from perfsuite.worker.main import failed
@@ -38,54 +39,61 @@ class StopCommand(StopLoop, SystemExit):
     """Ends the rank: where nothing catches it, with exit code 0 and without a word."""
 
 
-def join(path: str, loss: Any) -> CommandRank:
-    """Return this process as a rank, when all others have come; `loss` is its first step's."""
-    channel = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    channel.connect(path)
-    pipe: Connection[Any, Any] = Connection(channel.detach())
-    try:
-        pipe.send(_describe_itself())
-        rank = CommandRank(pipe.recv(), pipe)
-    except (EOFError, OSError):  # the controller has ended this command
-        raise StopCommand from None
-    if loss is not None:
-        rank.log_loss(loss)
-    return rank
+def join(path: str, loss: Any, optimizer: Any) -> CommandRank:
+    """Return this process as a rank, when all others have come; `loss` is its first step's.
 
-
-def _describe_itself() -> Joined:
-    """Say which rank this is: as torchrun has it, else by its process group, else the only one."""
+    That step was the optimizer's, if it is not None. Which rank this is, torchrun's variables say,
+    else its process group; else it is the only one.
+    """
+    device = device_of(optimizer)
     group = dist.is_available() and dist.is_initialized()
     rank = int(os.environ.get("RANK", dist.get_rank() if group else 0))
     world_size = int(os.environ.get("WORLD_SIZE", dist.get_world_size() if group else 1))
     place = int(os.environ.get("LOCAL_RANK", rank))
     num_neighbours = int(os.environ.get("LOCAL_WORLD_SIZE", world_size))
-    return Joined(
-        process=os.getpid(),
-        world_size=world_size,
-        assignment=Assignment(
-            rank=rank, place=place, num_neighbours=num_neighbours, gpu=place, backend="gloo"
-        ),
-        device="cuda" if torch.cuda.is_initialized() else "cpu",  # type: ignore[no-untyped-call]
+    assignment = Assignment(
+        rank=rank, place=place, num_neighbours=num_neighbours, gpu=place, backend="gloo"
     )
+    joined = Joined(
+        process=os.getpid(), world_size=world_size, assignment=assignment, device=device.type
+    )
+    channel = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    channel.connect(path)
+    pipe: Connection[Any, Any] = Connection(channel.detach())
+    try:
+        pipe.send(joined)
+        command = CommandRank(pipe.recv(), pipe, device)
+    except (EOFError, OSError):  # the controller has ended this command
+        raise StopCommand from None
+    if loss is not None:
+        command.log_loss(loss)
+    return command
+
+
+def device_of(optimizer: Any) -> torch.device:
+    """Return the device of an optimizer's first CUDA parameter, else the one in use now."""
+    groups = getattr(optimizer, "param_groups", ())
+    is_used = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    now = f"cuda:{torch.cuda.current_device()}" if is_used else "cpu"
+    trained = (one.device for group in groups for one in group["params"] if one.is_cuda)
+    return torch.device(next(trained, now))
 
 
 class CommandRank:
     """This process: the loop that runs in it, as a listener, and the measurement of that."""
 
-    def __init__(self, start: messages.RankStart, pipe: Connection[Any, Any]) -> None:
+    def __init__(
+        self, start: messages.RankStart, pipe: Connection[Any, Any], device: torch.device
+    ) -> None:
         job = start.request.job
         assert isinstance(job, messages.RunCell)
         assert job.user_code is not None
         self._pipe = pipe
-        on_cuda = start.request.policy.device == "cuda"
-        device = (
-            torch.device("cuda", torch.cuda.current_device()) if on_cuda else torch.device("cpu")
-        )
         environment = describe_environment(device.type)
         world_size = start.request.world_size
         self._board = Board(Path(start.folder) / "progress", world_size).writer(start.rank)
         largest = None if world_size == 1 else meet_ranks(start)
+        loader_workers.other_ranks.update(start.processes)
         is_gated = start.request.policy.turns is not None
         # Nothing need call this loop: it has begun.
         self._loop = UserLoop(job.user_code, lambda: None, largest, digests_weights=is_gated)

@@ -125,7 +125,7 @@ class _Heartbeats:
         if time.monotonic() - self._beaten_s < _BEAT_S:
             return None
         self._beaten_s = now_s = time.monotonic()
-        if not bootstrap.is_stopped(self._start.controller):
+        if not bootstrap.why_stopped(self._start.controller):
             self._store.add(f"beat {self._place.rank}", 1)
         for rank, num_before in self._beats.items():
             num_beats = self._store.add(f"beat {rank}", 0)

@@ -49,12 +49,18 @@ TRAIN = """
         dist.init_process_group("gloo")
         model = DistributedDataParallel(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    if what == "ten-of-its-own":
+        class Mine(torch.optim.SGD):
+            def step(self, closure=None):
+                return super().step(closure)
+
+        optimizer = Mine(model.parameters(), lr=0.01)
     if what == "never":
         sys.exit()
     if what == "broken":
         print("no such file", file=sys.stderr)
         sys.exit(3)
-    num_steps = {"short": 4, "ten": 10, "endless": 10**9}.get(what, 1_000)
+    num_steps = {"ten": 10, "ten-of-its-own": 10, "endless": 10**9}.get(what, 1_000)
     if what.startswith("uneven") and rank == 1:
         num_steps = 8
     for number in range(num_steps):
@@ -88,13 +94,24 @@ MARKED = """
         perfsuite.log_loss(float(number))
         perfsuite.step_done()
 """
+# Rank 0 starts rank 1 itself, as Lightning does.
+PAIR = """
+    import os
+    import subprocess
+    import sys
+
+    os.environ |= {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}
+    subprocess.Popen([sys.executable, "train.py"], env={**os.environ, "RANK": "1"})
+    os.environ["RANK"] = "0"
+    import train
+"""
 TORCHRUN = [str(Path(sys.executable).with_name("torchrun")), "--nproc-per-node=2", "train.py"]
 
 
 @pytest.fixture
 def project(pytester: pytest.Pytester) -> pytest.Pytester:
     """A project with a script that trains."""
-    pytester.makepyfile(train=TRAIN, marked=MARKED)
+    pytester.makepyfile(train=TRAIN, marked=MARKED, pair=PAIR)
     pytester.mkdir("pkg").joinpath("job.py").write_text(
         "import runpy\nrunpy.run_path('train.py')\n"
     )
@@ -142,6 +159,7 @@ def test_a_command_is_a_cell_like_others_whatever_launches_it(project: pytest.Py
         "module": '["python", "-m", "pkg.job"], steps=20, warmup=3',
         "shell": '["./../run.sh"], steps=20, warmup=3, cwd="inner", name="ours"',
         "marked": '["python", "marked.py"], steps=20, warmup=3',
+        "pair": '["python", "pair.py"], steps=20, warmup=3',
     }
 
     result = run(project, calls, "--capture=no")
@@ -158,6 +176,7 @@ def test_a_command_is_a_cell_like_others_whatever_launches_it(project: pytest.Py
         "test_module": ("pkg.job", 1, 0),
         "test_shell": ("ours", 2, 1),
         "test_marked": ("marked", 1, 0),
+        "test_pair": ("pair", 2, 1),
     }
     for record in records_of(project).values():
         assert (record["recipe"], record["numerics"], record["device"]) == (None, None, "cpu")
@@ -218,6 +237,11 @@ FAULTS = {
         '["python", "train.py", "ten-and-fail"], steps=1_200, warmup=3',
         "WorkloadError: train: the command ended with exit code 4 after 1000 steps: ended after "
         "1000",
+    ),
+    "super": (
+        '["python", "train.py", "ten-of-its-own"], steps=20, warmup=9',
+        "WorkloadError: train: the command ended by itself after 10 steps, too few for two rounds "
+        "after 9 to warm up; let it take more, or ask for fewer (warmup=, steps=)",
     ),
     "daemon": (
         '["sh", "-c", "python train.py endless >/dev/null 2>&1 &"], steps=9, name="in-background"',

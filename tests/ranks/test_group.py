@@ -307,6 +307,18 @@ def test_processes_that_a_rank_leaves_behind_are_ended(rank_group: RunRanks) -> 
     assert not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
 
 
+def test_processes_of_a_rank_that_was_killed_are_ended(rank_group: RunRanks) -> None:
+    def leave_a_process_and_die() -> None:
+        print(subprocess.Popen(["sleep", "600"], stdout=subprocess.DEVNULL).pid, flush=True)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    with pytest.raises(RankFailureError) as caught:
+        rank_group(1, leave_a_process_and_die)
+
+    left = int(caught.value.log_lines[-1])
+    assert not psutil.pid_exists(left) or psutil.Process(left).status() == psutil.STATUS_ZOMBIE
+
+
 def test_a_value_that_cannot_be_pickled_is_refused_with_its_reason(rank_group: RunRanks) -> None:
     with pytest.raises(WorkloadError, match=r"^cannot send .* to another process: .*; build what"):
         rank_group(1, lambda value: value, (number for number in range(3)))
@@ -481,17 +493,61 @@ def test_what_a_controller_and_its_server_left_is_swept_by_the_next_session(
         pass
     sockets = tmp_path / "pymp-1"
     sockets.mkdir()
-    of_server = tmp_path / f"perfsuite-server-{ended.pid}-a"
+    begin = f"{ended.pid}-{bootstrap._PLACE}"
+    of_server = tmp_path / f"perfsuite-server-{begin}-a"
     of_server.mkdir()
     (of_server / "sockets").symlink_to(sockets)
-    (tmp_path / f"perfsuite-{ended.pid}-b").mkdir()
-    kept = [f"perfsuite-{os.getpid()}-c", f"perfsuite-{ended.pid}-base-host-d", "perfsuite-x-e"]
+    (tmp_path / f"perfsuite-{begin}-b").mkdir()
+    living = bootstrap.make_group_folder().name
+    kept = [living, f"perfsuite-{ended.pid}-base-host-d", "perfsuite-x-e"]
     for name in kept:
-        (tmp_path / name).mkdir()
+        (tmp_path / name).mkdir(exist_ok=True)
 
     bootstrap.sweep_stale_folders()
 
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(kept)
+
+
+def test_a_session_in_another_container_sweeps_nothing_of_a_living_one(tmp_path: Path) -> None:
+    own_processes = ["unshare", "-Urpf", "--mount-proc"]
+    if subprocess.run([*own_processes, "true"], check=False, capture_output=True).returncode:
+        pytest.skip("a PID namespace of one's own is not allowed here")
+    variables = {**os.environ, "TMPDIR": str(tmp_path)}
+    begin = "from perfsuite.ranks import bootstrap; "
+    living = subprocess.Popen(
+        [sys.executable, "-c", f"{begin}print(bootstrap.make_group_folder(), flush=True); input()"],
+        env=variables,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert living.stdout is not None
+    folder = Path(living.stdout.readline().strip())
+    sweep = [sys.executable, "-c", f"{begin}bootstrap.sweep_stale_folders()"]
+
+    subprocess.run([*own_processes, *sweep], env=variables, check=True)
+    is_kept = folder.exists()
+    living.communicate("\n")
+    subprocess.run(sweep, env=variables, check=True)
+
+    assert (is_kept, folder.exists()) == (True, False)
+
+
+def test_ranks_whose_server_has_lost_its_socket_fail_in_one_sentence(
+    rank_group: RunRanks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def find_no_socket(*_: object) -> None:
+        raise FileNotFoundError(2, "No such file or directory")
+
+    monkeypatch.setattr("perfsuite.ranks.group.start_process", find_no_socket)
+
+    with pytest.raises(RankFailureError) as caught:
+        rank_group(1, print)
+
+    assert str(caught.value) == (
+        "rank 0 of 1 could not be started: the server that ranks are forked from has lost its "
+        "socket, as if TMPDIR was cleared; start the session again"
+    )
 
 
 def test_a_controller_that_nobody_has_waited_for_is_gone(
@@ -500,7 +556,7 @@ def test_a_controller_that_nobody_has_waited_for_is_gone(
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     with subprocess.Popen(["true"]) as zombie:
         wait_until(lambda: psutil.Process(zombie.pid).status() == psutil.STATUS_ZOMBIE)
-        (tmp_path / f"perfsuite-{zombie.pid}-a").mkdir()
+        (tmp_path / f"perfsuite-{zombie.pid}-{bootstrap._PLACE}-a").mkdir()
 
         bootstrap.sweep_stale_folders()
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import fcntl
+import resource
+import socket
 import sys
 import tempfile
 import time
@@ -16,6 +19,8 @@ from perfsuite.gate.arms import channel
 from perfsuite.gate.arms.arm import Arm, Launch, PairPlan
 from perfsuite.gate.arms.launch import run_pair
 from perfsuite.gate.arms.turns import Scheduler
+from perfsuite.ranks.messages import TurnChannel
+from perfsuite.ranks.turns import Turns
 
 pytestmark = pytest.mark.slow
 
@@ -295,3 +300,24 @@ def test_ranks_on_an_accelerator_prepare_and_measure_and_wait_beside_no_turn_of_
             own, others = pair.steps_of(arm, calls), pair.steps_of(other, calls)
             assert any(granted_s < began < ended_s for began, _ in own)
             assert not [one for one in others if one[0] < ended_s and granted_s < one[1]]
+
+
+def test_a_rank_with_more_open_files_than_select_takes_waits_for_its_turn(tmp_path: Path) -> None:
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(2048, before[0]), before[1]))
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+        listener.bind(str(tmp_path / "gate"))
+        listener.listen()
+        turns = Turns(TurnChannel(path=str(tmp_path / "gate"), arm="head"))
+        own = turns._socket
+        turns._socket = socket.socket(fileno=fcntl.fcntl(own, fcntl.F_DUPFD_CLOEXEC, 1024))
+        gate, _ = listener.accept()
+        with gate, own, turns._socket:
+            gate.sendall(b"turn\n")
+            try:
+                with turns.take():
+                    pass
+            finally:
+                resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+            assert gate.recv(1 << 10).splitlines()[-1] == b'{"kind": "done"}'

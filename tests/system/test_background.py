@@ -118,6 +118,44 @@ def test_all_that_a_launch_started_is_stopped_and_goes_on_though_the_launch_is_k
             os.sched_yield()
 
 
+def test_a_process_that_has_hidden_its_environment_ends_with_what_started_it(
+    tmp_path: Path,
+) -> None:
+    variable = f"{background.LOG}={tmp_path}"
+    # As a worker of torchrun that names itself by setproctitle.
+    hidden = "import subprocess; print(subprocess.Popen(['sleep', '600'], env={}, "
+    hidden += "start_new_session=True).pid, flush=True); input()"
+    with subprocess.Popen(
+        [sys.executable, "-c", hidden],
+        env={**os.environ, background.LOG: str(tmp_path)},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        start_new_session=True,
+    ) as launcher:
+        assert launcher.stdout is not None
+        child = psutil.Process(int(launcher.stdout.readline()))
+
+        leaves_more = background.end_all(launcher, variable)
+
+    assert not leaves_more
+    psutil.wait_procs([child], timeout=60)
+    assert not child.is_running() or child.status() == psutil.STATUS_ZOMBIE
+
+
+def test_what_an_ended_process_left_in_its_session_ends(tmp_path: Path) -> None:
+    with subprocess.Popen(
+        ["sh", "-c", "sleep 600 & echo $!"], stdout=-1, start_new_session=True
+    ) as one:
+        assert one.stdout is not None
+        child = psutil.Process(int(one.stdout.readline()))
+        one.wait()
+
+        background.end_all(one, f"{background.LOG}={tmp_path}")
+
+    psutil.wait_procs([child], timeout=60)
+    assert not child.is_running() or child.status() == psutil.STATUS_ZOMBIE
+
+
 def end_turns(
     waits: background.Waits, children: list[int], meanwhile: Callable[[], object]
 ) -> bool:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
+import psutil
 import pytest
 
 from perfsuite.errors import DeviceError
@@ -73,7 +74,7 @@ class FakeNvml:
         return handle["name"]
 
     def nvmlDeviceGetMemoryInfo(self, handle):  # noqa: N802
-        return SimpleNamespace(total=handle["memory"])
+        return SimpleNamespace(total=self._supported(handle, "memory"))
 
     def nvmlDeviceGetCudaComputeCapability(self, handle):  # noqa: N802
         return handle["capability"]
@@ -116,8 +117,12 @@ class FakeNvml:
         assert clock == self.NVML_CLOCK_SM
         return self._supported(handle, "clocks")[1]
 
+    def nvmlDeviceGetMaxMigDeviceCount(self, handle):  # noqa: N802
+        return 7
+
     def nvmlDeviceGetMigDeviceHandleByIndex(self, handle, index):  # noqa: N802
-        assert (handle, index) == (self.instance["parent"], 0)
+        if (handle, index) != (self.instance["parent"], self.instance.get("index", 0)):
+            raise self.NVMLError("Not Found")
         return self.instance
 
     def cut(self):
@@ -208,6 +213,42 @@ def test_of_a_gpu_that_is_cut_cuda_shows_one_instance_and_nothing_beside_it(nvml
 
     assert [gpu.uuid for gpu in visible_gpus(environ)] == ["MIG-cc44"]
     assert [gpu.uuid for gpu in visible_gpus({"CUDA_VISIBLE_DEVICES": "0"})] == ["GPU-aa11"]
+
+
+def test_the_first_instance_of_a_gpu_need_not_have_the_first_index(nvml):
+    nvml.cut()
+    nvml.instance["index"] = 3
+
+    assert [gpu.uuid for gpu in visible_gpus({})] == ["MIG-cc44"]
+
+
+def test_a_gpu_that_is_to_be_cut_and_has_no_instance_is_not_there(nvml):
+    nvml.cut()
+    nvml.instance["parent"] = None
+
+    assert [gpu.uuid for gpu in visible_gpus({})] == ["GPU-aa11", "GPU-bb33"]
+
+
+def test_a_gpu_without_memory_of_its_own_has_that_of_its_machine(nvml):
+    del nvml.gpus[0]["memory"]
+
+    assert visible_gpus({})[0].memory_bytes == psutil.virtual_memory().total
+
+
+@pytest.mark.parametrize("chosen", ["1,2", "GPU-aa22,GPU-bb33"])
+def test_a_lost_gpu_that_is_hidden_stops_nothing(nvml, monkeypatch, chosen):
+    def lose_the_first(index):
+        if index == 0:
+            raise nvml.NVMLError("GPU is lost")
+        return nvml.gpus[index]
+
+    monkeypatch.setattr(nvml, "nvmlDeviceGetHandleByIndex", lose_the_first)
+
+    visible = visible_gpus({"CUDA_VISIBLE_DEVICES": chosen})
+
+    assert [gpu.uuid for gpu in visible] == ["GPU-aa22", "GPU-bb33"]
+    with pytest.raises(DeviceError):
+        visible_gpus({"CUDA_VISIBLE_DEVICES": "0"})
 
 
 def test_a_machine_without_nvml_has_no_gpus(nvml):

@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from perfsuite.system.signals import ends_on_signals, ignores_ctrl_c, uninterrupted
+from perfsuite.system.signals import ends_on_signals, handled_by, uninterrupted
 
 pytestmark = pytest.mark.usefixtures("default_signals")
 
@@ -79,7 +79,7 @@ def test_what_may_not_be_lost_may_be_part_of_more_that_may_not() -> None:
 def test_a_second_ctrl_c_does_nothing_while_a_first_one_ends_the_session() -> None:
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
-        with ignores_ctrl_c():
+        with handled_by(signal.SIG_IGN, [signal.SIGINT]):
             signal.raise_signal(signal.SIGINT)
         assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     finally:
@@ -90,7 +90,7 @@ def test_beside_the_main_thread_nothing_is_held_back() -> None:
     done = []
 
     def act() -> None:
-        with uninterrupted(), ignores_ctrl_c(), ends_on_signals():
+        with uninterrupted(), handled_by(signal.SIG_IGN, [signal.SIGINT]), ends_on_signals():
             done.append(signal.getsignal(signal.SIGTERM))
 
     thread = threading.Thread(target=act)

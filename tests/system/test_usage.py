@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import nullcontext
 from types import SimpleNamespace
 
+import psutil
 import pynvml
 import pytest
 
@@ -58,6 +59,17 @@ def test_a_gpu_that_does_not_tell_how_busy_it_is_has_no_utilisation(gpu, monkeyp
 
     with open_meter("MIG-1") as read:
         assert read() == (None, 2**30)
+
+
+def test_a_gpu_that_shares_the_machines_memory_uses_what_all_use_of_it(gpu, monkeypatch):
+    def refuse(handle):
+        raise pynvml.NVMLError_NotSupported
+
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetMemoryInfo", refuse)
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(used=7))
+
+    with open_meter("GPU-1") as read:
+        assert read() == (0.5, 7)
 
 
 def test_without_nvml_a_gpu_has_no_meter(monkeypatch):

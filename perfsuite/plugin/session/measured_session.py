@@ -28,7 +28,7 @@ from perfsuite.report.summary import verdict_sentence
 from perfsuite.report.terminal.gate import annotation_lines, verdict_lines
 from perfsuite.report.terminal.tables import progress_line, report_table
 from perfsuite.system.files import append_line, write_atomically
-from perfsuite.system.signals import ends_on_signals, ignores_ctrl_c, shell_exit_code
+from perfsuite.system.signals import ends_on_signals, handled_by, shell_exit_code
 
 if TYPE_CHECKING:
     from perfsuite.plugin.hooks import Ownership
@@ -261,7 +261,7 @@ class MeasuredSession:
     def pytest_keyboard_interrupt(self) -> None:
         """Keep a second Ctrl-C from cutting off the writing of what was measured."""
         if self._session is not None:
-            self._signals.enter_context(ignores_ctrl_c())
+            self._signals.enter_context(handled_by(signal.SIG_IGN, [signal.SIGINT]))
 
     def pytest_unconfigure(self) -> None:
         """Leave signals as they were."""

@@ -11,10 +11,11 @@ from perfsuite.ranks.failures import Died, blamed_peer
 from perfsuite.ranks.messages import Failed, Joined
 from perfsuite.units import counted
 
-# torch begins each line of a rank's traceback so.
-_RANK = re.compile(r"^(?:\[rank\d+\]: ?)?", re.MULTILINE)
-# The lines after a traceback's first are indented, up to the one that says what was raised.
-_TRACEBACK = re.compile(r"^Traceback \(most recent call last\):\n(?:[ \t].*\n|\n)+(\S.*)$", re.M)
+# Torch begins each line of a rank's traceback so, and torchrun (--tee) each line of a rank.
+_RANK = re.compile(r"^(?:\[[\w-]+\d\]: ?)+", re.MULTILINE)
+# A progress bar may stand before it. The lines after its first are indented, up to the one that
+# says what was raised.
+_TRACEBACK = re.compile(r"Traceback \(most recent call last\):\n(?:[ \t].*\n|\n)+(\S.*)$", re.M)
 _OF_LAUNCHER = "torch.distributed.elastic"
 # What C++ says where torch's threads outlive Python: the exception that ended Python is the cause.
 _ABORTED_AT_EXIT = "terminate called without an active exception"
@@ -49,7 +50,7 @@ def read_end(
     exit_code: int | None = launcher.returncode
     if killed := re.findall(_SIGNAL.format(process=rank.process), output):
         exit_code = -signal.Signals[killed[0]]
-    elif exit_code is not None and exit_code > _SIGNALLED:
+    elif exit_code is not None and exit_code - _SIGNALLED in {*signal.Signals}:
         exit_code = _SIGNALLED - exit_code
     elif rank.process != launcher.pid:
         exit_code = None

@@ -28,17 +28,15 @@ from perfsuite.ranks import bootstrap
 from perfsuite.ranks.command import faults
 from perfsuite.ranks.command.hooked import sitecustomize as hook
 from perfsuite.ranks.failures import Died
-from perfsuite.ranks.group import POLL_S, RankGroup
+from perfsuite.ranks.group import GRACE_S, POLL_S, REAPED_S, RankGroup
 from perfsuite.ranks.messages import Failed, GroupRequest, Joined, RankStart, Reply
 from perfsuite.system import background
 from perfsuite.units import counted
 
 # Before the first step a command loads data and compiles.
 _PATIENCE = 10
-# For a launcher to end once its ranks have, which torchrun looks for ten times a second.
-_GRACE_S = 5.0
-# For what the kernel ends after the launcher, such as helper processes of multiprocessing.
-_REAPED_S = 1.0
+# Bytes of a Unix socket's path (unix(7)).
+_LONGEST_SOCKET = 107
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,7 +109,12 @@ class CommandGroup(RankGroup):
         program = launch.program(variables)
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._cleanup.callback(self._listener.close)
-        self._listener.bind(channel := str(self._folder / "ranks"))
+        channel = str(self._folder / "ranks")
+        if len(os.fsencode(channel)) > _LONGEST_SOCKET:
+            folder = os.open(self._folder, os.O_PATH)
+            self._cleanup.callback(os.close, folder)
+            channel = f"/proc/{os.getpid()}/fd/{folder}/ranks"
+        self._listener.bind(channel)
         self._listener.listen()
         self._variable = f"{hook.CHANNEL}={channel}"
         variables[hook.CHANNEL] = channel
@@ -212,6 +215,7 @@ class CommandGroup(RankGroup):
     def _begin(self) -> None:
         self._ranks = tuple(sorted(self._joined))
         self._open_board()
+        processes = frozenset(joined.process for joined in self._joined.values())
         for rank, joined in self._joined.items():
             policy = dataclasses.replace(self._policy, device=joined.device)
             request = dataclasses.replace(self._request, world_size=self._world_size, policy=policy)
@@ -221,6 +225,7 @@ class CommandGroup(RankGroup):
                 folder=str(self._folder),
                 core=None,
                 cores=tuple(sorted(os.sched_getaffinity(0))),
+                processes=processes,
             )
             with contextlib.suppress(OSError):  # it died meanwhile, as is seen next
                 self._pipes[rank].send(start)
@@ -252,10 +257,7 @@ class CommandGroup(RankGroup):
 
     def where_it_hangs(self, rank: int) -> tuple[str, ...]:
         """Say whether a rank is stopped: its signals are the command's own."""
-        process = self._joined[rank].process
-        if bootstrap.is_stopped(process):
-            return (f"it is stopped: process {process} was sent SIGSTOP, as a debugger does",)
-        return ()
+        return bootstrap.why_stopped(self._joined[rank].process)
 
     def _ended(self) -> PerfsuiteError:
         exit_code = self._process.returncode
@@ -271,7 +273,7 @@ class CommandGroup(RankGroup):
 
     def _left_behind(self) -> Sequence[int]:
         """The processes that live on after the launcher has ended, and not only for a moment."""
-        deadline_s = time.monotonic() + _REAPED_S
+        deadline_s = time.monotonic() + REAPED_S
         while left := background.left_behind(0, self._variable):
             if time.monotonic() > deadline_s:
                 break
@@ -280,7 +282,7 @@ class CommandGroup(RankGroup):
 
     def _wait_for_end(self) -> None:
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(_GRACE_S)
+            self._process.wait(GRACE_S)
 
     @property
     def _output(self) -> str:
@@ -297,7 +299,7 @@ class CommandGroup(RankGroup):
             pipe.close()
         if self._ranks and not self._waiting():
             self._wait_for_end()
-        deadline_s = time.monotonic() + _REAPED_S
+        deadline_s = time.monotonic() + REAPED_S
         while background.end_all(self._process, self._variable) and time.monotonic() < deadline_s:
             time.sleep(POLL_S / 4)
 

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from contextlib import nullcontext
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from perfsuite.errors import SettingError, WorkloadError, import_extra
 from perfsuite.ranks.command.group import CommandGroup, CommandLaunch
@@ -30,28 +28,8 @@ _EVENT_FILES = "*tfevents*"
 _MISSING = "the times are those that the command logs (metrics=)"
 
 
-@dataclass(frozen=True)
-class _Written:
-    """What was in a file: its size in bytes, their digest, and when it was written."""
-
-    num_bytes: int
-    digest: bytes
-    at_ns: int
-
-    @classmethod
-    def of(cls, file: Path, num_bytes: int | None = None) -> Self:
-        """Read a file, or its first bytes alone."""
-        with file.open("rb") as opened:
-            content = opened.read(num_bytes)
-            at_ns = os.fstat(opened.fileno()).st_mtime_ns
-        return cls(len(content), hashlib.sha256(content).digest(), at_ns)
-
-    def num_left_in(self, file: Path) -> int:
-        """How many bytes of it a file begins with: all, or none where it was written anew."""
-        now = _Written.of(file, self.num_bytes)
-        is_longer = file.stat().st_size > self.num_bytes
-        is_same = now == self if not is_longer else now.digest == self.digest
-        return self.num_bytes if is_same else 0
+# What a file holds, and when it was written.
+_Written = tuple[bytes, int]
 
 
 class Metrics:
@@ -75,7 +53,7 @@ class Metrics:
         place = folder / self.path
         if self._kind == "tensorboard":
             return dict.fromkeys(place.rglob(_EVENT_FILES))
-        return {place: _Written.of(place)} if place.is_file() else {}
+        return {place: _read(place)} if place.is_file() else {}
 
     def values(
         self, folder: Path, output: str, before: Mapping[Path, _Written | None]
@@ -85,8 +63,7 @@ class Metrics:
             found: Iterable[Any] = re.findall(self._key, output)
         elif self._kind == "jsonl":
             file = folder / self.path
-            earlier = before.get(file)
-            found = _read_lines(file, self._key, earlier.num_left_in(file) if earlier else 0)
+            found = _read_lines(file, self._key, before.get(file) or (b"", 0))
         else:
             found = _read_events(sorted(self.files(folder).keys() - before), self._key)
         for value in found:
@@ -103,16 +80,20 @@ def _num_groups(pattern: str) -> int:
         return 0
 
 
-def _read_lines(file: Path, key: str, offset: int) -> Iterator[Any]:
-    with file.open("rb") as lines:
-        lines.seek(offset)
-        for line in lines:
-            try:
-                value = json.loads(line)
-            except ValueError:  # of another kind, or cut off
-                continue
-            if isinstance(value, dict) and key in value:
-                yield value[key]
+def _read(file: Path) -> _Written:
+    return file.read_bytes(), file.stat().st_mtime_ns
+
+
+def _read_lines(file: Path, key: str, before: _Written) -> Iterator[Any]:
+    (log, at_ns), (earlier, earlier_ns) = _read(file), before
+    is_anew = log == earlier and at_ns != earlier_ns
+    for line in (log if is_anew else log.removeprefix(earlier)).splitlines():
+        try:
+            value = json.loads(line)
+        except ValueError:  # of another kind, or cut off
+            continue
+        if isinstance(value, dict) and key in value:
+            yield value[key]
 
 
 def _read_events(files: Sequence[Path], tag: str) -> Iterator[Any]:
@@ -121,17 +102,6 @@ def _read_events(files: Sequence[Path], tag: str) -> Iterator[Any]:
         events = module.EventAccumulator(str(file), size_guidance={"scalars": 0}).Reload()
         if tag in events.Tags()["scalars"]:
             yield from (one.value for one in events.Scalars(tag))
-
-
-@contextmanager
-def _readable(name: str, metrics: Metrics) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise WorkloadError(
-            f"{name}: {metrics.path} cannot be read: {error.strerror or error} "
-            f"(metrics={metrics.text!r})"
-        ) from error
 
 
 def run_logged(request: GroupRequest, launch: CommandLaunch, metrics: Metrics) -> list[Any]:
@@ -149,11 +119,14 @@ def run_logged(request: GroupRequest, launch: CommandLaunch, metrics: Metrics) -
     ):
         named = any("{out}" in word for word in (*launch.words, *launch.environment.values()))
         folder = group.out if named else launch.folder
-        with _readable(launch.name, metrics):
+        try:
             before = metrics.files(folder)
-        output = group.run_to_end()
-        with _readable(launch.name, metrics):
-            values = [*metrics.values(folder, output, before)]
+            values = [*metrics.values(folder, group.run_to_end(), before)]
+        except OSError as error:
+            raise WorkloadError(
+                f"{launch.name}: {metrics.path} cannot be read: {error.strerror or error} "
+                f"(metrics={metrics.text!r})"
+            ) from error
     times_s = values[code.num_warmup :][: code.num_steps]
     wrong = [value for value in times_s if not 0 < value < math.inf]
     if wrong or len(times_s) < 2:

@@ -73,11 +73,6 @@ class Peers:
         )
         self._messenger, self._pipe = start_process(enter_messenger, start)
 
-    @property
-    def is_broken(self) -> bool:
-        """Whether a rank is gone, so that nothing can be done together any more."""
-        return self._why_broken is not None or bool(self._received[_SESSION, _EXIT])
-
     def sources(self) -> Sequence[Connection | int]:
         """Return what becomes ready when there is something to receive."""
         return [self._pipe, self._messenger.sentinel]

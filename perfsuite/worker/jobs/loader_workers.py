@@ -69,6 +69,7 @@ def _check_lengths(
 def let_children_be_loader_workers(folder: str, cores: tuple[int, ...]) -> None:
     """Have a process that this one forks end with it, run on any core, and measure nothing."""
     rank_pid = os.getpid()
+    worker_cores.update(cores)
     enter_loader_worker = loader_worker_entry(folder, cores)
 
     def enter_child() -> None:
@@ -80,9 +81,22 @@ def let_children_be_loader_workers(folder: str, cores: tuple[int, ...]) -> None:
 
 
 def loader_workers() -> set[int]:
-    """Return every process that this one has started, and those that these have."""
+    """Return every process that this one has started, and those that these have, but no rank."""
+    global _newest, _found
+    if background.has_children() and (newest := background.newest_process()) != _newest:
+        _newest = newest
+        processes = background.list_processes()
+        found = {*background.launched_processes(os.getpid(), processes)}
+        for rank in found & other_ranks:
+            found -= {rank, *background.launched_processes(rank, processes)}
+        for pid in found - _found if worker_cores else ():
+            with contextlib.suppress(OSError):  # it has ended
+                # A spawned one inherits the rank's one core; any other has chosen.
+                if os.sched_getaffinity(pid) == os.sched_getaffinity(0):
+                    os.sched_setaffinity(pid, worker_cores)
+        _found = found
     children = multiprocessing.active_children()
-    return {child.pid for child in children if child.pid is not None} | _descendants()
+    return (_found | {child.pid for child in children if child.pid is not None}) - other_ranks
 
 
 def stop_loader_workers() -> None:
@@ -95,14 +109,9 @@ def resume_loader_workers() -> None:
     background.signal_all(loader_workers(), signal.SIGCONT)
 
 
-def _descendants() -> set[int]:
-    """The processes that this one and its children have started, looked up where any is new."""
-    global _newest, _found
-    if background.has_children() and (newest := background.newest_process()) != _newest:
-        _newest = newest
-        _found = {*background.launched_processes(os.getpid(), background.list_processes())}
-    return _found
-
-
+# Processes of a command's ranks, one of which may have started others.
+other_ranks: set[int] = set()
+# For loader workers of a rank with one core; empty where they inherit what they need.
+worker_cores: set[int] = set()
 _newest = b""
 _found: set[int] = set()

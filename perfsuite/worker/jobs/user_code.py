@@ -35,6 +35,8 @@ from perfsuite.worker.training.trainer import seed_random_numbers
 # A critic may step more often than a generator, whose steps are counted; a loop without an end
 # would never say that its optimizer steps no more.
 _MOST_OTHERS = 20
+# What torch runs around a step of an optimizer, and around that of its base class.
+_AROUND_STEP = Optimizer.profile_hook_step(print).__code__
 _NOT_IN_TWO_STEPS = ("kernel_launches", "collected_objects", "operators")
 
 
@@ -128,6 +130,15 @@ def _keep(loss: Tensor) -> float | Tensor:
     # Within a step of 5 ms a copy takes 30 to 50 us longer than a value, which is there on a CPU.
     is_there = loss.is_cpu and type(loss) is Tensor and not torch.compiler.is_compiling()
     return loss.item() if is_there else loss.detach().clone()
+
+
+def _is_within_another(optimizer: Optimizer) -> bool:
+    """Whether a step that ends now is a part of another of its optimizer, as super().step() is."""
+    num_steps, frame = 0, inspect.currentframe()
+    while frame is not None:
+        num_steps += frame.f_code is _AROUND_STEP and frame.f_locals["self"] is optimizer
+        frame = frame.f_back
+    return num_steps > 1
 
 
 class _MarkedStage:
@@ -285,6 +296,8 @@ class UserLoop(_UserCode):
 
     def after_optimizer(self, optimizer: Optimizer, *_: Any) -> None:
         """End the step, if it is this optimizer that ends steps; raises StopLoop after the last."""
+        if _is_within_another(optimizer):
+            return
         name = type(optimizer).__name__
         self._stepped[name] = None
         self._weights.note_update(optimizer)

@@ -7,12 +7,24 @@ import subprocess
 import pytest
 
 from perfsuite.ranks.assignments import Assignment
-from perfsuite.ranks.command.faults import read_end
+from perfsuite.ranks.command.faults import last_words, read_end
 from perfsuite.ranks.failures import Died
 from perfsuite.ranks.messages import Failed, Joined
 
 RAISED = "Traceback (most recent call last):\n  File x, line 1\nZeroDivisionError: no more data\n"
 AT_EXIT = "terminate called without an active exception\n"
+
+
+def end_of(command: str, output: str) -> Died | Failed:
+    launcher = subprocess.Popen(["sh", "-c", command])
+    launcher.wait()
+    rank = Joined(
+        process=launcher.pid,
+        world_size=1,
+        assignment=Assignment(rank=0, place=0, num_neighbours=1, gpu=0, backend="gloo"),
+        device="cpu",
+    )
+    return read_end(rank, launcher, output, at_s=0.0)
 
 
 @pytest.mark.parametrize(
@@ -26,16 +38,7 @@ AT_EXIT = "terminate called without an active exception\n"
 def test_an_abort_at_exit_is_not_the_cause_where_an_exception_was_raised(
     output: str, expected: str
 ) -> None:
-    launcher = subprocess.Popen(["sh", "-c", "kill -ABRT $$"])
-    launcher.wait()
-    rank = Joined(
-        process=launcher.pid,
-        world_size=1,
-        assignment=Assignment(rank=0, place=0, num_neighbours=1, gpu=0, backend="gloo"),
-        device="cpu",
-    )
-
-    end = read_end(rank, launcher, output, at_s=0.0)
+    end = end_of("kill -ABRT $$", output)
 
     if expected == "raised":
         assert isinstance(end, Failed)
@@ -43,3 +46,27 @@ def test_an_abort_at_exit_is_not_the_cause_where_an_exception_was_raised(
     else:
         assert isinstance(end, Died)
         assert end.exit_code == -6
+
+
+@pytest.mark.parametrize(("exit_code", "expected"), [(137, -9), (255, 255), (3, 3)])
+def test_an_exit_code_that_no_signal_has_is_one_of_the_command(
+    exit_code: int, expected: int
+) -> None:
+    end = end_of(f"exit {exit_code}", "")
+
+    assert isinstance(end, Died)
+    assert end.exit_code == expected
+
+
+@pytest.mark.parametrize(
+    "output",
+    [
+        "".join(f"[default0]:{line}\n" for line in [*RAISED.splitlines(), "bye"]),
+        "".join(f"[default1]:[rank1]: {line}\n" for line in RAISED.splitlines()),
+        "[trainer-a0]:  0%|   | 0/9 [00:00<?]\r 11%|   | 1/9 [00:01<00:08]" + RAISED + "bye\n",
+    ],
+)
+def test_the_last_words_are_those_of_a_traceback_whatever_stands_before_its_lines(
+    output: str,
+) -> None:
+    assert last_words(output) == "ZeroDivisionError: no more data"

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import sys
+import tempfile
 from pathlib import Path
 
 import pytest
 
 from perfsuite.errors import SettingError
 from perfsuite.experiments.user_code import name_of
-from perfsuite.ranks.command.group import CommandLaunch
+from perfsuite.ranks.command.group import CommandGroup, CommandLaunch
+from perfsuite.ranks.messages import GroupPolicy, GroupRequest, MeasurePlan, RunCell, UserCode
 
 
 def launch(**fields: object) -> CommandLaunch:
@@ -69,3 +72,23 @@ def test_a_command_is_named_after_its_first_file_its_module_or_its_program(tmp_p
     ]
 
     assert names == ["train", "train", "pkg.train", "run", "train", "outside"]
+
+
+def test_a_command_runs_where_the_temporary_folder_is_too_long_for_a_socket(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    temporary = tmp_path / ("x" * 90)
+    temporary.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+    script = "import os; from pathlib import Path; place = Path(os.environ['PERFSUITE_COMMAND'])\n"
+    script += "print(place.is_socket(), place.parent.samefile(Path.cwd().parent))"
+    words = ("sh", "-c", 'cd "$PERFSUITE_OUT" && exec "$0" -c "$1"', sys.executable, script)
+    code = UserCode(name="a", function=b"", kind="command", num_steps=2)
+    job = RunCell(activity="command", plan=MeasurePlan(), user_code=code)
+    request = GroupRequest(job=job, world_size=1, policy=GroupPolicy())
+
+    with CommandGroup(request, launch(words=words), has_hook=False) as group:
+        output = group.run_to_end()
+
+    assert output == "True True\n"
+    assert list(temporary.iterdir()) == []

@@ -7,7 +7,9 @@ import os
 import subprocess
 
 import psutil
+import pytest
 
+from perfsuite.worker.jobs import loader_workers as module
 from perfsuite.worker.jobs.loader_workers import resume_loader_workers, stop_loader_workers
 
 
@@ -67,3 +69,43 @@ def test_children_of_every_kind_and_their_children_are_stopped_and_go_on() -> No
         for one in both:
             one.kill()
         shell.communicate()
+
+
+def test_another_rank_that_this_one_has_started_is_no_loader_worker_of_its(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    shell = subprocess.Popen(
+        ["sh", "-c", "sleep 600 & echo $!; wait"], stdout=subprocess.PIPE, text=True
+    )
+    own = subprocess.Popen(["sleep", "600"])
+    assert shell.stdout is not None
+    its_worker = int(shell.stdout.readline())
+    monkeypatch.setattr(module, "other_ranks", {os.getpid(), shell.pid})
+    try:
+        found = module.loader_workers()
+    finally:
+        os.kill(its_worker, 9)
+        own.kill()
+        own.wait()
+        shell.communicate()
+
+    assert found & {own.pid, shell.pid, its_worker} == {own.pid}
+
+
+def test_a_worker_that_was_not_forked_may_use_all_cores_as_one_that_was(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cores = os.sched_getaffinity(0)
+    monkeypatch.setattr(module, "worker_cores", cores)
+    one = {min(cores)}
+    os.sched_setaffinity(0, one)
+    try:
+        with subprocess.Popen(["sleep", "600"]) as worker:
+            inherited = os.sched_getaffinity(worker.pid)
+            module.loader_workers()
+            given = os.sched_getaffinity(worker.pid)
+            worker.kill()
+    finally:
+        os.sched_setaffinity(0, cores)
+
+    assert (inherited, given) == (one, cores)

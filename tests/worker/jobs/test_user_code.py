@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections import Counter
 from collections.abc import Callable
@@ -218,6 +219,30 @@ def test_the_first_optimizer_that_steps_counts_or_the_one_that_is_named() -> Non
         return len(stepped)
 
     assert (num_steps(), num_steps(optimizer="SGD")) == (99, 33)
+
+
+def test_a_step_that_calls_that_of_its_base_class_is_one_step() -> None:
+    class Mine(torch.optim.SGD):
+        def step(self, closure: Any = None) -> Any:
+            super().step(closure)
+            return super().step()
+
+    seen: list[int] = []
+
+    def train() -> None:
+        parameter = nn.Parameter(torch.ones(1))
+        torch.optim.SGD([parameter])  # has torch hook the base class's step too
+        mine = Mine([parameter], lr=0.1)
+        for number in range(9):
+            with contextlib.suppress(ZeroDivisionError):
+                mine.step(lambda number=number: 1 / (number != 2))
+            seen.append(number)
+
+    loop = run_loop(train, ask(5))
+
+    assert loop.end(2) == {}
+    # The third raised; the loop's first step is not measured, and its sixth has ended it.
+    assert seen == [0, 1, 2, 3, 4, 5]
 
 
 def test_a_loop_without_an_optimizer_says_where_its_steps_end() -> None:

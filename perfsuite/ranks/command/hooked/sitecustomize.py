@@ -87,9 +87,9 @@ class Rank:
         self._join().step_done()
 
     def _after_optimizer(self, optimizer: Any, *_: Any) -> None:
-        self._join().after_optimizer(optimizer)
+        self._join(optimizer).after_optimizer(optimizer)
 
-    def _join(self) -> Any:
+    def _join(self, optimizer: Any = None) -> Any:
         if self._process != os.getpid():  # a child that steps by itself is another rank
             self._process = os.getpid()
             try:
@@ -99,7 +99,7 @@ class Rank:
                     f"perfsuite cannot measure this command, because {error.name} is missing for "
                     f"{sys.executable}, which runs it; install perfsuite there"
                 ) from error
-            self._joined = command.join(os.environ[CHANNEL], self._loss)
+            self._joined = command.join(os.environ[CHANNEL], self._loss, optimizer)
         return self._joined
 
 
