@@ -7,11 +7,9 @@ named after the processes that made them: a later session removes what a killed 
 import ctypes
 import faulthandler
 import fcntl
-import hashlib
 import multiprocessing
 import os
 import pkgutil
-import platform
 import re
 import select
 import shutil
@@ -24,6 +22,7 @@ from pathlib import Path
 
 from perfsuite.ranks.messages import RankStart
 from perfsuite.system.background import PR_SET_PDEATHSIG, read_process
+from perfsuite.system.environment import PID_NAMESPACE
 from perfsuite.system.files import explained
 
 # In the environment of the forkserver alone: the process id of its controller.
@@ -32,11 +31,8 @@ CONTROLLER = "PERFSUITE_CONTROLLER"
 SOCKETS = "sockets"
 SERVER_PREFIX = "perfsuite-server"
 _GROUP_PREFIX = "perfsuite"
-# Where a process id means one process: other hosts and containers may share the folder.
-_PID_SPACE = f"{platform.node()} {Path('/proc/self/ns/pid').readlink()}"
-_PLACE = hashlib.blake2s(_PID_SPACE.encode(), digest_size=4).hexdigest()
 # Either prefix, the controller, and what tempfile adds. The gate's trees have longer names.
-_OWNED = re.compile(rf"(?:{SERVER_PREFIX}|{_GROUP_PREFIX})-(\d+)-{_PLACE}-\w+")
+_OWNED = re.compile(rf"(?:{SERVER_PREFIX}|{_GROUP_PREFIX})-(\d+)-{PID_NAMESPACE}-\w+")
 _PIDS_FOLDER = "pids"
 _SHARED_MEMORY = Path("/dev/shm")
 
@@ -129,7 +125,7 @@ def make_group_folder(prefix: str = _GROUP_PREFIX) -> Path:
     """Make a temporary folder with the controller's process id in its name; raises a WriteError."""
     advice = "; set TMPDIR to a folder with room"
     with explained("make a temporary folder for the ranks", advice):
-        folder = Path(tempfile.mkdtemp(prefix=f"{prefix}-{os.getpid()}-{_PLACE}-"))
+        folder = Path(tempfile.mkdtemp(prefix=f"{prefix}-{os.getpid()}-{PID_NAMESPACE}-"))
         (folder / _PIDS_FOLDER).mkdir()
     return folder
 

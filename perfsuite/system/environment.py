@@ -38,7 +38,8 @@ _OWN_VARIABLES: Final = {
     "TORCH_NCCL_ASYNC_ERROR_HANDLING": ("1", "3"),
 }
 
-# Where a process has its id: a container may have the name of its host, and ids of its own.
+# Where a process id means one process: others may share a folder of temporary files, and a
+# container may have the name of its host.
 _IDS = Path("/proc/self/ns/pid")
 _PLACE = f"{platform.node()} {_IDS.stat().st_ino if _IDS.exists() else ''}"
 PID_NAMESPACE: Final = hashlib.sha256(_PLACE.encode()).hexdigest()[:6]

@@ -493,7 +493,7 @@ def test_what_a_controller_and_its_server_left_is_swept_by_the_next_session(
         pass
     sockets = tmp_path / "pymp-1"
     sockets.mkdir()
-    begin = f"{ended.pid}-{bootstrap._PLACE}"
+    begin = f"{ended.pid}-{bootstrap.PID_NAMESPACE}"
     of_server = tmp_path / f"perfsuite-server-{begin}-a"
     of_server.mkdir()
     (of_server / "sockets").symlink_to(sockets)
@@ -556,7 +556,7 @@ def test_a_controller_that_nobody_has_waited_for_is_gone(
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     with subprocess.Popen(["true"]) as zombie:
         wait_until(lambda: psutil.Process(zombie.pid).status() == psutil.STATUS_ZOMBIE)
-        (tmp_path / f"perfsuite-{zombie.pid}-{bootstrap._PLACE}-a").mkdir()
+        (tmp_path / f"perfsuite-{zombie.pid}-{bootstrap.PID_NAMESPACE}-a").mkdir()
 
         bootstrap.sweep_stale_folders()
 

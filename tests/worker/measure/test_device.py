@@ -1,0 +1,38 @@
+"""What is asked of an accelerator is asked of the one that trains, not of the one that is set."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from perfsuite.worker.measure.device import make_event
+
+
+class Event:
+    """An event that keeps the streams it was recorded in."""
+
+    def __init__(self, *, enable_timing: bool) -> None:
+        self.has_timing = enable_timing
+        self.streams: list[str] = []
+
+    def record(self, stream: str = "of the device that is set") -> None:
+        self.streams.append(stream)
+
+
+def test_an_event_is_recorded_in_the_current_stream_of_its_device(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    streams = {1: "first"}
+    module = SimpleNamespace(Event=Event, current_stream=lambda device: streams[device.index])
+    monkeypatch.setattr(torch, "get_device_module", lambda _: module)
+    event: Any = make_event(torch.device("cuda", 1))
+
+    event.record()
+    streams[1] = "another"
+    event.record()
+
+    assert event.has_timing
+    assert event.streams == ["first", "another"]
