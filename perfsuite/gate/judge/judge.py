@@ -19,7 +19,7 @@ from perfsuite.gate.judge.numerics_change import CHANGED, UNKNOWN, describe_nume
 from perfsuite.gate.judge.trial import Budget, CellPolicy, Judgement, Trial
 from perfsuite.gate.provenance.symmetry import find_asymmetry
 from perfsuite.stats.evidence import Prior
-from perfsuite.stats.sequential import Rule
+from perfsuite.stats.sequential import WORDS, Rule
 from perfsuite.system.fitness import describe_power_limit, quietest_core, read_sensors, why_unfit
 from perfsuite.system.untrusted import printable
 from perfsuite.units import counted, format_change
@@ -32,8 +32,6 @@ _MAX_HASH_SEED = 2**32 - 1
 _MOST_SHOWN = 5
 # Bounds that lie farther apart than by a factor of 100 say nothing yet.
 _WIDEST_SHOWN = math.log(100)
-# What times can say of a cell that was measured on both sides.
-_WORDS_OF_PAIRS = {"PASS", "FAIL", "IMPROVED", "INCONCLUSIVE"}
 _APART = (
     "both arms want one port, file, device or daemon: launch ran after launch, not round by round"
 )
@@ -63,16 +61,17 @@ def judge(
         for name, policy in policies.items()
     ]
     session = _Session(arms=(base, head), budget=budget, random_numbers=random.Random(seed))
-    pair: _Pair | None = None
     while undecided := [trial for trial in trials if trial.word is None]:
         if session.spent_s + session.longest_s > budget.max_s:
             break  # no pair takes longer than the longest so far
         pair = session.run_pair(undecided)
-        if pair.invalid is not None:
+        if session.invalid is not None:
             break
         if pair.unfit is not None:
             say(f"pair {session.num_pairs} does not count: {pair.unfit}")
+            session.num_unfit += 1
             if session.num_unfit == _MAX_UNFIT:
+                session.unfit = f"the machine was not fit: {pair.unfit}"
                 break
             continue
         pair.decide(undecided)
@@ -83,7 +82,7 @@ def judge(
             say(f"  {pair.remark}")
     too_long = why_too_much(len(trials), session.first_s, budget)
     for trial in trials:
-        _end(trial, pair, too_long)
+        _end(trial, session, too_long or "the time was up")
     return Judgement(trials=tuple(trials), num_pairs=session.num_pairs, wall_s=session.spent_s)
 
 
@@ -118,7 +117,6 @@ class _Pair:
     launches: Mapping[str, Launch]
     wall_s: float
     unfit: str | None
-    invalid: str | None
     remark: str | None
 
     def decide(self, trials: Sequence[Trial]) -> None:
@@ -143,6 +141,9 @@ class _Session:
     began_s: float = field(default_factory=lambda: time.monotonic())
     num_pairs: int = 0
     num_unfit: int = 0
+    # Why no further pair counts, and why none did.
+    unfit: str | None = None
+    invalid: str | None = None
     first_s: float = 0.0
     longest_s: float = 0.0
 
@@ -182,33 +183,32 @@ class _Session:
         wall_s = time.monotonic() - began_s
         self.first_s = self.first_s or wall_s
         self.longest_s = max(self.longest_s, wall_s)
-        invalid = find_asymmetry(**launches)
-        self.num_unfit += unfit is not None
+        self.invalid = find_asymmetry(**launches)
         remark = describe_power_limit(before, after)
-        return _Pair(plan, names, launches, wall_s, unfit=unfit, invalid=invalid, remark=remark)
+        return _Pair(plan, names, launches, wall_s, unfit=unfit, remark=remark)
 
 
-def _end(trial: Trial, last: _Pair | None, too_long: str | None) -> None:
+def _end(trial: Trial, session: _Session, too_long: str) -> None:
     """Give a cell without a verdict its word: nothing counts where the wrong code was measured."""
-    if last is not None and last.invalid is not None:
-        trial.word, trial.reason = "INVALID", last.invalid
-    elif trial.word is None and last is not None and last.unfit is not None:
-        trial.word, trial.reason = "INVALID", f"the machine was not fit: {last.unfit}"
+    if session.invalid is not None:
+        trial.word, trial.reason = "INVALID", session.invalid
+    elif trial.word is None and session.unfit is not None:
+        trial.word, trial.reason = "INVALID", session.unfit
     elif trial.word is None:
-        trial.word, trial.reason = "INCONCLUSIVE", too_long or "the time was up"
+        trial.word, trial.reason = "INCONCLUSIVE", too_long
         trial.tell_stalls()
+    has_both = trial.word in WORDS and trial.runs.keys() == {"base", "head"}
+    # Without slacks what the arms train is meant to differ.
+    if has_both and trial.policy.slacks:
+        _judge_counts(trial)
+        _judge_numerics(trial)
+        _judge_size(trial)
     if trial.one_by_one and trial.raw:
         trial.add_reason(
             f"{trial.one_by_one}: the arms ran one after the other, not round by round"
         )
     if trial.is_apart and trial.raw:
         trial.add_reason(_APART)
-    has_both = trial.word in _WORDS_OF_PAIRS and trial.runs.keys() == {"base", "head"}
-    # Without slacks what the arms train is meant to differ.
-    if has_both and trial.policy.slacks:
-        _judge_counts(trial)
-        _judge_numerics(trial)
-        _judge_size(trial)
 
 
 def _count_until_alike(trial: Trial) -> None:
