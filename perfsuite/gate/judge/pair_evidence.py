@@ -134,21 +134,25 @@ def _why_missing(cell: str, arm: str, launch: Launch) -> tuple[VerdictWord, str]
 
 def _why_untimed(base: CellRun, head: CellRun) -> tuple[VerdictWord, str] | None:
     """The verdict of a cell that an arm did not time, and its reason; None where both did."""
-    if head.outcome == "skipped" and base.outcome == "passed" and base.rounds_s:
-        return "VANISHED", f"head skips what the base measures: {head.reason}"
-    arms: tuple[tuple[str, CellRun, VerdictWord], ...] = (
-        ("head", head, "SKIPPED" if head.outcome == "skipped" else "ERROR"),
-        ("base", base, "NO-BASELINE"),
-    )
-    for arm, run, word in arms:
-        if run.outcome != "passed" or not run.rounds_s:
-            is_both = base.outcome == head.outcome != "passed"
-            whose = "both arms" if is_both else f"the {arm} arm"
-            return word, f"{whose} {run.outcome}: {run.reason or 'nothing was timed'}"
+    before, after = (run.outcome == "passed" and bool(run.rounds_s) for run in (base, head))
+    if before and not after and head.outcome != "failed":
+        return "VANISHED", why_vanished(head)
+    if not (before and after):
+        arm, run = ("base", base) if after else ("head", head)
+        is_both = base.outcome == head.outcome and not (before or after)
+        whose = "both arms" if is_both else f"the {arm} arm"
+        word: VerdictWord = "ERROR" if run.outcome == "failed" else "SKIPPED"
+        why = f"{whose} {run.outcome}: {run.reason or 'nothing was timed'}"
+        return "NO-BASELINE" if after else word, why
     wrong_s = [s for s in (*base.rounds_s, *head.rounds_s) if not 0 < s < math.inf]
     if wrong_s:
         return "INVALID", f"a round took {wrong_s[0]} s; its clock stood still, or is no clock"
     return None
+
+
+def why_vanished(head: CellRun) -> str:
+    """Return what became of a cell that the base measures and head, which passes, does not."""
+    return f"head skips what the base measures: {head.reason or 'it passes and times nothing'}"
 
 
 def is_postponed(
@@ -185,10 +189,12 @@ def is_postponed(
 
 def _cell_that_ended(launches: Mapping[str, Launch], names: Sequence[str]) -> str | None:
     """The cell that ended a launch before its last, by itself; None where none did."""
+    suites = [launch.suite for launch in launches.values() if launch.suite is not None]
+    chosen = [name for name in names if all(name in suite.cells for suite in suites)]
     for launch in launches.values():
         if launch.suite is not None and not _is_ended_by_other(launch):
-            missing = launch.suite.cells.keys() - launch.cells.keys()
-            if (ended := next((name for name in names if name in missing), None)) is not None:
+            ended = next((name for name in chosen if name not in launch.cells), None)
+            if ended is not None:
                 return ended
     return None
 
