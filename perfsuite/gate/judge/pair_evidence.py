@@ -26,10 +26,11 @@ _OUT_OF_MEMORY = re.compile(
     re.IGNORECASE,
 )
 
-# What sockets, locks, CUDA's exclusive mode and licence servers say where one process alone may.
+# What sockets, locks, CUDA's exclusive mode and licence servers say where one process alone may,
+# and what is said of a command that may have waited for it.
 _IS_TAKEN = re.compile(
     r"address already in use|busy or unavailable|resource busy|temporarily unavailable"
-    r"|\block(?:ed|file)?\b|\blicen[cs]e",
+    r"|\block(?:ed|file)?\b|\blicen[cs]e|\bprinted nothing, for ",
     re.IGNORECASE,
 )
 # What an exception says in its line, in a log too; and a path, which may have any name.

@@ -1080,6 +1080,8 @@ def test_arms_that_get_no_further_are_tried_once_more_launch_after_launch(
     [
         "OSError: [Errno 98] Address already in use",
         "torch.AcceleratorError: CUDA error: CUDA-capable device(s) is/are busy or unavailable",
+        "perfsuite.errors.WorkloadError: train: no optimizer stepped in it, and it printed "
+        "nothing, for 1200 s (ten times --perf-timeout); its last words: waiting",
     ],
 )
 def test_arms_that_want_what_one_alone_can_have_run_launch_after_launch(run: Run, why: str) -> None:
