@@ -56,10 +56,18 @@ def judge(
     `keep` is given the trials after each pair: another session goes on where this one is ended.
     """
     num_cells = num_cells or len(policies)
-    trials = [
-        _begin(name, policy, num_cells, budget.max_pairs, priors.get(name), kept)
-        for name, policy in policies.items()
-    ]
+    trials = []
+    for name, policy in policies.items():
+        rule = Rule(
+            tolerance=policy.tolerance,
+            limit=policy.limit,
+            num_cells=num_cells,
+            max_pairs=budget.max_pairs,
+            prior=priors.get(name),
+        )
+        trials.append(Trial(name=name, policy=policy, rule=rule))
+        if (found := kept.get(printable(name))) is not None:
+            resume(trials[-1], found)
     session = _Session(arms=(base, head), budget=budget, random_numbers=random.Random(seed))
     while undecided := [trial for trial in trials if trial.word is None]:
         if session.spent_s + session.longest_s > budget.max_s:
@@ -84,28 +92,6 @@ def judge(
     for trial in trials:
         _end(trial, session, too_long or "the time was up")
     return Judgement(trials=tuple(trials), num_pairs=session.num_pairs, wall_s=session.spent_s)
-
-
-def _begin(
-    name: str,
-    policy: CellPolicy,
-    num_cells: int,
-    max_pairs: int,
-    prior: Prior | None,
-    kept: Mapping[str, KeptCell],
-) -> Trial:
-    """Return a new trial, or one that goes on where an earlier session ended."""
-    rule = Rule(
-        tolerance=policy.tolerance,
-        limit=policy.limit,
-        num_cells=num_cells,
-        max_pairs=max_pairs,
-        prior=prior,
-    )
-    trial = Trial(name=name, policy=policy, rule=rule)
-    if (found := kept.get(printable(name))) is not None:
-        resume(trial, found)
-    return trial
 
 
 @dataclass(frozen=True)

@@ -107,13 +107,12 @@ def _works_on(run: CellRun) -> bool:
 
 def why_clocks_differ(launches: Mapping[str, Launch]) -> str | None:
     """Why no cell on a GPU compares in this pair; None where both arms ran at one clock."""
-    bases = launches["base"].cells
-    for name, head in launches["head"].cells.items():
-        record = _read(head)
-        if name not in bases or record is None or record.device == "cpu":
+    base, head = (launches[arm].cells for arm in ("base", "head"))
+    for name in [one for one in head if one in base]:
+        if (record := _read(head[name])) is None or record.device == "cpu":
             continue
-        clocks_mhz = zip(bases[name].clocks_mhz, head.clocks_mhz, strict=False)
-        for number, clocks in zip(range(record.world_size), clocks_mhz, strict=False):
+        clocks_mhz = zip(base[name].clocks_mhz, head[name].clocks_mhz, strict=False)
+        for number, clocks in enumerate(list(clocks_mhz)[: record.world_size]):
             if abs(clocks[1] - clocks[0]) > _MOST_CLOCKS_APART * min(clocks):
                 return (
                     f"GPU {number} ran at {clocks[0]:.0f} MHz in the base's turns of {name}, and "
