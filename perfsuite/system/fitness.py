@@ -156,14 +156,11 @@ def _foreign_cpu_s(cores: set[int]) -> dict[tuple[int, float, float], float]:
     own = psutil.Process()
     ours = {own.pid, *(p.pid for p in own.parents()), *(p.pid for p in own.children(True))}
     found = {}
-    for process in psutil.process_iter():
-        with contextlib.suppress(psutil.Error):  # it ended, or is not ours to look at
-            if process.pid not in ours:
-                times, share = process.cpu_times(), 1.0
-                with contextlib.suppress(psutil.AccessDenied):
-                    allowed = process.cpu_affinity()
-                    share = len(cores.intersection(allowed)) / len(allowed)
-                found[process.pid, process.create_time(), share] = times.user + times.system
+    for process in psutil.process_iter(["cpu_affinity", "cpu_times", "create_time"]):
+        allowed, times = process.info["cpu_affinity"], process.info["cpu_times"]
+        if process.pid not in ours and times is not None:  # as of what is not ours to look at
+            share = len(cores.intersection(allowed)) / len(allowed) if allowed else 1.0
+            found[process.pid, process.info["create_time"], share] = times.user + times.system
     return found
 
 

@@ -205,23 +205,15 @@ def test_the_processes_around_this_one_are_its_own_and_others_are_not() -> None:
 def test_of_each_process_it_is_known_how_much_of_its_cores_is_ours(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    class Foreign:
-        def __init__(self, pid: int, *cores: int) -> None:
-            self.pid, self._cores = pid, cores
-
-        def cpu_affinity(self) -> list[int]:
-            if not self._cores:
-                raise psutil.AccessDenied(self.pid)
-            return [*self._cores]
-
-        def cpu_times(self) -> SimpleNamespace:
-            return SimpleNamespace(user=2.0, system=1.0)
-
-        def create_time(self) -> float:
-            return 5.0
-
-    others = [Foreign(-1, 4, 5, 6, 7), Foreign(-2, 0, 1, 2, 3), Foreign(-3, 0), Foreign(-4)]
-    monkeypatch.setattr(psutil, "process_iter", lambda: others)
+    allowed = {-1: [4, 5, 6, 7], -2: [0, 1, 2, 3], -3: [0], -4: None}
+    times = SimpleNamespace(user=2.0, system=1.0)
+    others = [
+        SimpleNamespace(
+            pid=pid, info={"cpu_affinity": cores, "cpu_times": times, "create_time": 5.0}
+        )
+        for pid, cores in allowed.items()
+    ]
+    monkeypatch.setattr(psutil, "process_iter", lambda _: others)
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1})
 
     shares = {pid: share for pid, _, share in read_sensors().cpu_s}

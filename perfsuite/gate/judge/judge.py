@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
-from perfsuite.gate.arms.arm import Arm, Launch, PairPlan
+from perfsuite.gate.arms.arm import Arm, PairPlan
 from perfsuite.gate.arms.launch import launch_pair
 from perfsuite.gate.arms.num_rounds import plan_num_rounds
 from perfsuite.gate.judge import pair_evidence
@@ -72,51 +72,25 @@ def judge(
     while undecided := [trial for trial in trials if trial.word is None]:
         if session.spent_s + session.longest_s > budget.max_s:
             break  # no pair takes longer than the longest so far
-        pair = session.run_pair(undecided)
+        unfit, remark = session.run_pair(undecided)
         if session.invalid is not None:
             break
-        if pair.unfit is not None:
-            say(f"pair {session.num_pairs} does not count: {pair.unfit}")
+        if unfit is not None:
+            say(f"pair {session.num_pairs} does not count: {unfit}")
             session.num_unfit += 1
             if session.num_unfit == _MAX_UNFIT:
-                session.unfit = f"the machine was not fit: {pair.unfit}"
+                session.unfit = f"the machine was not fit: {unfit}"
                 break
             continue
-        pair.decide(undecided)
         keep(trials)
         for line in _progress(session, undecided, trials):
             say(line)
-        if pair.remark is not None:
-            say(f"  {pair.remark}")
+        if remark is not None:
+            say(f"  {remark}")
     too_long = why_too_much(len(trials), session.first_s, budget)
     for trial in trials:
         _end(trial, session, too_long or "the time was up")
     return Judgement(trials=tuple(trials), num_pairs=session.num_pairs, wall_s=session.spent_s)
-
-
-@dataclass(frozen=True)
-class _Pair:
-    """One pair of launches over cells in that order; `remark` is what slowed both arms down."""
-
-    plan: PairPlan
-    names: Sequence[str]
-    launches: Mapping[str, Launch]
-    wall_s: float
-    unfit: str | None
-    remark: str | None
-
-    def decide(self, trials: Sequence[Trial]) -> None:
-        """Add what it says to those trials that were fair in it, and decide them if possible."""
-        cells, was_apart = self.launches["head"].cells, self.plan.is_apart
-        alternated_s = sum(run.alternated_s for run in cells.values())
-        other_s = max(0.0, self.wall_s - alternated_s) / max(1, len(cells))
-        for trial in trials:
-            if pair_evidence.is_postponed(trial, self.launches, self.names, was_apart=was_apart):
-                continue
-            pair_evidence.add_pair(trial, self.launches, self.plan.first, other_s)
-            _count_until_alike(trial)
-            if trial.word is None:
-                trial.decide()
 
 
 @dataclass(kw_only=True)
@@ -137,8 +111,11 @@ class _Session:
     def spent_s(self) -> float:
         return time.monotonic() - self.began_s
 
-    def run_pair(self, trials: Sequence[Trial]) -> _Pair:
-        """Run the next pair over the cells, in random order."""
+    def run_pair(self, trials: Sequence[Trial]) -> tuple[str | None, str | None]:
+        """Run the next pair over the cells, in random order, and decide them if possible.
+
+        Return why the pair does not count, and what slowed both arms down; None of nothing.
+        """
         self.num_pairs += 1
         began_s = time.monotonic()
         plan = PairPlan(
@@ -170,8 +147,15 @@ class _Session:
         self.first_s = self.first_s or wall_s
         self.longest_s = max(self.longest_s, wall_s)
         self.invalid = find_asymmetry(**launches)
-        remark = describe_power_limit(before, after)
-        return _Pair(plan, names, launches, wall_s, unfit=unfit, remark=remark)
+        if self.invalid is None and unfit is None:
+            cells = launches["head"].cells
+            alternated_s = sum(run.alternated_s for run in cells.values())
+            other_s = max(0.0, wall_s - alternated_s) / max(1, len(cells))
+            for trial in trials:
+                if not pair_evidence.is_postponed(trial, launches, names, was_apart=plan.is_apart):
+                    pair_evidence.add_pair(trial, launches, plan.first, other_s)
+                    _decide(trial)
+        return unfit, describe_power_limit(before, after)
 
 
 def _end(trial: Trial, session: _Session, too_long: str) -> None:
@@ -197,12 +181,14 @@ def _end(trial: Trial, session: _Session, too_long: str) -> None:
         trial.add_reason(_APART)
 
 
-def _count_until_alike(trial: Trial) -> None:
-    """Let later launches count nothing: an increase must stand in all, and these have none."""
+def _decide(trial: Trial) -> None:
     has_both = trial.runs.keys() == {"base", "head"}
     is_asked = has_both and trial.policy.slacks and trial.num_counted is None
+    # Later launches need count nothing: an increase must stand in all, and these have none.
     if is_asked and not _compare_counts(trial).changes:
         trial.num_counted = len(trial.runs["head"])
+    if trial.word is None:
+        trial.decide()
 
 
 def _compare_counts(trial: Trial) -> CountComparison:

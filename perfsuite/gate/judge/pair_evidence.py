@@ -191,12 +191,8 @@ def _cell_that_ended(launches: Mapping[str, Launch], names: Sequence[str]) -> st
     """The cell that ended a launch before its last, by itself; None where none did."""
     suites = [launch.suite for launch in launches.values() if launch.suite is not None]
     chosen = [name for name in names if all(name in suite.cells for suite in suites)]
-    for launch in launches.values():
-        if launch.suite is not None and not _is_ended_by_other(launch):
-            ended = next((name for name in chosen if name not in launch.cells), None)
-            if ended is not None:
-                return ended
-    return None
+    by_itself = [one for one in launches.values() if one.suite and not _is_ended_by_other(one)]
+    return next((name for one in by_itself for name in chosen if name not in one.cells), None)
 
 
 def _is_taken(failure: str) -> bool:
