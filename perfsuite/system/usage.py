@@ -12,7 +12,7 @@ import msgspec
 import psutil
 import pynvml
 
-from perfsuite.system.gpus import nvml
+from perfsuite.system.gpus import if_shown, nvml
 
 # NVML's utilisation is of the last sixth of a second up to a second, by product (NVML API
 # reference, nvmlUtilization_t); looking more often would show the same value again.
@@ -69,10 +69,8 @@ def _read_gpu(uuid: str) -> tuple[float | None, int]:
     """The share of time when a kernel ran, and what all processes together use."""
     handle = pynvml.nvmlDeviceGetHandleByUUID(uuid)
     used = int(pynvml.nvmlDeviceGetMemoryInfo(handle).used)
-    try:
-        return pynvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100, used
-    except (pynvml.NVMLError_NotSupported, pynvml.NVMLError_NoPermission):
-        return None, used  # a MIG instance
+    rates = if_shown(pynvml.nvmlDeviceGetUtilizationRates, handle)  # None of a MIG instance
+    return None if rates is None else rates.gpu / 100, used
 
 
 class UsageSample(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

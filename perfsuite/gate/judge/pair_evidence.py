@@ -15,7 +15,7 @@ from perfsuite.records.cell import samples_of_step
 from perfsuite.records.verdict import VerdictWord
 from perfsuite.stats import intervals
 from perfsuite.stats.evidence import Pair
-from perfsuite.system.untrusted import Amount, Count
+from perfsuite.system.untrusted import Amount
 
 # What torch, the C library, Python and the end of a rank or a launch say when memory ran out; and
 # what CUDA's libraries say, which need memory beside the allocator's: for a handle, a workspace.
@@ -170,7 +170,7 @@ def is_postponed(
     failures = [*_failures(trial.name, launches)]
     # An allocator that waited for memory may have waited for the other arm's.
     records = [record for record in map(_read, runs) if record is not None]
-    has_retried = any(one.counts is not None and one.counts.allocator_retries for one in records)
+    has_retried = any((one.counts or {}).get("allocator_retries") for one in records)
     lacked_memory = has_retried or any(map(_OUT_OF_MEMORY.search, failures))
     hides = any(run.hides_waits or _works_on(run) for run in runs)
     if not trial.one_by_one and (lacked_memory or hides):
@@ -230,10 +230,6 @@ def locate_log_ratio(base_s: Sequence[float], head_s: Sequence[float]) -> tuple[
     )
 
 
-class _Counted(msgspec.Struct, frozen=True):
-    allocator_retries: Count | None = None
-
-
 class _Trained(msgspec.Struct, frozen=True):
     """What is read of a record; the base's perfsuite may keep other things beside it."""
 
@@ -242,7 +238,7 @@ class _Trained(msgspec.Struct, frozen=True):
     workload: str | None = None
     recipe: dict[str, Any] | None = None
     samples_per_s: Amount | None = None
-    counts: _Counted | None = None
+    counts: dict[str, Any] | None = None
 
 
 def _why_incomparable(base: CellRun, head: CellRun) -> str | None:
