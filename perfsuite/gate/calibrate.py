@@ -154,7 +154,8 @@ def _noise_of(judgements: Sequence[Judgement]) -> dict[str, CellNoise]:
     pairs: defaultdict[str, list[SessionPairs]] = defaultdict(list)
     for trial in (trial for judgement in judgements for trial in judgement.trials):
         errors = [cost.error for cost in trial.costs]
-        session = SessionPairs(log_ratios=trial.log_ratios, firsts=trial.firsts, errors=errors)
+        log_ratios = [pair.log_ratio for pair in trial.pairs]
+        session = SessionPairs(log_ratios=log_ratios, firsts=trial.firsts, errors=errors)
         pairs[trial.name].append(session)
     return {name: noise for name in pairs if (noise := pool_noise(pairs[name])) is not None}
 

@@ -10,14 +10,12 @@ from typing import Annotated, Literal
 import msgspec
 
 from perfsuite.errors import WorkloadError
-from perfsuite.stats.evidence import Prior
+from perfsuite.stats.evidence import LEAST_SD, Prior
 from perfsuite.system.files import write_atomically
 from perfsuite.system.untrusted import printable, read_untrusted, why_unreadable
 
 # More A/A pairs than that say little more, because machines change from day to day.
 _MAX_DEGREES_OF_FREEDOM = 8.0
-# As the rule's own floor: less is a coarse clock.
-_LEAST_SD = 0.001
 _MAX_FILE_BYTES = 16 * 2**20
 # A factor of e^50 between launches, a billion pairs: more is no measurement; its square overflows.
 _MOST_SPREAD = 50.0
@@ -57,7 +55,7 @@ class CellNoise(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     def as_prior(self) -> Prior:
         """What the rule may know beforehand; pairs that were all equal claim next to nothing."""
         return Prior(
-            sd=max(self.sd, _LEAST_SD),
+            sd=max(self.sd, LEAST_SD),
             degrees_of_freedom=min(_MAX_DEGREES_OF_FREEDOM, self.num_pairs - 1.0),
         )
 

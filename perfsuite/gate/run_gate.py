@@ -37,6 +37,7 @@ from perfsuite.gate.judge.explain import explain
 from perfsuite.gate.judge.forecast import describe_cost, forecast_pair_s, why_too_much
 from perfsuite.gate.judge.judge import judge
 from perfsuite.gate.judge.kept_pairs import KeptPairs, read_kept_pairs
+from perfsuite.gate.judge.pair_evidence import why_vanished
 from perfsuite.gate.judge.trial import CellPolicy, Judgement, Trial
 from perfsuite.gate.provenance import head_files
 from perfsuite.gate.provenance.dependencies import ANY, changed_dependencies
@@ -365,7 +366,7 @@ class _Session:
             run = launches["base"].cells.get(name)
             if run is not None and run.rounds_s:
                 trial.word = "VANISHED"
-                trial.reason = f"head skips what the base measures: {trial.last['head'].reason}"
+                trial.reason = why_vanished(trial.last["head"])
 
     def _explain(self, arms: Sequence[Arm], judgement: Judgement) -> dict[str, Explanation]:
         """What moved in each cell that failed or improved, from one more pair that is profiled."""

@@ -34,7 +34,12 @@ class Turns:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._socket.connect(channel.path)
         self._lines = self._socket.makefile("r", encoding="utf-8")
-        self._send(kind="hello", arm=channel.arm)
+        self._arm = channel.arm
+        self.greet()
+
+    def greet(self) -> None:
+        """Say whose it is: at first, and again so that the gate does not take a wait for a hang."""
+        self._send(kind="hello", arm=self._arm)
 
     @contextmanager
     def take(self) -> Iterator[None]:

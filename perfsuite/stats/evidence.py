@@ -54,7 +54,7 @@ _MOST_SPIKES = 0.25
 
 # A quarter of the smallest standard deviation of a pair that was ever measured, 0.37 %. Pairs that
 # are closer together, or equal, show a coarse clock, not a quiet machine.
-_SMALLEST_SD = 0.001
+LEAST_SD = 0.001
 
 # Of `detectable`: a slowdown that large would have been proven in four of five sessions.
 _POWER = 0.80
@@ -132,7 +132,7 @@ def weigh(pairs: Sessions, prior: Prior | None, *, alpha: float, beta: float) ->
     freedom = num_pairs - 1
     explained = (pairs.errors**2).mean(axis=1)
     location, variance = _locate(pairs.log_ratios, explained)
-    own_variance = variance.clip(min=explained).clip(min=_SMALLEST_SD**2)
+    own_variance = variance.clip(min=explained).clip(min=LEAST_SD**2)
     own_error = (_CORRELATED * own_variance / num_pairs) ** 0.5
     error, total = _moderate(variance, num_pairs, prior, 1.0)
     below = exceeded_t(alpha, freedom)
@@ -141,7 +141,7 @@ def weigh(pairs: Sessions, prior: Prior | None, *, alpha: float, beta: float) ->
         pairs.mean_log_ratios.var(axis=1, ddof=1), num_pairs, prior, _SDS_OF_MEAN
     )
     stalls = pairs.mean_log_ratios - pairs.log_ratios
-    noise = (stalls.var(axis=1, ddof=1).clip(min=_SMALLEST_SD**2) / num_pairs) ** 0.5
+    noise = (stalls.var(axis=1, ddof=1).clip(min=LEAST_SD**2) / num_pairs) ** 0.5
     return Evidence(
         location=location,
         lower=location - below * own_error,
@@ -191,9 +191,9 @@ def _moderate(
     the prior out, and falls with s^2 beyond.
     """
     freedom = num_pairs - 1
-    sd = _SMALLEST_SD if prior is None else sds_of_prior * prior.sd
+    sd = LEAST_SD if prior is None else sds_of_prior * prior.sd
     borne_out = _PRIOR_HOLDS_TO * sd**2
     weight = (prior.degrees_of_freedom if prior else 0.0) * borne_out / variance.clip(min=borne_out)
     total = weight + freedom
     moderated = (weight * sd**2 + freedom * variance) / total
-    return (moderated.clip(min=_SMALLEST_SD**2) / num_pairs) ** 0.5, total
+    return (moderated.clip(min=LEAST_SD**2) / num_pairs) ** 0.5, total

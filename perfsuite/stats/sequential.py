@@ -25,7 +25,7 @@ import dataclasses
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Literal, cast
+from typing import TYPE_CHECKING, Final, Literal, cast, get_args
 
 from perfsuite.stats.evidence import Evidence, Pair, Prior, Sessions, weigh
 from perfsuite.stats.spending import FIRST_FULL_LOOK, Schedule
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 Word = Literal["PASS", "FAIL", "IMPROVED", "INCONCLUSIVE"]
+WORDS: Final = get_args(Word)
 
 # With 20 a cell of identical code whose pairs have an sd of 10 % would be INCONCLUSIVE.
 DEFAULT_MAX_PAIRS: Final = 40

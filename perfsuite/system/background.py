@@ -17,8 +17,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -66,20 +65,11 @@ class Background:
         self._counts_starts = newest_process() != before
         self._newest = b""
 
-    @contextmanager
-    def paused(self, *, looks: bool = False) -> Iterator[None]:
-        """Stop the other processes of the launch in the block.
+    def stop(self, *, looks: bool = False) -> None:
+        """Stop the other processes of the launch, first those that were running before.
 
         Without a child there are none, unless this `looks`, for milliseconds, for orphans too.
         """
-        self.stop(looks=looks)
-        try:
-            yield
-        finally:
-            self.resume()
-
-    def stop(self, *, looks: bool = False) -> None:
-        """Stop the other processes of the launch, first those that were running before."""
         if self._waker is None:  # the kernel cannot wait for an end (pidfd_open(2), Linux 5.3)
             return
         signal_all(self._known, signal.SIGSTOP)

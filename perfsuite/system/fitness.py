@@ -58,7 +58,8 @@ class Reading:
     """The sensors at one moment: counters, in seconds, to be subtracted from each other."""
 
     at_s: float
-    cpu_s: Mapping[tuple[int, float], float]  # of each foreign process, by its id and start
+    # Of each foreign process, by its id, its start, and how much of the cores it may use is ours.
+    cpu_s: Mapping[tuple[int, float, float], float]
     total_s: float  # that the machine had to give
     stolen_s: float  # of them, what the hypervisor gave to other machines
     throttled_s: Mapping[str, float]  # by a visible GPU's UUID: slowed down for its heat
@@ -77,7 +78,7 @@ def read_sensors() -> Reading:
     throttled_s, capped_s, gpu_users = _read_gpus()
     return Reading(
         at_s=time.monotonic(),
-        cpu_s=_foreign_cpu_s(),
+        cpu_s=_foreign_cpu_s(cores),
         total_s=sum(times[:8]),  # guest time is in user time already (proc(5))
         stolen_s=getattr(times, "steal", 0.0),
         throttled_s=throttled_s,
@@ -114,13 +115,13 @@ def why_unfit(before: Reading, after: Reading, num_cores: int) -> str | None:
             )
     # Only of processes in both: timed work starts and ends many.
     used_s = {
-        process: seconds - before.cpu_s[process]
+        process: process[2] * (seconds - before.cpu_s[process])
         for process, seconds in after.cpu_s.items()
         if process in before.cpu_s
     }
     foreign = sum(used_s.values()) / (wall_s * num_cores)
     if foreign >= _MOST_FOREIGN:
-        busiest, _ = max(used_s, key=lambda process: used_s[process])
+        busiest, *_ = max(used_s, key=used_s.__getitem__)
         return (
             f"other processes took {format_ratio(foreign)} of the processors' time, most of it "
             f"process {busiest}"
@@ -151,16 +152,16 @@ def _most_held(
     return gpu, format_ratio(shares[gpu])
 
 
-def _foreign_cpu_s() -> dict[tuple[int, float], float]:
+def _foreign_cpu_s(cores: set[int]) -> dict[tuple[int, float, float], float]:
     """Return processor seconds of each process outside this one's ancestors and children."""
     own = psutil.Process()
     ours = {own.pid, *(p.pid for p in own.parents()), *(p.pid for p in own.children(True))}
     found = {}
-    for process in psutil.process_iter():
-        with contextlib.suppress(psutil.Error):  # it ended, or is not ours to look at
-            if process.pid not in ours:
-                times = process.cpu_times()
-                found[process.pid, process.create_time()] = times.user + times.system
+    for process in psutil.process_iter(["cpu_affinity", "cpu_times", "create_time"]):
+        allowed, times = process.info["cpu_affinity"], process.info["cpu_times"]
+        if process.pid not in ours and times is not None:  # as of what is not ours to look at
+            share = len(cores.intersection(allowed)) / len(allowed) if allowed else 1.0
+            found[process.pid, process.info["create_time"], share] = times.user + times.system
     return found
 
 

@@ -589,11 +589,17 @@ EXPECTED_TO_FAIL = BENCH.replace(
     "@pytest.mark.xfail(reason='flaky')\ndef test_slow(benchmark): assert 0; ",
 )
 
+RETURNS = BENCH.replace("def test_slow(benchmark): ", "def test_slow(benchmark): return; ")
+
 
 @pytest.mark.parametrize(
     ("head", "why"),
-    [(MARKED, "Skipped: flaky"), (EXPECTED_TO_FAIL, "xfail: flaky")],
-    ids=["skip", "xfail"],
+    [
+        (MARKED, "Skipped: flaky"),
+        (EXPECTED_TO_FAIL, "xfail: flaky"),
+        (RETURNS, "it passes and times nothing"),
+    ],
+    ids=["skip", "xfail", "return"],
 )
 def test_a_cell_that_head_alone_skips_has_vanished_though_both_run_heads_file(
     tmp_path: Path, head: str, why: str
@@ -610,10 +616,13 @@ def test_a_cell_that_head_alone_skips_has_vanished_though_both_run_heads_file(
     )
 
 
-def test_a_cell_that_the_base_skips_too_is_skipped_in_a_changed_file(tmp_path: Path) -> None:
+@pytest.mark.parametrize("suite", [MARKED, RETURNS], ids=["skip", "return"])
+def test_a_cell_that_the_base_skips_too_is_skipped_in_a_changed_file(
+    tmp_path: Path, suite: str
+) -> None:
     code = {"pkg/code.py": CODE.format(slow=1000)}
-    changed = {"bench/test_a.py": f"{MARKED}\n# more"}
-    folder = make_project(tmp_path, {"bench/test_a.py": MARKED, **code}, changed)
+    changed = {"bench/test_a.py": f"{suite}\n# more"}
+    folder = make_project(tmp_path, {"bench/test_a.py": suite, **code}, changed)
 
     result = gate(folder)
 

@@ -41,8 +41,9 @@ def states_at_rest():
         os.sched_yield()
     return found
 
-with background.paused(looks=True):
-    during = states_at_rest()
+background.stop(looks=True)
+during = states_at_rest()
+background.resume()
 after = states()
 background.stop()
 again = states_at_rest()

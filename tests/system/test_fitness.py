@@ -27,8 +27,8 @@ from perfsuite.system.fitness import (
     why_unfit,
 )
 
-IDLE = (7, 1.0)
-BUSY = (8, 2.0)
+IDLE = (7, 1.0, 1.0)
+BUSY = (8, 2.0, 1.0)
 
 
 def reading(at_s: float, **changes: Any) -> Reading:
@@ -76,6 +76,18 @@ def test_processes_that_take_four_fifths_of_the_processors_make_it_unfit() -> No
         "other processes took 80.0 % of the processors' time, most of it process 8"
     )
     assert why_unfit(before, after, 4) is None
+
+
+def test_a_process_counts_as_far_as_the_cores_that_it_may_use_are_ours() -> None:
+    elsewhere, half_here = (8, 2.0, 0.0), (9, 3.0, 0.5)
+    before = reading(100.0, cpu_s={elsewhere: 40.0, half_here: 40.0})
+    after = reading(110.0, cpu_s={elsewhere: 4000.0, half_here: 71.9})
+
+    assert why_unfit(before, after, 2) is None
+    later = reading(110.0, cpu_s={elsewhere: 4000.0, half_here: 72.0})
+    assert why_unfit(before, later, 2) == (
+        "other processes took 80.0 % of the processors' time, most of it process 9"
+    )
 
 
 def test_a_process_that_came_or_went_meanwhile_is_not_counted() -> None:
@@ -183,11 +195,30 @@ def test_a_control_group_tells_its_time_and_its_quota(
 
 def test_the_processes_around_this_one_are_its_own_and_others_are_not() -> None:
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
-        found = {pid for pid, _ in read_sensors().cpu_s}
+        found = {pid for pid, *_ in read_sensors().cpu_s}
         child.kill()
 
     own = psutil.Process()
     assert found.isdisjoint({own.pid, own.ppid(), child.pid})
+
+
+def test_of_each_process_it_is_known_how_much_of_its_cores_is_ours(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    allowed = {-1: [4, 5, 6, 7], -2: [0, 1, 2, 3], -3: [0], -4: None}
+    times = SimpleNamespace(user=2.0, system=1.0)
+    others = [
+        SimpleNamespace(
+            pid=pid, info={"cpu_affinity": cores, "cpu_times": times, "create_time": 5.0}
+        )
+        for pid, cores in allowed.items()
+    ]
+    monkeypatch.setattr(psutil, "process_iter", lambda _: others)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1})
+
+    shares = {pid: share for pid, _, share in read_sensors().cpu_s}
+
+    assert shares == {-1: 0.0, -2: 0.5, -3: 1.0, -4: 1.0}
 
 
 class Nvml:

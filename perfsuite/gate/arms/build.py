@@ -8,9 +8,8 @@ import sysconfig
 from collections.abc import Mapping
 from pathlib import Path
 
+from perfsuite.gate.arms.launch import NUM_LOG_LINES
 from perfsuite.system import background
-
-_NUM_LOG_LINES = 20
 
 
 def find_interpreter(name: str) -> str:
@@ -63,7 +62,7 @@ def build_base(
             "and have the build install into the folder that PERFSUITE_SITE names"
         )
     if process.returncode != 0:
-        last = "".join(f"\n  | {line}" for line in said.splitlines()[-_NUM_LOG_LINES:])
+        last = "".join(f"\n  | {line}" for line in said.splitlines()[-NUM_LOG_LINES:])
         return f"the build of the base, '{command}', ended with code {process.returncode}{last}"
     return None
 

@@ -2,7 +2,8 @@
 
 Each line is a JSON object with a "kind"; "?" marks those that wait for an answer:
 
-    hello {arm}                      first on each connection; a rank opens one of its own
+    hello {arm}                      first on each connection; a rank opens one of its own, and a
+                                     command that is waited for, which sends it again and again
     collected {cells, ...} ?         the fields of `Suite`, and takes_turns
                                      -> {"run": [names in order], "unpinned": [names]}
     enter {cell} ?                   is before a cell -> {is_alone} when it may be set up

@@ -32,7 +32,7 @@ _COPIED = {
 # Lists the files that a launch collects, one a line; the arm's plugin reads it.
 _FILES = "files"
 _GRACE_S = 3.0
-_NUM_LOG_LINES = 20
+NUM_LOG_LINES = 20
 # A launch writes logs and results: less than this, hundreds of cells included.
 _ROOM_BYTES = 16 * 2**20
 _LONGEST_TEMPORARY_PATH = 40
@@ -115,7 +115,7 @@ def run_pair(
             if (free_bytes := shutil.disk_usage(scratch).free) < _ROOM_BYTES:
                 left = format_bytes(free_bytes)
                 lines.append(f"the disk of {scratch.parent} is full: {left} left")
-            launch.failure += "".join(f"\n  | {line}" for line in lines[-_NUM_LOG_LINES:])
+            launch.failure += "".join(f"\n  | {line}" for line in lines[-NUM_LOG_LINES:])
     return server.launches
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
-from perfsuite.gate.arms.arm import Arm, Launch, PairPlan
+from perfsuite.gate.arms.arm import Arm, PairPlan
 from perfsuite.gate.arms.launch import launch_pair
 from perfsuite.gate.arms.num_rounds import plan_num_rounds
 from perfsuite.gate.judge import pair_evidence
@@ -19,7 +19,7 @@ from perfsuite.gate.judge.numerics_change import CHANGED, UNKNOWN, describe_nume
 from perfsuite.gate.judge.trial import Budget, CellPolicy, Judgement, Trial
 from perfsuite.gate.provenance.symmetry import find_asymmetry
 from perfsuite.stats.evidence import Prior
-from perfsuite.stats.sequential import Rule
+from perfsuite.stats.sequential import WORDS, Rule
 from perfsuite.system.fitness import describe_power_limit, quietest_core, read_sensors, why_unfit
 from perfsuite.system.untrusted import printable
 from perfsuite.units import counted, format_change
@@ -32,8 +32,6 @@ _MAX_HASH_SEED = 2**32 - 1
 _MOST_SHOWN = 5
 # Bounds that lie farther apart than by a factor of 100 say nothing yet.
 _WIDEST_SHOWN = math.log(100)
-# What times can say of a cell that was measured on both sides.
-_WORDS_OF_PAIRS = {"PASS", "FAIL", "IMPROVED", "INCONCLUSIVE"}
 _APART = (
     "both arms want one port, file, device or daemon: launch ran after launch, not round by round"
 )
@@ -58,81 +56,41 @@ def judge(
     `keep` is given the trials after each pair: another session goes on where this one is ended.
     """
     num_cells = num_cells or len(policies)
-    trials = [
-        _begin(name, policy, num_cells, budget.max_pairs, priors.get(name), kept)
-        for name, policy in policies.items()
-    ]
+    trials = []
+    for name, policy in policies.items():
+        rule = Rule(
+            tolerance=policy.tolerance,
+            limit=policy.limit,
+            num_cells=num_cells,
+            max_pairs=budget.max_pairs,
+            prior=priors.get(name),
+        )
+        trials.append(Trial(name=name, policy=policy, rule=rule))
+        if (found := kept.get(printable(name))) is not None:
+            resume(trials[-1], found)
     session = _Session(arms=(base, head), budget=budget, random_numbers=random.Random(seed))
-    pair: _Pair | None = None
     while undecided := [trial for trial in trials if trial.word is None]:
         if session.spent_s + session.longest_s > budget.max_s:
             break  # no pair takes longer than the longest so far
-        pair = session.run_pair(undecided)
-        if pair.invalid is not None:
+        unfit, remark = session.run_pair(undecided)
+        if session.invalid is not None:
             break
-        if pair.unfit is not None:
-            say(f"pair {session.num_pairs} does not count: {pair.unfit}")
+        if unfit is not None:
+            say(f"pair {session.num_pairs} does not count: {unfit}")
+            session.num_unfit += 1
             if session.num_unfit == _MAX_UNFIT:
+                session.unfit = f"the machine was not fit: {unfit}"
                 break
             continue
-        pair.decide(undecided)
         keep(trials)
         for line in _progress(session, undecided, trials):
             say(line)
-        if pair.remark is not None:
-            say(f"  {pair.remark}")
+        if remark is not None:
+            say(f"  {remark}")
     too_long = why_too_much(len(trials), session.first_s, budget)
     for trial in trials:
-        _end(trial, pair, too_long)
+        _end(trial, session, too_long or "the time was up")
     return Judgement(trials=tuple(trials), num_pairs=session.num_pairs, wall_s=session.spent_s)
-
-
-def _begin(
-    name: str,
-    policy: CellPolicy,
-    num_cells: int,
-    max_pairs: int,
-    prior: Prior | None,
-    kept: Mapping[str, KeptCell],
-) -> Trial:
-    """Return a new trial, or one that goes on where an earlier session ended."""
-    rule = Rule(
-        tolerance=policy.tolerance,
-        limit=policy.limit,
-        num_cells=num_cells,
-        max_pairs=max_pairs,
-        prior=prior,
-    )
-    trial = Trial(name=name, policy=policy, rule=rule)
-    if (found := kept.get(printable(name))) is not None:
-        resume(trial, found)
-    return trial
-
-
-@dataclass(frozen=True)
-class _Pair:
-    """One pair of launches over cells in that order; `remark` is what slowed both arms down."""
-
-    plan: PairPlan
-    names: Sequence[str]
-    launches: Mapping[str, Launch]
-    wall_s: float
-    unfit: str | None
-    invalid: str | None
-    remark: str | None
-
-    def decide(self, trials: Sequence[Trial]) -> None:
-        """Add what it says to those trials that were fair in it, and decide them if possible."""
-        cells, was_apart = self.launches["head"].cells, self.plan.is_apart
-        alternated_s = sum(run.alternated_s for run in cells.values())
-        other_s = max(0.0, self.wall_s - alternated_s) / max(1, len(cells))
-        for trial in trials:
-            if pair_evidence.is_postponed(trial, self.launches, self.names, was_apart=was_apart):
-                continue
-            pair_evidence.add_pair(trial, self.launches, self.plan.first, other_s)
-            _count_until_alike(trial)
-            if trial.word is None:
-                trial.decide()
 
 
 @dataclass(kw_only=True)
@@ -143,6 +101,9 @@ class _Session:
     began_s: float = field(default_factory=lambda: time.monotonic())
     num_pairs: int = 0
     num_unfit: int = 0
+    # Why no further pair counts, and why none did.
+    unfit: str | None = None
+    invalid: str | None = None
     first_s: float = 0.0
     longest_s: float = 0.0
 
@@ -150,8 +111,11 @@ class _Session:
     def spent_s(self) -> float:
         return time.monotonic() - self.began_s
 
-    def run_pair(self, trials: Sequence[Trial]) -> _Pair:
-        """Run the next pair over the cells, in random order."""
+    def run_pair(self, trials: Sequence[Trial]) -> tuple[str | None, str | None]:
+        """Run the next pair over the cells, in random order, and decide them if possible.
+
+        Return why the pair does not count, and what slowed both arms down; None of nothing.
+        """
         self.num_pairs += 1
         began_s = time.monotonic()
         plan = PairPlan(
@@ -182,41 +146,49 @@ class _Session:
         wall_s = time.monotonic() - began_s
         self.first_s = self.first_s or wall_s
         self.longest_s = max(self.longest_s, wall_s)
-        invalid = find_asymmetry(**launches)
-        self.num_unfit += unfit is not None
-        remark = describe_power_limit(before, after)
-        return _Pair(plan, names, launches, wall_s, unfit=unfit, invalid=invalid, remark=remark)
+        self.invalid = find_asymmetry(**launches)
+        if self.invalid is None and unfit is None:
+            cells = launches["head"].cells
+            alternated_s = sum(run.alternated_s for run in cells.values())
+            other_s = max(0.0, wall_s - alternated_s) / max(1, len(cells))
+            for trial in trials:
+                if not pair_evidence.is_postponed(trial, launches, names, was_apart=plan.is_apart):
+                    pair_evidence.add_pair(trial, launches, plan.first, other_s)
+                    _decide(trial)
+        return unfit, describe_power_limit(before, after)
 
 
-def _end(trial: Trial, last: _Pair | None, too_long: str | None) -> None:
+def _end(trial: Trial, session: _Session, too_long: str) -> None:
     """Give a cell without a verdict its word: nothing counts where the wrong code was measured."""
-    if last is not None and last.invalid is not None:
-        trial.word, trial.reason = "INVALID", last.invalid
-    elif trial.word is None and last is not None and last.unfit is not None:
-        trial.word, trial.reason = "INVALID", f"the machine was not fit: {last.unfit}"
+    if session.invalid is not None:
+        trial.word, trial.reason = "INVALID", session.invalid
+    elif trial.word is None and session.unfit is not None:
+        trial.word, trial.reason = "INVALID", session.unfit
     elif trial.word is None:
-        trial.word, trial.reason = "INCONCLUSIVE", too_long or "the time was up"
+        trial.word, trial.reason = "INCONCLUSIVE", too_long
         trial.tell_stalls()
+    has_both = trial.word in WORDS and trial.runs.keys() == {"base", "head"}
+    # Without slacks what the arms train is meant to differ.
+    if has_both and trial.policy.slacks:
+        _judge_counts(trial)
+        _judge_numerics(trial)
+        _judge_size(trial)
     if trial.one_by_one and trial.raw:
         trial.add_reason(
             f"{trial.one_by_one}: the arms ran one after the other, not round by round"
         )
     if trial.is_apart and trial.raw:
         trial.add_reason(_APART)
-    has_both = trial.word in _WORDS_OF_PAIRS and trial.runs.keys() == {"base", "head"}
-    # Without slacks what the arms train is meant to differ.
-    if has_both and trial.policy.slacks:
-        _judge_counts(trial)
-        _judge_numerics(trial)
-        _judge_size(trial)
 
 
-def _count_until_alike(trial: Trial) -> None:
-    """Let later launches count nothing: an increase must stand in all, and these have none."""
+def _decide(trial: Trial) -> None:
     has_both = trial.runs.keys() == {"base", "head"}
     is_asked = has_both and trial.policy.slacks and trial.num_counted is None
+    # Later launches need count nothing: an increase must stand in all, and these have none.
     if is_asked and not _compare_counts(trial).changes:
         trial.num_counted = len(trial.runs["head"])
+    if trial.word is None:
+        trial.decide()
 
 
 def _compare_counts(trial: Trial) -> CountComparison:

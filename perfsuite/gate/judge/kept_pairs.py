@@ -14,7 +14,7 @@ import msgspec
 
 from perfsuite.gate.judge.trial import Trial
 from perfsuite.stats.evidence import Pair
-from perfsuite.stats.sequential import Rule
+from perfsuite.stats.sequential import WORDS, Rule
 from perfsuite.system import untrusted
 from perfsuite.system.files import write_atomically
 from perfsuite.system.untrusted import MOST, Amount, Label, printable, printable_lines
@@ -91,7 +91,8 @@ class KeptPairs:
     def write(self, trials: Iterable[Trial]) -> None:
         """Keep what a re-run must not judge again; a WriteError where that is impossible."""
         judged = {printable(trial.name): trial for trial in trials}
-        cells = {name: kept for name, kept in self.cells.items() if name not in judged}
+        said = {name for name, trial in judged.items() if trial.decision and trial.word in WORDS}
+        cells = {name: kept for name, kept in self.cells.items() if name not in said}
         cells |= {name: _keep(trial) for name, trial in judged.items() if _is_kept(trial)}
         earlier, _ = _read(self.path)
         others = [one for one in earlier if (one.base, one.head) != (self.base, self.head)]
@@ -146,7 +147,8 @@ def _is_kept(trial: Trial) -> bool:
 def _keep(trial: Trial) -> KeptCell:
     kept = {name: getattr(trial, name) for name in ("by", "rule", "raw", "pairs", "firsts")}
     bounds = {name: getattr(trial.policy, name) for name in ("accepted_slowdown", "floor_s")}
-    bounds["counts"] = {name: trial.policy.accepted_increase(name) for name in trial.failed_counts}
+    accepted = trial.policy.accepted_increase  # without end, where an exception names no ratio
+    bounds["counts"] = {name: min(accepted(name), float(MOST)) for name in trial.failed_counts}
     reason = None if trial.reason is None else printable_lines(trial.reason)
     word = trial.word or "INCONCLUSIVE"
     return msgspec.convert({**kept, **bounds, "word": word, "reason": reason}, KeptCell)

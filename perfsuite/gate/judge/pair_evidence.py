@@ -15,7 +15,7 @@ from perfsuite.records.cell import samples_of_step
 from perfsuite.records.verdict import VerdictWord
 from perfsuite.stats import intervals
 from perfsuite.stats.evidence import Pair
-from perfsuite.system.untrusted import Amount, Count
+from perfsuite.system.untrusted import Amount
 
 # What torch, the C library, Python and the end of a rank or a launch say when memory ran out; and
 # what CUDA's libraries say, which need memory beside the allocator's: for a handle, a workspace.
@@ -26,10 +26,11 @@ _OUT_OF_MEMORY = re.compile(
     re.IGNORECASE,
 )
 
-# What sockets, locks, CUDA's exclusive mode and licence servers say where one process alone may.
+# What sockets, locks, CUDA's exclusive mode and licence servers say where one process alone may,
+# and what is said of a command that may have waited for it.
 _IS_TAKEN = re.compile(
     r"address already in use|busy or unavailable|resource busy|temporarily unavailable"
-    r"|\block(?:ed|file)?\b|\blicen[cs]e",
+    r"|\block(?:ed|file)?\b|\blicen[cs]e|\bprinted nothing, for ",
     re.IGNORECASE,
 )
 # What an exception says in its line, in a log too; and a path, which may have any name.
@@ -106,13 +107,12 @@ def _works_on(run: CellRun) -> bool:
 
 def why_clocks_differ(launches: Mapping[str, Launch]) -> str | None:
     """Why no cell on a GPU compares in this pair; None where both arms ran at one clock."""
-    bases = launches["base"].cells
-    for name, head in launches["head"].cells.items():
-        record = _read(head)
-        if name not in bases or record is None or record.device == "cpu":
+    base, head = (launches[arm].cells for arm in ("base", "head"))
+    for name in [one for one in head if one in base]:
+        if (record := _read(head[name])) is None or record.device == "cpu":
             continue
-        clocks_mhz = zip(bases[name].clocks_mhz, head.clocks_mhz, strict=False)
-        for number, clocks in zip(range(record.world_size), clocks_mhz, strict=False):
+        clocks_mhz = zip(base[name].clocks_mhz, head[name].clocks_mhz, strict=False)
+        for number, clocks in enumerate(list(clocks_mhz)[: record.world_size]):
             if abs(clocks[1] - clocks[0]) > _MOST_CLOCKS_APART * min(clocks):
                 return (
                     f"GPU {number} ran at {clocks[0]:.0f} MHz in the base's turns of {name}, and "
@@ -134,21 +134,25 @@ def _why_missing(cell: str, arm: str, launch: Launch) -> tuple[VerdictWord, str]
 
 def _why_untimed(base: CellRun, head: CellRun) -> tuple[VerdictWord, str] | None:
     """The verdict of a cell that an arm did not time, and its reason; None where both did."""
-    if head.outcome == "skipped" and base.outcome == "passed" and base.rounds_s:
-        return "VANISHED", f"head skips what the base measures: {head.reason}"
-    arms: tuple[tuple[str, CellRun, VerdictWord], ...] = (
-        ("head", head, "SKIPPED" if head.outcome == "skipped" else "ERROR"),
-        ("base", base, "NO-BASELINE"),
-    )
-    for arm, run, word in arms:
-        if run.outcome != "passed" or not run.rounds_s:
-            is_both = base.outcome == head.outcome != "passed"
-            whose = "both arms" if is_both else f"the {arm} arm"
-            return word, f"{whose} {run.outcome}: {run.reason or 'nothing was timed'}"
+    before, after = (run.outcome == "passed" and bool(run.rounds_s) for run in (base, head))
+    if before and not after and head.outcome != "failed":
+        return "VANISHED", why_vanished(head)
+    if not (before and after):
+        arm, run = ("base", base) if after else ("head", head)
+        is_both = base.outcome == head.outcome and not (before or after)
+        whose = "both arms" if is_both else f"the {arm} arm"
+        word: VerdictWord = "ERROR" if run.outcome == "failed" else "SKIPPED"
+        why = f"{whose} {run.outcome}: {run.reason or 'nothing was timed'}"
+        return "NO-BASELINE" if after else word, why
     wrong_s = [s for s in (*base.rounds_s, *head.rounds_s) if not 0 < s < math.inf]
     if wrong_s:
         return "INVALID", f"a round took {wrong_s[0]} s; its clock stood still, or is no clock"
     return None
+
+
+def why_vanished(head: CellRun) -> str:
+    """Return what became of a cell that the base measures and head, which passes, does not."""
+    return f"head skips what the base measures: {head.reason or 'it passes and times nothing'}"
 
 
 def is_postponed(
@@ -166,7 +170,7 @@ def is_postponed(
     failures = [*_failures(trial.name, launches)]
     # An allocator that waited for memory may have waited for the other arm's.
     records = [record for record in map(_read, runs) if record is not None]
-    has_retried = any(one.counts is not None and one.counts.allocator_retries for one in records)
+    has_retried = any((one.counts or {}).get("allocator_retries") for one in records)
     lacked_memory = has_retried or any(map(_OUT_OF_MEMORY.search, failures))
     hides = any(run.hides_waits or _works_on(run) for run in runs)
     if not trial.one_by_one and (lacked_memory or hides):
@@ -185,12 +189,10 @@ def is_postponed(
 
 def _cell_that_ended(launches: Mapping[str, Launch], names: Sequence[str]) -> str | None:
     """The cell that ended a launch before its last, by itself; None where none did."""
-    for launch in launches.values():
-        if launch.suite is not None and not _is_ended_by_other(launch):
-            missing = launch.suite.cells.keys() - launch.cells.keys()
-            if (ended := next((name for name in names if name in missing), None)) is not None:
-                return ended
-    return None
+    suites = [launch.suite for launch in launches.values() if launch.suite is not None]
+    chosen = [name for name in names if all(name in suite.cells for suite in suites)]
+    by_itself = [one for one in launches.values() if one.suite and not _is_ended_by_other(one)]
+    return next((name for one in by_itself for name in chosen if name not in one.cells), None)
 
 
 def _is_taken(failure: str) -> bool:
@@ -228,10 +230,6 @@ def locate_log_ratio(base_s: Sequence[float], head_s: Sequence[float]) -> tuple[
     )
 
 
-class _Counted(msgspec.Struct, frozen=True):
-    allocator_retries: Count | None = None
-
-
 class _Trained(msgspec.Struct, frozen=True):
     """What is read of a record; the base's perfsuite may keep other things beside it."""
 
@@ -240,7 +238,7 @@ class _Trained(msgspec.Struct, frozen=True):
     workload: str | None = None
     recipe: dict[str, Any] | None = None
     samples_per_s: Amount | None = None
-    counts: _Counted | None = None
+    counts: dict[str, Any] | None = None
 
 
 def _why_incomparable(base: CellRun, head: CellRun) -> str | None:

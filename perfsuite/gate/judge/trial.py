@@ -105,11 +105,6 @@ class Trial:
         """The runs of the last pair, by arm."""
         return {arm: runs[-1] for arm, runs in self.runs.items()}
 
-    @property
-    def log_ratios(self) -> list[float]:
-        """log(head / base) of each pair."""
-        return [pair.log_ratio for pair in self.pairs]
-
     def add_reason(self, text: str) -> None:
         """Say one thing more that a reader should know."""
         self.reason = text if self.reason is None else f"{self.reason}; {text}"

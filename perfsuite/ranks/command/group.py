@@ -30,6 +30,7 @@ from perfsuite.ranks.command.hooked import sitecustomize as hook
 from perfsuite.ranks.failures import Died
 from perfsuite.ranks.group import GRACE_S, POLL_S, REAPED_S, RankGroup
 from perfsuite.ranks.messages import Failed, GroupRequest, Joined, RankStart, Reply
+from perfsuite.ranks.turns import Turns
 from perfsuite.system import background
 from perfsuite.units import counted
 
@@ -98,6 +99,7 @@ class CommandGroup(RankGroup):
         self._request = request
         self._name = launch.name
         self._has_hook = has_hook
+        self._gate = Turns(request.policy.turns) if request.policy.turns is not None else None
         self._joined: dict[int, Joined] = {}
         self._progress, self._since_s = ("", 0), time.monotonic()
         self._launch(request, partial(self._start, launch))
@@ -186,6 +188,8 @@ class CommandGroup(RankGroup):
 
     def _lose_patience(self, what: str) -> None:
         """Raise where the command has neither printed anything nor come further for too long."""
+        if self._gate is not None:
+            self._gate.greet()
         progress = what, self._log.stat().st_size
         if progress != self._progress:
             self._progress, self._since_s = progress, time.monotonic()

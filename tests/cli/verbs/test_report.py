@@ -12,6 +12,7 @@ import pytest
 from command_line import call_verb
 from made_up_runs import benchmark, cell, record, report_on, stamp, verdict, write_run
 
+from perfsuite.errors import WriteError
 from perfsuite.report.formats.folder import write_folder
 
 Verb = Callable[..., int]
@@ -144,6 +145,15 @@ def test_charts_of_an_earlier_report_do_not_stay(tmp_path: Path) -> None:
     write_folder(report_on(cell("a")), tmp_path)
 
     assert not (tmp_path / "chart-1.svg").exists()
+
+
+def test_a_folder_in_the_place_of_a_file_that_goes_is_named(tmp_path: Path) -> None:
+    (tmp_path / "scaling.json").mkdir()
+
+    with pytest.raises(WriteError) as failure:
+        write_folder(report_on(cell("a")), tmp_path)
+
+    assert str(failure.value) == f"cannot remove {tmp_path}/scaling.json: Is a directory"
 
 
 @pytest.mark.parametrize(

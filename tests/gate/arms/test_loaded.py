@@ -15,7 +15,7 @@ from tiny_suites import is_alive, make_arms, pair
 pytestmark = pytest.mark.slow
 
 SUITE = """
-import ctypes, multiprocessing, os, signal, sqlite3, subprocess, sys, tempfile
+import ctypes, multiprocessing, os, shutil, signal, sqlite3, subprocess, sys, tempfile
 
 def work():
     import in_fork
@@ -57,10 +57,25 @@ def test_busy(benchmark):
     subprocess.run(["cat", "moved/inside.txt"], check=True)
     os.replace("made.pt", "lock")
     open("lock").close()
+    os.rename("first.log", "again.log")
+    with open("again.log", "w"), open("again.log"):
+        pass
+    temporary = tempfile.mkdtemp()
+    os.mkdir(f"{temporary}/data")
+    os.mkdir(f"{temporary}/one.pt")
+    there = os.open(temporary, os.O_RDONLY)
+    os.rename("one.pt", "other.pt", src_dir_fd=there, dst_dir_fd=there)
+    open("other.pt").close()
+    shutil.rmtree(temporary)
     try:
         open("missing.pt")
     except FileNotFoundError:
         pass
+    gone = tempfile.mkdtemp()
+    os.chdir(gone)
+    os.rmdir(gone)
+    subprocess.run(["true", "a_word"], check=True)
+    os.close(os.open("null", os.O_RDONLY, dir_fd=os.open("/dev", os.O_RDONLY)))
     os.chdir(tempfile.mkdtemp())
     open("/dev/null").close()
 
@@ -99,12 +114,15 @@ def test_a_launch_tells_what_each_of_its_processes_loaded_and_started(
             (arm.tree / "elsewhere" / name).chmod(0o700)
         (arm.tree / "elsewhere/library.so.1").symlink_to(library)
         (arm.tree / "elsewhere/folder").mkdir()
+        (arm.tree / "elsewhere/data").mkdir()
         named = ("kept.pt", "kept.db", "log.txt", "lock", "told.txt", "out.txt", "history.pt")
-        for name in (*named, "folder/inside.txt"):
+        for name in (*named, "folder/inside.txt", "first.log", "one.pt", "other.pt"):
             (arm.tree / "elsewhere" / name).touch()
 
     launch = pair(arms)["head"]
 
+    quiet, busy, rest = launch.cells.values()
+    assert (busy.outcome, busy.reason) == ("passed", None)
     tree = arms[1].tree
     own = {file for file in launch.loaded.files if Path(file).is_relative_to(tree)}
     names = (
@@ -120,10 +138,12 @@ def test_a_launch_tells_what_each_of_its_processes_loaded_and_started(
         "elsewhere/folder/inside.txt",
         "elsewhere/made.pt",
         "elsewhere/lock",
+        "elsewhere/again.log",
+        "elsewhere/other.pt",
     )
     read = ("pytest.ini", *(f"elsewhere/{name}" for name in scripts))
     assert own == {str(tree / name) for name in (*names, *read)}
-    made = {str(tree / "elsewhere" / name) for name in ("made.pt", "lock")}
+    made = {str(tree / "elsewhere" / name) for name in ("made.pt", "lock", "again.log")}
     assert own - launch.loaded.old == made
     assert str(library) in launch.loaded.files
     assert {Path(program).name for program in launch.loaded.programs} >= {"true", "sh", "script"}
@@ -133,7 +153,6 @@ def test_a_launch_tells_what_each_of_its_processes_loaded_and_started(
         "./quiet",
     }
     assert launch.loaded.shells == {"sh -c true", "./script"}
-    quiet, busy, rest = launch.cells.values()
     in_fork = str(tree / "in_fork.py")
     assert in_fork in rest.loaded.files & busy.loaded.recent
     assert in_fork not in rest.loaded.recent

@@ -65,13 +65,14 @@ class Machine:
         launches = {}
         for arm in arms:
             runs = {name: self._cells(name, arm.name, plan.number) for name in names}
+            broken = self.broken.get(arm.name, {})
             suite = Suite(
-                cells={name: {} for name in names},
+                cells={name: {} for name in names if name.partition("::")[0] not in broken},
                 root=arm.tree,
                 inifile=None,
                 pythonpath=(),
                 python_files=(),
-                broken=self.broken.get(arm.name, {}),
+                broken=broken,
             )
             launches[arm.name] = Launch(
                 arm=arm,
@@ -275,7 +276,7 @@ def test_a_pair_is_the_trimmed_mean_of_the_ratios_of_rounds_beside_each_other(ru
 
     (trial,) = judgement.trials
     assert trial.raw == [pytest.approx((2.0, 5.0))] * 3
-    assert trial.log_ratios == [math.log(2.5)] * 3
+    assert [pair.log_ratio for pair in trial.pairs] == [math.log(2.5)] * 3
     # The total time has the stall: 54.5 s over 10 s.
     assert [pair.mean_log_ratio for pair in trial.pairs] == [pytest.approx(math.log(5.45))] * 3
     assert {pair.error for pair in trial.pairs} == {
@@ -337,7 +338,26 @@ def test_the_floor_excuses_no_cell_that_is_inconclusive(run: Run) -> None:
             "SKIPPED",
             "both arms skipped: no GPU",
         ),
-        (timed(1.0), ended("passed"), "ERROR", "the head arm passed: nothing was timed"),
+        (
+            timed(1.0),
+            ended("passed"),
+            "VANISHED",
+            "head skips what the base measures: it passes and times nothing",
+        ),
+        (ended("passed"), ended("passed"), "SKIPPED", "both arms passed: nothing was timed"),
+        (
+            ended("skipped", "x"),
+            ended("passed"),
+            "SKIPPED",
+            "the head arm passed: nothing was timed",
+        ),
+        (
+            ended("failed", "b"),
+            ended("passed"),
+            "SKIPPED",
+            "the head arm passed: nothing was timed",
+        ),
+        (ended("passed"), ended("skipped", "x"), "SKIPPED", "the head arm skipped: x"),
         (ended("failed", "boom"), timed(1.0), "NO-BASELINE", "the base arm failed: boom"),
         (ended("skipped", "x"), timed(1.0), "NO-BASELINE", "the base arm skipped: x"),
         (ended("passed"), timed(1.0), "NO-BASELINE", "the base arm passed: nothing was timed"),
@@ -393,6 +413,17 @@ def test_tests_that_cannot_be_collected_are_distinguished_from_a_launch_that_bro
     reason = f"the {arm} launch did not measure it: test_a.py: {why}"
     assert (broken.word, broken.reason) == (word, reason)
     assert whole.word == "PASS"
+
+
+def test_cells_of_a_file_that_an_arm_cannot_import_cost_no_further_pair(run: Run) -> None:
+    cells = ["test_a.py::test_b", "test_a.py::test_c"]
+    machine = Machine(lambda name, arm, number: None)
+    machine.broken["base"] = {"test_a.py": "ImportError: cannot import name 'b'"}
+
+    judgement = run(machine, cells, max_pairs=3)
+
+    assert words(judgement) == dict.fromkeys(cells, "NO-BASELINE")
+    assert judgement.num_pairs == 1
 
 
 def test_a_cell_that_a_whole_launch_left_out_is_invalid(run: Run) -> None:
@@ -633,6 +664,33 @@ def test_a_pair_on_an_unfit_machine_is_run_again(run: Run) -> None:
     assert words(judgement) == {"same": "PASS"}
     assert (judgement.num_pairs, len(judgement.trials[0].raw)) == (3, 2)
     assert "pair 2 does not count: too hot" in said
+
+
+@pytest.mark.parametrize(
+    ("num_unfit", "word", "reason"),
+    [
+        (1, "INCONCLUSIVE", "the time was up"),
+        (3, "INVALID", "the machine was not fit: too hot"),
+    ],
+)
+def test_unfit_pairs_at_the_end_make_a_cell_invalid_only_where_they_end_the_session(
+    run: Run, monkeypatch: pytest.MonkeyPatch, num_unfit: int, word: str, reason: str
+) -> None:
+    now_s = [100.0]
+    monkeypatch.setattr(module.time, "monotonic", lambda: now_s[0])
+
+    def noisy(name: str, arm: str, number: int) -> CellRun:
+        now_s[0] += 5.0
+        return timed(0.001 if arm == "base" or number % 2 else 0.0012)
+
+    machine = Machine(noisy)
+    machine.unfit = [None, *["too hot"] * num_unfit]
+    budget = Budget(max_pairs=64, max_s=10.0 * (1 + num_unfit), timeout_s=30.0)
+
+    (trial,) = run(machine, ["a"], budget=budget).trials
+
+    assert (trial.word, trial.reason) == (word, reason)
+    assert len(trial.raw) == 1
 
 
 def test_a_pair_whose_arms_ran_at_other_clocks_is_run_again(run: Run) -> None:
@@ -928,6 +986,22 @@ def test_a_cell_that_memory_has_no_room_for_twice_is_run_one_by_one(run: Run, wh
     assert [len(trial.raw) for trial in judgement.trials] == [2, 2]
 
 
+def test_how_the_arms_were_run_is_said_after_what_failed_the_cell(run: Run) -> None:
+    def cells(name: str, arm: str, number: int) -> CellRun:
+        return counted(arm, flops=1200)
+
+    machine = Machine(cells)
+    machine.leaves_daemon = True
+
+    (trial,) = run(machine, ["a"], max_pairs=3, policies={"a": EXACTLY}).trials
+
+    assert (trial.word, trial.by) == ("FAIL", "counts")
+    assert trial.reason == (
+        "flops 1.00 k -> 1.20 k (+20.0 %), allowed 0 %; both arms want one port, file, device or "
+        "daemon: launch ran after launch, not round by round"
+    )
+
+
 def test_an_arm_whose_allocator_waited_for_memory_is_run_without_the_other(run: Run) -> None:
     def retries(name: str, arm: str, number: int) -> CellRun:
         is_short = number == 1 and arm == "base"
@@ -1006,6 +1080,8 @@ def test_arms_that_get_no_further_are_tried_once_more_launch_after_launch(
     [
         "OSError: [Errno 98] Address already in use",
         "torch.AcceleratorError: CUDA error: CUDA-capable device(s) is/are busy or unavailable",
+        "perfsuite.errors.WorkloadError: train: no optimizer stepped in it, and it printed "
+        "nothing, for 1200 s (ten times --perf-timeout); its last words: waiting",
     ],
 )
 def test_arms_that_want_what_one_alone_can_have_run_launch_after_launch(run: Run, why: str) -> None:

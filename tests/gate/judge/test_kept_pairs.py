@@ -16,8 +16,10 @@ from perfsuite.gate.arms.arm import Arm
 from perfsuite.gate.judge.judge import judge
 from perfsuite.gate.judge.kept_pairs import KeptPairs, read_kept_pairs, resume
 from perfsuite.gate.judge.trial import Budget, CellPolicy, Trial
+from perfsuite.records.verdict import VerdictWord
 from perfsuite.stats.evidence import Prior
 from perfsuite.stats.sequential import Rule
+from perfsuite.system.untrusted import MOST
 
 USUAL = CellPolicy(tolerance=0.02, limit=0.05, floor_s=0.0)
 RULE = Rule(tolerance=0.02, limit=0.05, num_cells=2, max_pairs=4, prior=Prior(sd=0.01))
@@ -121,6 +123,23 @@ def test_a_failure_by_counts_is_open_again_where_its_increase_is_accepted(tmp_pa
     assert resumed(tmp_path, allow("ops")).word == "FAIL"
 
 
+@pytest.mark.parametrize("by", ["counts", "pairs"])
+def test_a_failure_is_kept_where_an_increase_is_accepted_however_large(
+    tmp_path: Path, by: str
+) -> None:
+    failed = judged(SLOW, word="FAIL", by=by)
+    failed.failed_counts = "flops", "memory"
+    kept(tmp_path).write([failed])
+    any_memory = dataclasses.replace(
+        USUAL, accepted_increase=lambda name: math.inf if name == "memory" else 1.0
+    )
+
+    kept(tmp_path).write([resumed(tmp_path, any_memory)])
+
+    assert resumed(tmp_path, any_memory).word == "FAIL"
+    assert kept(tmp_path).cells["a"].counts == {"flops": 1.0, "memory": float(MOST)}
+
+
 def test_a_failure_is_open_again_where_the_user_accepts_more(tmp_path: Path) -> None:
     kept(tmp_path).write([judged(SLOW)])
 
@@ -149,15 +168,32 @@ def test_where_the_time_was_up_the_session_is_finished_first(tmp_path: Path) -> 
     [
         judged((0.0, 0.001)),
         judged((0.0, 0.001), word="INCONCLUSIVE"),  # its pairs would pass it
-        judged(OPEN, word="INVALID"),
-        Trial(name="a", policy=USUAL, rule=RULE, word="INCONCLUSIVE"),
     ],
-    ids=["passed", "open for another reason", "invalid", "without a pair"],
+    ids=["passed", "open for another reason"],
 )
 def test_what_pairs_do_not_leave_open_is_judged_anew(tmp_path: Path, trial: Trial) -> None:
     kept(tmp_path).write([judged(OPEN)])
 
     kept(tmp_path).write([trial])
+
+    assert kept(tmp_path).cells == {}
+
+
+@pytest.mark.parametrize("word", ["INVALID", "ERROR", "INCONCLUSIVE"])
+@pytest.mark.parametrize("earlier", [SLOW, OPEN], ids=["failed", "open"])
+def test_a_session_that_says_nothing_of_a_cell_leaves_what_was_kept_of_it(
+    tmp_path: Path, earlier: Sequence[float], word: VerdictWord
+) -> None:
+    kept(tmp_path).write([judged(earlier)])
+    before = kept(tmp_path).cells
+
+    kept(tmp_path).write([Trial(name="a", policy=USUAL, rule=RULE, word=word)])
+
+    assert kept(tmp_path).cells == before
+
+
+def test_pairs_of_a_session_that_measured_the_wrong_code_are_not_kept(tmp_path: Path) -> None:
+    kept(tmp_path).write([judged(OPEN, word="INVALID")])
 
     assert kept(tmp_path).cells == {}
 

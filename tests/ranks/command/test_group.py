@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import socket
 import sys
 import tempfile
+import threading
 from pathlib import Path
 
 import pytest
@@ -11,7 +14,15 @@ import pytest
 from perfsuite.errors import SettingError
 from perfsuite.experiments.user_code import name_of
 from perfsuite.ranks.command.group import CommandGroup, CommandLaunch
-from perfsuite.ranks.messages import GroupPolicy, GroupRequest, MeasurePlan, RunCell, UserCode
+from perfsuite.ranks.messages import (
+    CallFunction,
+    GroupPolicy,
+    GroupRequest,
+    MeasurePlan,
+    RunCell,
+    TurnChannel,
+    UserCode,
+)
 
 
 def launch(**fields: object) -> CommandLaunch:
@@ -51,6 +62,32 @@ def test_a_program_is_looked_for_where_the_command_runs_and_on_its_own_path(tmp_
     on_path = launch(words=("run.sh",)).program({"PATH": str(tmp_path)})
 
     assert (here, on_path) == (str(script), str(script))
+
+
+def test_a_gate_hears_again_and_again_of_a_command_that_waits_quietly(tmp_path: Path) -> None:
+    go = tmp_path / "go"
+    os.mkfifo(go)
+    heard: list[str] = []
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(str(tmp_path / "gate"))
+    listener.listen()
+
+    def hear_twice() -> None:
+        with listener.accept()[0].makefile() as lines:
+            heard.extend([next(lines), next(lines)])
+            go.write_text("on")
+            lines.read()
+
+    threading.Thread(target=hear_twice, daemon=True).start()
+    channel = TurnChannel(path=str(tmp_path / "gate"), arm="head")
+    policy = GroupPolicy(turns=channel, timeout_s=3.0)
+    request = GroupRequest(job=CallFunction(call=b""), world_size=1, policy=policy)
+    quiet = launch(words=("sh", "-c", "cat go"), folder=tmp_path, inherited=dict(os.environ))
+
+    with listener, CommandGroup(request, quiet, has_hook=False) as group:
+        assert group.run_to_end() == "on"
+
+    assert heard == ['{"kind": "hello", "arm": "head"}\n'] * 2
 
 
 def test_a_command_is_named_after_its_first_file_its_module_or_its_program(tmp_path: Path) -> None:

@@ -61,8 +61,10 @@ class Channel:
 
     def request(self, **message: Any) -> Any:
         """Send a message and wait for the answer, while nothing else of the launch runs."""
-        with self._background.paused(looks=True):
-            return self.wait(**message)
+        self._background.stop(looks=True)
+        answer = self.wait(**message)
+        self._background.resume()
+        return answer
 
     def wait(self, **message: Any) -> Any:
         """Do the same within a turn: there the clock stops and resumes the other processes."""

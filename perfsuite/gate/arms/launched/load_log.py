@@ -63,7 +63,7 @@ class LoadLog:
             self._note_file(arguments[0])
         elif event == "import":  # of an extension; else its file is opened
             self._note_file(arguments[1])
-        elif event == "os.rename":
+        elif event == "os.rename" and arguments[2:] == (-1, -1):  # from the working folder
             self._note_move(*map(_text, arguments[:2]))
         elif event == "subprocess.Popen":
             self._note_start(*arguments)
@@ -101,7 +101,11 @@ class LoadLog:
     def _note_file(self, path: object, *, may_read: bool = True) -> None:
         if isinstance(path, (bytes, os.PathLike)):
             path = os.fsdecode(path)
-        if not isinstance(path, str) or path in self._seen:
+        # Relative, a missing name may be a library that the linker finds, whose path the map has,
+        # and a folder's name one in another open folder (openat(2)), as where a tree is removed.
+        if not isinstance(path, str) or not (path[:1] == "/" or os.path.isfile(path)):
+            return
+        if (path := _from_root(path)) in self._seen:
             return
         is_read = path.endswith(_READ) or ".so." in path
         if not is_read:
@@ -109,16 +113,14 @@ class LoadLog:
             is_read = real.startswith(self._watched) or (may_read and self._is_own(path, real))
         if is_read:
             self._seen.add(path)
-            # A name without a folder is a library that the linker finds; the map has its path.
-            if "/" in path or os.path.exists(path):
-                named = _source_of(os.path.abspath(path))
-                for file in dict.fromkeys((named, self._resolve(named))):
-                    old = self._find_old(file)
-                    self.write("old" if old else "file", old or file)
+            named = _source_of(os.path.normpath(path))
+            for file in dict.fromkeys((named, self._resolve(named))):
+                old = self._find_old(file)
+                self.write("old" if old else "file", old or file)
 
     def _note_move(self, source: str, target: str) -> None:
         """Remember where a file or folder of an earlier run is now: reading it reads that."""
-        self._seen.discard(target)
+        self._seen.discard(_from_root(target))
         place, moved = self._resolve(target), self._resolve(source)
         old = self._find_old(moved)
         self._moved.pop(moved, None)
@@ -128,18 +130,20 @@ class LoadLog:
 
     def _is_own(self, path: str, real: str) -> bool:
         """Whether a file is there, of the launch's tree, and of no package that is installed."""
-        names = (real, os.path.abspath(path))
+        names = (real, os.path.normpath(path))
         is_inside = any(name.startswith(self._own) for name in names)
         is_of_package = any(folder in name for folder in _PACKAGES for name in names)
         return is_inside and not is_of_package and os.path.exists(real)
 
     def _find_old(self, file: str) -> str | None:
         """What a file of its own tree was called before the launch; None if it is newer."""
-        for place, old in self._moved.items():
-            if f"{file}/".startswith(f"{place}/"):
-                return old + file[len(place) :]
         with contextlib.suppress(OSError):
-            if file.startswith(self._own) and os.stat(file).st_ctime < self._began_s:
+            found = os.stat(file)
+            for place, old in self._moved.items():
+                # A move sets the one time, and what is written at that place both.
+                if f"{file}/".startswith(f"{place}/") and found.st_mtime < self._began_s:
+                    return old + file[len(place) :]
+            if file.startswith(self._own) and found.st_ctime < self._began_s:
                 return file
         return None
 
@@ -148,9 +152,7 @@ class LoadLog:
 
         Code under test waits for this at each file that it opens.
         """
-        folder, name = os.path.split(path)
-        if folder[:1] != "/":
-            folder = os.path.join(os.getcwd(), folder)
+        folder, name = os.path.split(_from_root(path))
         if (real := self._folders.get(folder)) is None:
             real = self._folders[folder] = os.path.realpath(folder)
         found = f"{real}/{name}"
@@ -162,7 +164,7 @@ class LoadLog:
         words = [_text(word).partition("\0")[0] for word in words]
         found = os.path.join(_text(folder or ""), _find(_text(program), variables))
         if os.path.exists(found):
-            self.write("program", os.path.abspath(found))
+            self.write("program", os.path.normpath(_from_root(found)))
         may_read = not _is_python(found) and os.path.basename(found) not in _WRITERS
         for word in words[1:]:  # any other file may be one that it writes
             told = self._resolve(os.path.join(_text(folder or ""), word.rpartition("=")[2]))
@@ -203,6 +205,13 @@ def _may_read(flags: object) -> bool:
     if not isinstance(flags, int):
         return True
     return not flags & os.O_TRUNC and flags & os.O_ACCMODE != os.O_WRONLY
+
+
+def _from_root(path: str) -> str:
+    try:
+        return path if path[:1] == "/" else os.path.join(os.getcwd(), path)
+    except FileNotFoundError:  # the working folder is gone, and so is what it had
+        return f"/{path}"
 
 
 def _text(value: Any) -> str:
