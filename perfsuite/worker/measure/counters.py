@@ -3,11 +3,9 @@
 import gc
 import json
 import re
-import tempfile
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,6 +14,7 @@ from perfsuite.records.stages import untimed
 from perfsuite.worker.measure.clock import collector_off
 from perfsuite.worker.measure.dispatch import StepMode, communicated_bytes, is_communication
 from perfsuite.worker.measure.iterations import Iterations
+from perfsuite.worker.measure.operators import read_trace
 
 # Markers of the profiler, and queries about a tensor (prim::device), which run no kernel.
 _BOOKKEEPING_NAMESPACES = frozenset({"profiler", "prim"})
@@ -91,11 +90,8 @@ def count_device_calls(device: torch.device) -> Iterations[dict[str, int]]:
         with torch.profiler.record_function(_ITERATION):
             yield untimed
         torch.cuda.synchronize(device)
-    with tempfile.TemporaryDirectory() as folder:
-        # The events in memory have the sizes of copies in another place in each version of torch.
-        trace = Path(folder) / "trace.json"
-        profiler.export_chrome_trace(str(trace))
-        return count_events(json.loads(trace.read_text())["traceEvents"])
+    # The events in memory have the sizes of copies in another place in each version of torch.
+    return count_events(json.loads(read_trace(profiler))["traceEvents"])
 
 
 def count_events(events: Iterable[dict[str, Any]]) -> dict[str, int]:
