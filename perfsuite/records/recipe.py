@@ -165,9 +165,8 @@ def _is_positive(value: Any) -> bool:
 
 
 def _is_checkpointing(value: Any) -> bool:
-    if value in ("none", "every-block", "selective"):
-        return True
-    return isinstance(value, str) and re.fullmatch(rf"segments:(?!0){NUMBER}", value) is not None
+    forms = rf"none|every-block|selective|segments:(?!0){NUMBER}"
+    return isinstance(value, str) and re.fullmatch(forms, value) is not None
 
 
 _DDP_OPTIONS = (

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 from perfsuite.errors import MissingPackageError, SettingError, missing_package
-from perfsuite.system.untrusted import printable
+from perfsuite.system.untrusted import printable, why_unreadable
 
 # The extra of each client, which is the name of its package without "fs" at the end.
 _EXTRAS: Final = {"s3": "s3", "gs": "gcs"}
@@ -223,6 +223,5 @@ def _plain(error: Exception) -> OSError:
         return FileNotFoundError(errno.ENOENT, "there is no such file or bucket")
     if isinstance(error, FileExistsError) or answer in _TAKEN:
         return FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
-    reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
-    reason = " ".join(mask(reason).split()) or type(error).__name__
+    reason = " ".join(mask(why_unreadable(error)).split()) or type(error).__name__
     return OSError(errno.EIO, printable(reason[:_MOST_REASON_CHARACTERS]))

@@ -26,11 +26,6 @@ class StageClock:
     each stage before its time starts.
     """
 
-    __slots__ = (
-        *("_began_s", "_borders", "_clock", "_events", "_mark", "_on_cpu", "_on_enter", "_open"),
-        *("_passed", "_spans"),
-    )
-
     def __init__(
         self,
         device: torch.device,
