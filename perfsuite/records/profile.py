@@ -3,14 +3,12 @@
 `None` means "not available here", with the reason in `Profile.missing`; never 0, -1 or NaN.
 """
 
-from typing import Any, Final, Literal
+from typing import Any, Literal
 
 import msgspec
 
 from perfsuite.records.cell import Operator
 from perfsuite.system.usage import UsageSample
-
-SCHEMA: Final = 1
 
 
 class ProfileStages(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -88,7 +86,7 @@ class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
         missing: Why a field is None, by its name.
     """
 
-    schema: Literal[1] = SCHEMA
+    schema: Literal[1] = 1
     workload: str
     recipe: dict[str, Any]
     device: str

@@ -108,12 +108,6 @@ def append_line(path: Path, line: bytes) -> None:
                 raise
 
 
-def remove_file(path: Path) -> None:
-    """Remove `path` where it exists."""
-    with explained(f"remove {path}"):
-        path.unlink(missing_ok=True)
-
-
 def sync_folder(folder: Path) -> None:
     """Return when the names in `folder` are on the disk; raises OSError."""
     handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)

@@ -12,7 +12,7 @@ import pytest
 from full_disk import files_of_at_most
 
 from perfsuite.errors import WriteError
-from perfsuite.system.files import append_line, check_writable, remove_file, write_atomically
+from perfsuite.system.files import append_line, check_writable, write_atomically
 
 _SIZE_LIMIT = 4096
 
@@ -207,26 +207,6 @@ def test_what_cannot_be_written_is_refused_beforehand(
         check_writable(tmp_path / name)
 
     assert str(failure.value) == f"cannot write {tmp_path / name}: {reason}"
-
-
-# --- remove_file ---
-
-
-def test_a_file_is_removed_and_a_missing_one_is_fine(tmp_path: Path) -> None:
-    path = tmp_path / "cells.jsonl"
-    path.write_text("line\n")
-
-    remove_file(path)
-    remove_file(path)
-
-    assert not path.exists()
-
-
-def test_a_folder_in_the_place_of_a_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(WriteError) as failure:
-        remove_file(tmp_path)
-
-    assert str(failure.value) == f"cannot remove {tmp_path}: Is a directory"
 
 
 def test_a_pipe_or_a_device_is_written_to_and_stays(tmp_path: Path) -> None:

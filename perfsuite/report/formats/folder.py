@@ -10,7 +10,7 @@ from perfsuite.report.formats.latex import to_latex
 from perfsuite.report.formats.markdown import to_markdown
 from perfsuite.report.model import Report
 from perfsuite.report.scaling.section import scaling_json
-from perfsuite.system.files import remove_file, write_atomically
+from perfsuite.system.files import explained, write_atomically
 
 PAGE = "index.html"
 # A name may have 255 bytes, and the trackers add to it.
@@ -35,7 +35,8 @@ def write_folder(report: Report, folder: Path) -> None:
         write_atomically(folder / name, text.encode())
     for path in (folder / "scaling.json", *folder.glob("chart-*.svg")):
         if path.name not in files:
-            remove_file(path)
+            with explained(f"remove {path}"):
+                path.unlink(missing_ok=True)
 
 
 def file_name(text: str) -> str:

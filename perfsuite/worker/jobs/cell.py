@@ -194,8 +194,8 @@ class Measurement:
             self._found.num_iterations = agreed.iterations
             yield from self._measure(agreed.rounds)
             if (compiled := read_compilation()) is not None:
-                self._found.compile_s = compiled.compile_s
-                self._note(graph_breaks=compiled.graph_breaks, recompiles=compiled.recompiles)
+                counts, self._found.compile_s = compiled
+                self._note(**counts)
             if self._waits.are_hidden:
                 self._turns.tell_waits()
         finally:

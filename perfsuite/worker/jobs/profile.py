@@ -2,7 +2,7 @@
 
 from contextlib import ExitStack
 from functools import partial
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
@@ -200,8 +200,7 @@ class _ProfiledTraining:
 def _evaluated_split(trainer: Trainer) -> tuple[EvaluatedSplit | None, str | None]:
     if (reason := trainer.strategy.why_not_evaluated) is not None:
         return None, reason
-    splits: tuple[EvaluatedSplit, ...] = ("validation", "test")
-    for split in splits:
+    for split in get_args(EvaluatedSplit):
         if trainer.workload.has_split(split):
             return split, None
     return None, f"workload {trainer.workload.name!r} has neither a validation nor a test dataset"

@@ -115,8 +115,6 @@ class StageMarks(StageClock):
 class _Span:
     """One stage; the time is read last on entering and first on leaving."""
 
-    __slots__ = ("_mark", "_owner", "_start", "name")
-
     def __init__(self, name: str, owner: StageClock, mark: Callable[[], Any]) -> None:
         self.name = name
         self._owner = owner
