@@ -1,8 +1,9 @@
-"""Counts of one iteration that do not depend on how fast the machine is. Nothing is timed."""
+"""Counts that do not depend on how fast the machine is. Nothing is timed here."""
 
 import gc
 import json
 import re
+import sys
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -115,6 +116,23 @@ def count_events(events: Iterable[dict[str, Any]]) -> dict[str, int]:
         "device_copies": len(copies),
         "device_copy_bytes": sum(event["args"]["bytes"] for event in copies),
     }
+
+
+def read_compilation() -> tuple[dict[str, int], float] | None:
+    """Return the counts of torch.compile in this process so far, and the seconds that it took.
+
+    Backward passes are included; None where it did nothing.
+    """
+    # Only what compiles has loaded it, which takes a second.
+    dynamo = sys.modules.get("torch._dynamo.utils")
+    if dynamo is None or not dynamo.counters["frames"]:
+        return None
+    times_compiled = sys.modules["torch._dynamo.convert_frame"].FRAME_COMPILE_COUNTER.values()
+    counts = {
+        "graph_breaks": sum(dynamo.counters["graph_break"].values()),
+        "recompiles": sum(times - 1 for times in times_compiled),
+    }
+    return counts, dynamo.calculate_time_spent()["total_wall_time"]
 
 
 class _Counter(StepMode):  # type: ignore[no-untyped-call]

@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch._dynamo.utils
 
-from perfsuite.worker.measure.compilation import read_compilation
+from perfsuite.worker.measure.counters import read_compilation
 
 
 @pytest.fixture(autouse=True)
