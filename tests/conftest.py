@@ -68,8 +68,8 @@ def nothing_left() -> Iterator[None]:
 @pytest.fixture
 def empty_memory(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """`memory://`, which only tests know, without a file or a connection of another test."""
-    memory = urls._Protocol(package="fsspec", extra="none", failures=())
-    monkeypatch.setitem(urls._PROTOCOLS, "memory", memory)
+    monkeypatch.setitem(urls._EXTRAS, "memory", "memory")
+    monkeypatch.setitem(urls._FAILURES, "memory", ())
     pipe_file, creating = MemoryFileSystem.pipe_file, threading.Lock()
 
     def pipe_file_in_one_step(*args: Any, **options: Any) -> None:

@@ -13,7 +13,6 @@ from perfsuite.records.equivalence import Numerics
 from perfsuite.records.verdict import Verdict
 from perfsuite.system.untrusted import MOST, Amount, Count, Label
 
-SCHEMA: Final = 1
 MemoryMetric = Literal["live_storage_peak", "requested_peak", "max_memory_allocated"]
 RecipeValue = Annotated[int, msgspec.Meta(ge=-MOST, le=MOST)] | float | str | bool | None
 
@@ -139,7 +138,7 @@ class CellRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
             a gate's launches, which share them.
     """
 
-    schema: Literal[1] = SCHEMA
+    schema: Literal[1] = 1
     workload: str
     recipe: dict[str, RecipeValue] | None
     device: Label

@@ -6,21 +6,11 @@ from typing import Any, Final, Literal, TypeVar
 import msgspec
 
 from perfsuite.errors import ExitCode
+from perfsuite.stats.sequential import Word
 from perfsuite.system.untrusted import MOST, Amount, Count, Label, Sentence
 
 _Code = TypeVar("_Code", bound=int)
-VerdictWord = Literal[
-    "PASS",
-    "FAIL",
-    "IMPROVED",
-    "INCONCLUSIVE",
-    "NEW",
-    "NO-BASELINE",
-    "INVALID",
-    "VANISHED",
-    "ERROR",
-    "SKIPPED",
-]
+VerdictWord = Literal[Word, "NEW", "NO-BASELINE", "INVALID", "VANISHED", "ERROR", "SKIPPED"]
 
 # The most severe first: a failing test says more than a slow cell, that more than a missing one.
 SEVERITY: Final[Mapping[VerdictWord, ExitCode]] = {

@@ -103,8 +103,7 @@ class Sessions:
 
     def select(self, rows: NDArray[np.int64], begin: int, end: int) -> Sessions:
         """Return those pairs of some sessions."""
-        values = (self.log_ratios, self.mean_log_ratios, self.errors)
-        return Sessions(*(each[rows, begin:end] for each in values))
+        return Sessions(*(each[rows, begin:end] for each in vars(self).values()))
 
 
 @dataclass(frozen=True)

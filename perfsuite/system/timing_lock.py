@@ -13,7 +13,7 @@ from typing import Final
 from filelock import FileLock, Timeout
 
 from perfsuite.errors import BusyMachineError, SettingError, WriteError
-from perfsuite.system.files import write_atomically
+from perfsuite.system.files import explained, write_atomically
 
 # Names a folder of the host that its containers share; the tests have one for each worker.
 LOCK_DIR: Final = "PERFSUITE_LOCK_DIR"
@@ -56,14 +56,11 @@ class TimingLock:
         """
         if self._lock.is_locked:
             return
-        try:
-            self._lock.acquire(timeout=0)
-        except Timeout:
-            self._wait()
-        except OSError as error:
-            raise WriteError(
-                f"cannot lock {self._lock.lock_file}: {error.strerror or error}"
-            ) from error
+        with explained(f"lock {self._lock.lock_file}"):
+            try:
+                self._lock.acquire(timeout=0)
+            except Timeout:
+                self._wait()
         try:
             write_atomically(self._holder, str(os.getpid()).encode())
         except WriteError:

@@ -18,38 +18,26 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from perfsuite.errors import MissingPackageError, SettingError, missing_package
-from perfsuite.system.untrusted import printable
+from perfsuite.system.untrusted import printable, why_unreadable
 
-
-class _Protocol(NamedTuple):
-    """A client: the package that fsspec needs, its extra, its errors beside OSError."""
-
-    package: str
-    extra: str
-    failures: tuple[str, ...]
-
-
-_PROTOCOLS: Final = {
-    "s3": _Protocol(
-        *("s3fs", "s3"),
-        (
-            "botocore.exceptions:BotoCoreError",
-            "botocore.exceptions:ClientError",
-            "botocore.parsers:ResponseParserError",
-        ),
+# The extra of each client, which is the name of its package without "fs" at the end.
+_EXTRAS: Final = {"s3": "s3", "gs": "gcs"}
+# A client's errors beside OSError.
+_FAILURES: Final[dict[str, tuple[str, ...]]] = {
+    "s3": (
+        "botocore.exceptions:BotoCoreError",
+        "botocore.exceptions:ClientError",
+        "botocore.parsers:ResponseParserError",
     ),
-    "gs": _Protocol(
-        *("gcsfs", "gcs"),
-        (
-            "gcsfs.retry:HttpError",
-            "gcsfs.retry:ChecksumError",
-            "google.auth.exceptions:GoogleAuthError",
-            "aiohttp:ClientError",
-            "builtins:ValueError",  # its name for a bad request
-        ),
+    "gs": (
+        "gcsfs.retry:HttpError",
+        "gcsfs.retry:ChecksumError",
+        "google.auth.exceptions:GoogleAuthError",
+        "aiohttp:ClientError",
+        "builtins:ValueError",  # its name for a bad request
     ),
 }
 # S3's answers to a conditional write that comes second: afterwards, and at the same moment. s3fs
@@ -174,7 +162,7 @@ def locate(text: str, source: str) -> AnyPath:
     if not is_url or protocol == "file":
         return Path(key if is_url else text)
     shown, key = mask(text), key.strip("/")
-    if protocol not in _PROTOCOLS or not key:
+    if protocol not in _EXTRAS or not key:
         raise SettingError(f"{source} is {shown!r}; use a path, s3://BUCKET/… or gs://BUCKET/…")
     bucket = key.partition("/")[0]
     if "@" in bucket or (":" in bucket and not bucket.startswith(_ACCESS_POINT)):
@@ -186,8 +174,8 @@ def locate(text: str, source: str) -> AnyPath:
     try:
         _filesystem(protocol)
     except ImportError as error:
-        client = _PROTOCOLS[protocol]
-        missing = missing_package(client.package, client.extra)
+        extra = _EXTRAS[protocol]
+        missing = missing_package(f"{extra}fs", extra)
         raise MissingPackageError(f"{source} begins with {protocol}://, and {missing}") from error
     return RemotePath(protocol, key)
 
@@ -206,14 +194,14 @@ def _filesystem(protocol: str) -> Any:
     # Imported here: a session that stores its runs in a folder does not pay for it.
     fsspec = importlib.import_module("fsspec")
     # It logs its errors, and Python prints logs without a handler, tracebacks included.
-    logging.getLogger(_PROTOCOLS[protocol].package).addHandler(logging.NullHandler())
+    logging.getLogger(f"{_EXTRAS[protocol]}fs").addHandler(logging.NullHandler())
     # Other clients write to the same folder, so no listing may be an old one.
     return fsspec.filesystem(protocol, use_listings_cache=False, skip_instance_cache=True)
 
 
 @functools.cache
 def _failures(protocol: str) -> tuple[type[Exception], ...]:
-    return (OSError, *map(pkgutil.resolve_name, _PROTOCOLS[protocol].failures))
+    return (OSError, *map(pkgutil.resolve_name, _FAILURES[protocol]))
 
 
 @contextlib.contextmanager
@@ -235,6 +223,5 @@ def _plain(error: Exception) -> OSError:
         return FileNotFoundError(errno.ENOENT, "there is no such file or bucket")
     if isinstance(error, FileExistsError) or answer in _TAKEN:
         return FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
-    reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
-    reason = " ".join(mask(reason).split()) or type(error).__name__
+    reason = " ".join(mask(why_unreadable(error)).split()) or type(error).__name__
     return OSError(errno.EIO, printable(reason[:_MOST_REASON_CHARACTERS]))

@@ -54,7 +54,7 @@ def test_every_extra_that_a_message_names_is_there_and_all_has_them_all() -> Non
     asked = re.compile(r"""(?:import_extra|missing_package)\(\s*["'][\w.-]+["'],\s*["'](\w+)["']""")
     texts = [path.read_text() for path in (ROOT / "perfsuite").rglob("*.py")]
     named = {extra for text in texts for extra in asked.findall(text)}
-    named |= {client.extra for client in urls._PROTOCOLS.values()}
+    named |= {*urls._EXTRAS.values()}
 
     assert set(extras) == EXTRAS
     assert named == EXTRAS - {*_NOT_OF_USERS, "hf"}

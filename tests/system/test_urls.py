@@ -309,6 +309,6 @@ def test_what_a_client_logs_of_its_errors_is_not_printed(
     monkeypatch.setattr(logging.root, "handlers", [])
     at("bucket/a").create(b"data")
 
-    logging.getLogger("fsspec").error("out of retries")
+    logging.getLogger("memoryfs").error("out of retries")
 
     assert capsys.readouterr().err == ""

@@ -63,7 +63,10 @@ def examine_torch(environ: Mapping[str, str] = os.environ) -> Iterator[Finding]:
             advice="see what NCCL says with NCCL_DEBUG=INFO",
         )
     chosen = environ.get("GLOO_SOCKET_IFNAME")
-    yield interface_finding(socket.gethostname(), _own_address(), chosen)
+    host, address = socket.gethostname(), None
+    with contextlib.suppress(OSError):
+        address = socket.gethostbyname(host)
+    yield interface_finding(host, address, chosen)
 
 
 def finding_of_ranks(
@@ -99,8 +102,7 @@ def read_torch() -> dict[str, Any]:
 
 def read_torchvision() -> str:
     """Return the version of torchvision, which fails beside a torch of another build."""
-    version: str = errors.import_extra("torchvision", "workloads").__version__
-    return version
+    return str(errors.import_extra("torchvision", "workloads").__version__)
 
 
 def sum_over_ranks() -> float:
@@ -155,10 +157,3 @@ def interface_finding(host: str, address: str | None, chosen: str | None) -> Fin
         text = f"host name {host!r} is {address}, where no other host can connect"
         return Finding(subject, "warn", text, advice)
     return Finding(subject, "ok", f"host name {host!r} is {address}")
-
-
-def _own_address() -> str | None:
-    try:
-        return socket.gethostbyname(socket.gethostname())
-    except OSError:
-        return None

@@ -100,13 +100,12 @@ def line_of_values(name: str, values: Iterable[float | None]) -> PlotLine:
     return PlotLine(name=name, points=points)
 
 
-def line_of_intervals(name: str, intervals: Iterable[tuple[int, Interval]]) -> PlotLine:
+def line_of_intervals(name: str, intervals: Sequence[tuple[int, Interval]]) -> PlotLine:
     """Return the line of centres with their intervals; a single repetition has none."""
-    found = list(intervals)
     return PlotLine(
         name=name,
-        points=[(float(x), one.centre) for x, one in found],
-        error_bars=[one.bounds or (one.centre, one.centre) for _, one in found],
+        points=[(float(x), one.centre) for x, one in intervals],
+        error_bars=[one.bounds or (one.centre, one.centre) for _, one in intervals],
     )
 
 

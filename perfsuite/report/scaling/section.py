@@ -114,7 +114,7 @@ def _draw_efficiency(group: Sequence[ScalingSeries]) -> Picture:
     of_base = Interval(centre=1.0, low=1.0, high=1.0)
     lines = [
         line_of_intervals(
-            series.mode, ((cell.num_devices, cell.efficiency or of_base) for cell in series.cells)
+            series.mode, [(cell.num_devices, cell.efficiency or of_base) for cell in series.cells]
         )
         for series in group
     ]

@@ -26,8 +26,12 @@ from perfsuite.worker.jobs.loader_workers import (
 )
 from perfsuite.worker.jobs.user_code import start_user_code
 from perfsuite.worker.measure.clock import largest_over_ranks, start_together
-from perfsuite.worker.measure.compilation import read_compilation
-from perfsuite.worker.measure.counters import count_device_calls, count_garbage, count_iteration
+from perfsuite.worker.measure.counters import (
+    count_device_calls,
+    count_garbage,
+    count_iteration,
+    read_compilation,
+)
 from perfsuite.worker.measure.device import is_accelerator, memory_stats, synchronize
 from perfsuite.worker.measure.environment import describe_environment
 from perfsuite.worker.measure.iterations import Iterations, T
@@ -194,8 +198,8 @@ class Measurement:
             self._found.num_iterations = agreed.iterations
             yield from self._measure(agreed.rounds)
             if (compiled := read_compilation()) is not None:
-                self._found.compile_s = compiled.compile_s
-                self._note(graph_breaks=compiled.graph_breaks, recompiles=compiled.recompiles)
+                counts, self._found.compile_s = compiled
+                self._note(**counts)
             if self._waits.are_hidden:
                 self._turns.tell_waits()
         finally:

@@ -2,8 +2,7 @@
 
 from contextlib import ExitStack
 from functools import partial
-from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
@@ -66,7 +65,7 @@ def take_profile(
         board.enter_phase("count")
         # On all ranks, because they wait for each other; the first one's output is kept.
         profiler = profiled.profile_steps()
-        output = profiled.describe(profiler, Path(start.folder)) if start.rank == 0 else None
+        output = profiled.describe(profiler) if start.rank == 0 else None
         if usage is None:
             profiled.missing["usage"] = "NVML, which knows how busy the GPU is, is not installed"
     return ProfileTaken(
@@ -134,14 +133,14 @@ class _ProfiledTraining:
         )
         return run_iterations(asked, self._step)
 
-    def describe(self, profiler: torch.profiler.profile, folder: Path) -> ProfilerOutput:
+    def describe(self, profiler: torch.profiler.profile) -> ProfilerOutput:
         device = self._trainer.device
         averages = profiler.key_averages()
         return ProfilerOutput(
             operators=operators.costliest_operators(averages, device),
             num_steps=_NUM_PROFILED_STEPS,
             communication=self._communication(profiler),
-            trace=operators.read_trace(profiler, folder),
+            trace=operators.read_trace(profiler),
             operator_table=operators.describe_operators(averages, device),
             memory_summary=operators.describe_memory(averages, device),
         )
@@ -201,8 +200,7 @@ class _ProfiledTraining:
 def _evaluated_split(trainer: Trainer) -> tuple[EvaluatedSplit | None, str | None]:
     if (reason := trainer.strategy.why_not_evaluated) is not None:
         return None, reason
-    splits: tuple[EvaluatedSplit, ...] = ("validation", "test")
-    for split in splits:
+    for split in get_args(EvaluatedSplit):
         if trainer.workload.has_split(split):
             return split, None
     return None, f"workload {trainer.workload.name!r} has neither a validation nor a test dataset"

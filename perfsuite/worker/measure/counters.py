@@ -1,13 +1,12 @@
-"""Counts of one iteration that do not depend on how fast the machine is. Nothing is timed."""
+"""Counts that do not depend on how fast the machine is. Nothing is timed here."""
 
 import gc
 import json
 import re
-import tempfile
+import sys
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,6 +15,7 @@ from perfsuite.records.stages import untimed
 from perfsuite.worker.measure.clock import collector_off
 from perfsuite.worker.measure.dispatch import StepMode, communicated_bytes, is_communication
 from perfsuite.worker.measure.iterations import Iterations
+from perfsuite.worker.measure.operators import read_trace
 
 # Markers of the profiler, and queries about a tensor (prim::device), which run no kernel.
 _BOOKKEEPING_NAMESPACES = frozenset({"profiler", "prim"})
@@ -91,11 +91,8 @@ def count_device_calls(device: torch.device) -> Iterations[dict[str, int]]:
         with torch.profiler.record_function(_ITERATION):
             yield untimed
         torch.cuda.synchronize(device)
-    with tempfile.TemporaryDirectory() as folder:
-        # The events in memory have the sizes of copies in another place in each version of torch.
-        trace = Path(folder) / "trace.json"
-        profiler.export_chrome_trace(str(trace))
-        return count_events(json.loads(trace.read_text())["traceEvents"])
+    # The events in memory have the sizes of copies in another place in each version of torch.
+    return count_events(json.loads(read_trace(profiler))["traceEvents"])
 
 
 def count_events(events: Iterable[dict[str, Any]]) -> dict[str, int]:
@@ -119,6 +116,23 @@ def count_events(events: Iterable[dict[str, Any]]) -> dict[str, int]:
         "device_copies": len(copies),
         "device_copy_bytes": sum(event["args"]["bytes"] for event in copies),
     }
+
+
+def read_compilation() -> tuple[dict[str, int], float] | None:
+    """Return the counts of torch.compile in this process so far, and the seconds that it took.
+
+    Backward passes are included; None where it did nothing.
+    """
+    # Only what compiles has loaded it, which takes a second.
+    dynamo = sys.modules.get("torch._dynamo.utils")
+    if dynamo is None or not dynamo.counters["frames"]:
+        return None
+    times_compiled = sys.modules["torch._dynamo.convert_frame"].FRAME_COMPILE_COUNTER.values()
+    counts = {
+        "graph_breaks": sum(dynamo.counters["graph_break"].values()),
+        "recompiles": sum(times - 1 for times in times_compiled),
+    }
+    return counts, dynamo.calculate_time_spent()["total_wall_time"]
 
 
 class _Counter(StepMode):  # type: ignore[no-untyped-call]

@@ -19,12 +19,14 @@ def describe_environment(device: str, environ: Mapping[str, str] = os.environ) -
     """Return the environment of this process; on "cpu" without what belongs to accelerators."""
     on_cuda = device == "cuda"
     cudnn = torch.backends.cudnn.version() if on_cuda else None  # type: ignore[no-untyped-call]
+    has_nccl = on_cuda and torch.distributed.is_nccl_available()
+    nccl = torch.cuda.nccl.version() if has_nccl else ()  # type: ignore[no-untyped-call]
     return Environment(
         accelerators=tuple(map(describe_gpu, visible_gpus(environ))) if on_cuda else (),
         driver=driver_version() if on_cuda else None,
         cuda=torch.version.cuda if on_cuda else None,
         cudnn=None if cudnn is None else str(cudnn),
-        nccl=_nccl_version() if on_cuda else None,
+        nccl=".".join(map(str, nccl)) or None,
         torch=f"{torch.__version__} ({torch.version.git_version[:10]})",
         cpu=cpu_model(),
         # Of the machine, because a rank is pinned to a part of it.
@@ -32,13 +34,6 @@ def describe_environment(device: str, environ: Mapping[str, str] = os.environ) -
         python=f"{sys.version_info.major}.{sys.version_info.minor}",
         knobs=_knobs(on_cuda) | speed_variables(environ),
     )
-
-
-def _nccl_version() -> str | None:
-    if not torch.distributed.is_nccl_available():
-        return None
-    version = torch.cuda.nccl.version()  # type: ignore[no-untyped-call]
-    return ".".join(map(str, version))
 
 
 def _knobs(on_cuda: bool) -> dict[str, str]:

@@ -4,11 +4,10 @@ On a CPU torch counts no memory, so the bytes of all live storages are followed 
 temporary memory inside kernels is not seen there.
 """
 
-import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from typing import Any
+from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor
@@ -19,6 +18,8 @@ from perfsuite.worker.measure.clock import collector_off
 from perfsuite.worker.measure.device import is_accelerator, memory_stats, reset_peak, synchronize
 from perfsuite.worker.measure.dispatch import StepMode, tensors_in
 from perfsuite.worker.measure.iterations import Iterations
+
+_Storages = WeakValueDictionary[int, torch.UntypedStorage]
 
 
 def measure_peak(held: Iterator[Tensor], device: torch.device) -> Iterations[PeakMemory]:
@@ -82,15 +83,6 @@ class _SavedBytes:
         return self._stage(name)
 
 
-@dataclass(slots=True)
-class _Life:
-    """A live storage; `is_made_here` if an operator in the `with` block made it."""
-
-    storage: weakref.ref[torch.UntypedStorage]
-    num_bytes: int
-    is_made_here: bool
-
-
 class LiveStorage(StepMode):  # type: ignore[no-untyped-call]
     """Follows the bytes of all live storages that operators in its `with` block use.
 
@@ -104,23 +96,22 @@ class LiveStorage(StepMode):  # type: ignore[no-untyped-call]
 
     def __init__(self, held: Iterable[Tensor]) -> None:
         super().__init__()
-        self._lives: dict[int, _Life] = {}
-        self._current_bytes = self._made_bytes = 0
+        # By id: torch keeps one Python object for a storage as long as the storage lives.
+        self._alive: _Storages = WeakValueDictionary()
+        self._made: _Storages = WeakValueDictionary()
         for tensor in tensors_in(*held):
             self._use(tensor, is_made_here=False)
-        self.peak_bytes = self._current_bytes
+        self.peak_bytes = self.current_bytes
 
     @property
     def current_bytes(self) -> int:
         """Bytes that are alive now."""
-        self._read_sizes()
-        return self._current_bytes
+        return sum(storage.nbytes() for storage in self._alive.values())
 
     @property
     def made_bytes(self) -> int:
         """Bytes that are alive now and were made by an operator in the `with` block."""
-        self._read_sizes()
-        return self._made_bytes
+        return sum(storage.nbytes() for storage in self._made.values())
 
     def observe(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Return the operator's result, and count the storages that it used and made."""
@@ -133,25 +124,8 @@ class LiveStorage(StepMode):  # type: ignore[no-untyped-call]
         return result
 
     def _use(self, tensor: Tensor, *, is_made_here: bool) -> None:
-        # torch keeps one Python object for a storage as long as the storage lives, so its id and
-        # a weak reference to it identify the storage itself.
         storage = tensor.untyped_storage()
-        key = id(storage)
-        life = self._lives.get(key)
-        if life is None:
-            reference = weakref.ref(storage, lambda _: self._resize(self._lives.pop(key), 0))
-            life = self._lives[key] = _Life(reference, 0, is_made_here)
-        self._resize(life, storage.nbytes())
-
-    def _read_sizes(self) -> None:
-        for life in list(self._lives.values()):
-            storage = life.storage()
-            if storage is not None and storage.nbytes() != life.num_bytes:
-                self._resize(life, storage.nbytes())
-
-    def _resize(self, life: _Life, num_bytes: int) -> None:
-        grown_bytes = num_bytes - life.num_bytes
-        life.num_bytes = num_bytes
-        self._current_bytes += grown_bytes
-        if life.is_made_here:
-            self._made_bytes += grown_bytes
+        if id(storage) not in self._alive:
+            self._alive[id(storage)] = storage
+            if is_made_here:
+                self._made[id(storage)] = storage

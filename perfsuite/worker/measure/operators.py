@@ -3,6 +3,7 @@
 import math
 import os
 import sys
+import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -97,14 +98,12 @@ def describe_memory(averages: Any, device: torch.device) -> str:
     return str(averages.table(sort_by="self_cpu_memory_usage", row_limit=_NUM_TABLE_ROWS))
 
 
-def read_trace(profiler: profile, folder: Path) -> bytes:
-    """Return the Chrome trace of a finished profile, by way of a file in `folder`."""
-    path = folder / f"trace-{os.getpid()}.json"  # all ranks share the folder
-    with _silent_errors():
+def read_trace(profiler: profile) -> bytes:
+    """Return the Chrome trace of a finished profile, in JSON."""
+    with tempfile.TemporaryDirectory() as folder, _silent_errors():
+        path = Path(folder, "trace.json")
         profiler.export_chrome_trace(str(path))
-    trace = path.read_bytes()
-    path.unlink()
-    return trace
+        return path.read_bytes()
 
 
 def _time_field(device: torch.device) -> str:

@@ -26,11 +26,6 @@ class StageClock:
     each stage before its time starts.
     """
 
-    __slots__ = (
-        *("_began_s", "_borders", "_clock", "_events", "_mark", "_on_cpu", "_on_enter", "_open"),
-        *("_passed", "_spans"),
-    )
-
     def __init__(
         self,
         device: torch.device,
@@ -119,8 +114,6 @@ class StageMarks(StageClock):
 
 class _Span:
     """One stage; the time is read last on entering and first on leaving."""
-
-    __slots__ = ("_mark", "_owner", "_start", "name")
 
     def __init__(self, name: str, owner: StageClock, mark: Callable[[], Any]) -> None:
         self.name = name

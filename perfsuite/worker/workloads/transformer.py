@@ -21,7 +21,7 @@ from torch.optim import AdamW
 from torch.utils.data import TensorDataset
 
 from perfsuite.records.workload import Split, Workload
-from perfsuite.worker.workloads.splits import take_split
+from perfsuite.worker.workloads.splits import SYNTHETIC_SEED, SYNTHETIC_SIZES, take_split
 
 NUM_TOPICS = 4
 WORDS_PER_TOPIC = 32
@@ -31,12 +31,9 @@ CLASS_TOKEN, SEPARATOR_TOKEN, FIRST_WORD = 0, 1, 2
 VOCABULARY_SIZE = FIRST_WORD + NUM_TOPICS * WORDS_PER_TOPIC
 # The class token, a sentence, a separator, a sentence.
 SEQUENCE_LENGTH = 2 + 2 * SENTENCE_LENGTH
-SPLIT_SIZES: dict[Split, int] = {"train": 2048, "validation": 256, "test": 256}
 
 # The other words come from all topics. A model learns the task within 100 steps of 8 pairs.
 _SHARE_OF_WORDS_ON_TOPIC = 0.9
-# The data are the same on every rank and in every cell, whatever the cell's seed.
-_DATA_SEED = 20
 
 WIDTH = 128
 NUM_HEADS = 4
@@ -213,8 +210,8 @@ def encoder_layers(model: nn.Module) -> list[nn.Module]:
 
 def sentence_pairs(split: Split) -> TensorDataset:
     """Return ((64,) int64 tokens, topic of the first sentence) pairs of one of three parts."""
-    generator = torch.Generator().manual_seed(_DATA_SEED)
-    num_pairs = sum(SPLIT_SIZES.values())
+    generator = torch.Generator().manual_seed(SYNTHETIC_SEED)
+    num_pairs = sum(SYNTHETIC_SIZES.values())
     first = torch.randint(NUM_TOPICS, (num_pairs, 1), generator=generator)
     offset = torch.randint(1, NUM_TOPICS, (num_pairs, 1), generator=generator)
     second = (first + offset) % NUM_TOPICS
@@ -225,7 +222,7 @@ def sentence_pairs(split: Split) -> TensorDataset:
         ],
         dim=1,
     )
-    return take_split(split, SPLIT_SIZES, tokens, first.squeeze(1))
+    return take_split(split, SYNTHETIC_SIZES, tokens, first.squeeze(1))
 
 
 def _sentences(topics: Tensor, generator: torch.Generator) -> Tensor:

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from made_up_runs import HOSTILE, cell, record, report_on
 from scaled_runs import LINK, all_reduces, reduced, trained
 
+from perfsuite.errors import WriteError
 from perfsuite.records.recipe import Recipe
 from perfsuite.report.charts.sections import Section
 from perfsuite.report.formats.folder import write_folder
@@ -378,3 +379,12 @@ def test_no_number_in_a_file_breaks_the_report(
     assert section.grids
     assert not {"nan", "inf"} & set(re.split(r"[^a-z]+", str(section).lower()))
     assert json.loads(scaling_json(scaling))["series"][0]["measured"]
+
+
+def test_a_folder_in_the_place_of_an_old_file_of_a_report_is_named(tmp_path):
+    (tmp_path / "scaling.json").mkdir()
+
+    with pytest.raises(WriteError) as failure:
+        write_folder(report_on(cell("a")), tmp_path)
+
+    assert str(failure.value) == f"cannot remove {tmp_path / 'scaling.json'}: Is a directory"

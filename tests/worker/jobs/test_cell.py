@@ -25,7 +25,6 @@ from perfsuite.records.stages import Stage
 from perfsuite.worker.jobs import cell
 from perfsuite.worker.jobs.activities import Repeatable
 from perfsuite.worker.measure import rounds
-from perfsuite.worker.measure.compilation import Compilation
 from perfsuite.worker.measure.stages import StageClock, StageMarks
 
 CPU = torch.device("cpu")
@@ -142,7 +141,7 @@ def test_a_cpu_has_its_stages_in_the_timed_rounds(tmp_path: Path, steps: Steps) 
 def test_what_was_compiled_until_the_rounds_end_is_counted(
     tmp_path: Path, steps: Steps, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    compiled = Compilation(graph_breaks=2, recompiles=1, compile_s=3.5)
+    compiled = {"graph_breaks": 2, "recompiles": 1}, 3.5
     monkeypatch.setattr(cell, "read_compilation", lambda: compiled)
 
     measured = measure(tmp_path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tempfile
 from types import SimpleNamespace
 
 import pytest
@@ -65,10 +66,11 @@ def test_the_profiler_says_nothing_on_standard_error(capfd):
     assert capfd.readouterr().err == ""
 
 
-def test_the_trace_holds_the_stages_and_leaves_no_file(tmp_path):
+def test_the_trace_holds_the_stages_and_leaves_no_file(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     profiler = run_iterations(profile_iterations(CPU, num_iterations=1), multiply)
 
-    trace = json.loads(read_trace(profiler, tmp_path))
+    trace = json.loads(read_trace(profiler))
 
     assert {"stage: forward", "aten::mm"} <= {one.get("name") for one in trace["traceEvents"]}
     assert list(tmp_path.iterdir()) == []

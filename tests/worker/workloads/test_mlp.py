@@ -4,7 +4,8 @@ from collections.abc import Callable
 
 import torch
 
-from perfsuite.worker.workloads.mlp import SPLIT_SIZES, teacher_data, toy_mlp
+from perfsuite.worker.workloads.mlp import teacher_data, toy_mlp
+from perfsuite.worker.workloads.splits import SYNTHETIC_SIZES
 
 
 def test_the_toy_mlp_learns_the_teachers_rule(train: Callable[..., list[float]]) -> None:
@@ -21,7 +22,7 @@ def test_the_toy_mlp_learns_the_teachers_rule(train: Callable[..., list[float]])
 
 
 def test_the_parts_have_their_sizes_and_share_no_sample() -> None:
-    parts = [teacher_data(split).tensors[0] for split in SPLIT_SIZES]
+    parts = [teacher_data(split).tensors[0] for split in SYNTHETIC_SIZES]
 
     assert [len(part) for part in parts] == [2048, 256, 256]
     assert len(torch.cat(parts).unique(dim=0)) == 2560

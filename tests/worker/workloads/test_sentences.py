@@ -3,13 +3,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from perfsuite.worker.workloads.splits import SYNTHETIC_SIZES
 from perfsuite.worker.workloads.transformer import (
     CLASS_TOKEN,
     FIRST_WORD,
     NUM_TOPICS,
     SENTENCE_LENGTH,
     SEPARATOR_TOKEN,
-    SPLIT_SIZES,
     VOCABULARY_SIZE,
     WORDS_PER_TOPIC,
     sentence_pairs,
@@ -54,7 +54,7 @@ def test_the_words_without_their_order_leave_two_classes_equally_likely() -> Non
 
 
 def test_the_parts_have_their_sizes_and_share_no_pair() -> None:
-    parts = [sentence_pairs(split).tensors[0] for split in SPLIT_SIZES]
+    parts = [sentence_pairs(split).tensors[0] for split in SYNTHETIC_SIZES]
 
     assert [len(part) for part in parts] == [2048, 256, 256]
     assert len(torch.cat(parts).unique(dim=0)) == 2560
