@@ -5,7 +5,6 @@ A loop is not called but calls: at the end of a step torch's hook has the measur
 
 from __future__ import annotations
 
-import functools
 import inspect
 import math
 import sys
@@ -135,16 +134,13 @@ def _keep(loss: Tensor) -> float | Tensor:
 
 def _is_within_another(optimizer: Optimizer) -> bool:
     """Whether a step that ends now is a part of another of its optimizer, as super().step() is."""
-    num_steps, frame = 0, inspect.currentframe() if _has_two_steps(type(optimizer)) else None
+    num_steps, frame = 0, inspect.currentframe()
+    if sum("step" in vars(one) for one in type(optimizer).__mro__) == 2:
+        frame = None  # a class and `Optimizer` have one each, and frames take long to look at
     while frame is not None:
         num_steps += frame.f_code is _AROUND_STEP and frame.f_locals["self"] is optimizer
         frame = frame.f_back
     return num_steps > 1
-
-
-@functools.cache
-def _has_two_steps(kind: type) -> bool:
-    return sum("step" in vars(one) for one in kind.__mro__ if one is not Optimizer) > 1
 
 
 class _MarkedStage:

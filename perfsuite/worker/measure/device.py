@@ -1,7 +1,5 @@
 """What timing and counting need of a rank's accelerator, whichever torch drives."""
 
-from typing import Any
-
 import torch
 
 
@@ -19,10 +17,10 @@ def synchronize(device: torch.device) -> None:
 def make_event(device: torch.device) -> torch.Event:
     """Return an event with timing, which is recorded in the current stream of this very device."""
     module = torch.get_device_module(device)
-    event: Any = module.Event(enable_timing=True)
+    event: torch.Event = module.Event(enable_timing=True)
     record = event.record
     # By itself it asks for the stream of the device that is set, where a training may use another.
-    event.record = lambda: record(module.current_stream(device))
+    event.record = lambda: record(module.current_stream(device))  # type: ignore[method-assign]
     return event
 
 
