@@ -1,5 +1,7 @@
 """What timing and counting need of a rank's accelerator, whichever torch drives."""
 
+from typing import Any
+
 import torch
 
 
@@ -20,7 +22,8 @@ def make_event(device: torch.device) -> torch.Event:
     event: torch.Event = module.Event(enable_timing=True)
     record = event.record
     # By itself it asks for the stream of the device that is set, where a training may use another.
-    event.record = lambda: record(module.current_stream(device))  # type: ignore[method-assign]
+    in_stream: Any = lambda: record(module.current_stream(device))  # noqa: E731
+    event.record = in_stream  # type: ignore[method-assign]
     return event
 
 
