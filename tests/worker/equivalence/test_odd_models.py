@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict, UserDict
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -96,6 +97,30 @@ class Tuples(nn.Module):
         return self.head(hidden), [hidden, {"mean": hidden.mean(dim=1)}]
 
 
+class Named(OrderedDict[str, Tensor]):
+    """As transformers' ModelOutput: a dict whose items are attributes too."""
+
+    def __setitem__(self, name: str, value: Tensor) -> None:
+        super().__setitem__(name, value)
+        setattr(self, name, value)
+
+    def update(self, *args: Any, **kwargs: Any) -> None:
+        raise TypeError("You cannot use ``update`` on a ModelOutput instance.")
+
+
+class Attributes(nn.Module):
+    """Returns what transformers' models return."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = make_layers()
+
+    def forward(self, inputs: Tensor) -> Named:
+        outputs = Named()
+        outputs["logits"] = self.layers(inputs)
+        return outputs
+
+
 def nested_loss(outputs: Any, target: Any) -> Tensor:
     logits, (hidden, summary) = outputs
     corner, (height,) = target["box"]
@@ -121,6 +146,37 @@ def test_a_model_from_dicts_to_dicts_is_equivalent(check_equivalence: Check, par
 
     assert report.is_equivalent, report
     assert "T1" in statuses(report)
+
+
+@pytest.mark.parametrize("recipe", [Recipe(), Recipe(precision="bf16"), Recipe(precision="O2")])
+def test_a_dict_with_attributes_keeps_them_where_outputs_are_cast(
+    check_equivalence: Check, recipe: Recipe
+) -> None:
+    workload = make_workload(
+        Attributes, loss=lambda outputs, target: cross_entropy(outputs.logits, target)
+    )
+
+    report = check_equivalence(workload, recipe, num_steps=1)
+
+    assert report.is_equivalent, report
+
+
+@pytest.mark.parametrize("container", [OrderedDict, UserDict])
+def test_targets_of_a_mapping_class_keep_it_where_parts_are_joined(
+    check_equivalence: Check, container: Any
+) -> None:
+    def loss(outputs: Tensor, target: Any) -> Tensor:
+        assert type(target) is container
+        return cross_entropy(outputs, target["label"])
+
+    targets = [container() for _ in CLASSES]
+    for target, label in zip(targets, CLASSES, strict=True):
+        target["label"] = label
+    workload = make_workload(make_layers, targets=targets, loss=loss)
+
+    report = check_equivalence(workload, Recipe(parallel="ddp:2"), num_steps=1)
+
+    assert report.is_equivalent, report
 
 
 @pytest.mark.parametrize("parallel", MODES)

@@ -8,7 +8,7 @@ Must run where torch.distributed is not initialised.
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -31,7 +31,12 @@ from perfsuite.worker.equivalence.trace.trace import (
     read_buffers,
     read_gradients,
 )
-from perfsuite.worker.training.batches import call_model, map_tensors, num_samples
+from perfsuite.worker.training.batches import (
+    call_model,
+    map_tensors,
+    num_samples,
+    replace_values,
+)
 from perfsuite.worker.training.step import compute_loss, prepare_batch
 from perfsuite.worker.training.trainer import build_trainer
 
@@ -187,10 +192,10 @@ def _join(parts: Sequence[Any]) -> Any:
             found = ", ".join(str(tuple(part.shape)) for part in parts)
             raise UnjoinableError(f"batches of shapes {found} do not make one")
         return torch.cat(list(parts))
-    if isinstance(first, dict):
+    if isinstance(first, Mapping):
         if any(part.keys() != first.keys() for part in parts):
             raise UnjoinableError(_BUILT_DIFFERENTLY)
-        return {key: _join([part[key] for part in parts]) for key in first}
+        return replace_values(first, {key: _join([part[key] for part in parts]) for key in first})
     if isinstance(first, list | tuple):
         is_record = hasattr(first, "_fields")
         if not is_record and all(isinstance(item, str) for item in first):
