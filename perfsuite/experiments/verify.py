@@ -4,7 +4,7 @@ import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from perfsuite.errors import ExitCode, PerfsuiteError, RankFailureError, SettingError
+from perfsuite.errors import ExitCode, PerfsuiteError, RecipeError, SettingError, WorkloadError
 from perfsuite.experiments import results
 from perfsuite.experiments.rank_session import Session
 from perfsuite.records.equivalence import EquivalenceReport, NumericsStatus, combine_statuses
@@ -19,34 +19,31 @@ EXIT_CODES: dict[NumericsStatus, ExitCode] = {
 }
 
 
-def verify_one(
-    session: Session, workload: str, recipe: Recipe, num_steps: int
-) -> EquivalenceReport:
-    """Return the report of one recipe; a rank that fails did not exercise it."""
-    try:
-        return session.verify(workload, recipe, num_steps=num_steps)
-    except RankFailureError as error:
-        return results.not_exercised(workload, recipe, str(error))
-
-
 def verify_every(
     session: Session,
     workload: str,
     recipes: Sequence[Recipe],
     num_steps: int,
     show: Callable[[int, EquivalenceReport], None],
-) -> list[EquivalenceReport]:
-    """Return the reports of many recipes; `show` gets how many are done, and each as it comes."""
+) -> tuple[list[EquivalenceReport], int]:
+    """Return the reports of many recipes, and how many failed instead of being compared.
+
+    `show` gets how many are done, and each as it comes.
+    """
     reports: list[EquivalenceReport] = []
+    num_failed = 0
     outcomes = session.verify_each(workload, recipes, num_steps=num_steps)
     for recipe, outcome in zip(recipes, outcomes, strict=True):
         if isinstance(outcome, SettingError):  # of this installation, and so of every recipe
             raise outcome
-        if isinstance(outcome, PerfsuiteError):
+        if isinstance(outcome, RecipeError | WorkloadError):  # a combination that cannot be
             outcome = results.not_exercised(workload, recipe, str(outcome))
+        elif isinstance(outcome, PerfsuiteError):
+            num_failed += 1
+            outcome = results.not_exercised(workload, recipe, f"failed: {outcome}")
         reports.append(outcome)
         show(len(reports), outcome)
-    return reports
+    return reports, num_failed
 
 
 def exit_code(reports: Sequence[EquivalenceReport], *, of_table: bool) -> ExitCode:
