@@ -140,7 +140,10 @@ def start_activity(job: RunCell, start: RankStart, device: torch.device) -> Iter
     if job.activity == "evaluate":
         split = "test" if workload.has_split("test") else "validation"
     shard = job.recipe.plan.shard_of(start.rank), job.recipe.plan.data_parallel_size
-    with open_batches(workload, job.recipe, shard, device, start, split) as batches:
+    # A smaller batch would be timed, and counted, as a full one.
+    with open_batches(
+        workload, job.recipe, shard, device, start, split, drops_last=True
+    ) as batches:
         if trainer is None:
             yield _Load(batches)
         elif job.activity == "train":
