@@ -144,31 +144,32 @@ def clip_gradients(trainer: Trainer, max_norm: float) -> Tensor:
     """Clip the norm of all unscaled gradients together to `max_norm`; return the norm before.
 
     As torch.nn.utils.clip_grad_norm_, for gradients of three kinds: plain and equal on all ranks;
-    DTensors, with plain ones beside them that are equal on all ranks (fsdp, tp); plain ones that
-    only this rank has (pp, mp). For the latter two, of split parameters, it is a collective.
+    DTensors, and plain ones that are equal on all ranks (fsdp, tp, mesh); plain ones that only this
+    rank has (pp, mp). For the latter two, of split parameters, it is a collective.
     """
     parameters = [one for group in trainer.optimizer.param_groups for one in group["params"]]
     if not trainer.strategy.splits_parameters:
         return clip_grad_norm_(parameters, max_norm)
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-    norm = _norm_over_ranks(gradients, trainer.device)
+    are_own = trainer.recipe.plan.properties.cuts_model
+    norm = _norm_over_ranks(gradients, trainer.device, are_own=are_own)
     scale = (max_norm / (norm + _EPSILON)).clamp(max=1.0)
     for gradient in gradients:
         local_tensor(gradient).mul_(scale)
     return norm
 
 
-def _norm_over_ranks(gradients: list[Tensor], device: torch.device) -> Tensor:
-    by_mesh: dict[DeviceMesh | None, list[Tensor]] = {None: []}
+def _norm_over_ranks(gradients: list[Tensor], device: torch.device, *, are_own: bool) -> Tensor:
+    by_mesh: dict[DeviceMesh | None, list[Tensor]] = {}
     for gradient in gradients:
         mesh = gradient.device_mesh if is_dtensor(gradient) else None
         by_mesh.setdefault(mesh, []).append(gradient)
     # The norm of no gradients is torch's zero on the CPU, and copying that waits for the device.
     square = torch.zeros((), dtype=torch.float64, device=device)
-    for those in filter(None, by_mesh.values()):
+    for those in by_mesh.values():
         norm = get_total_norm(those)
         full = norm.full_tensor() if is_dtensor(norm) else norm
         square += full.to(device, torch.float64).square()  # that of float16 would overflow
-    if len(by_mesh) == 1:  # plain ones alone
+    if are_own:
         dist.all_reduce(square)
     return square.sqrt()

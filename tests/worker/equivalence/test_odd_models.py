@@ -161,6 +161,20 @@ def test_a_dict_with_attributes_keeps_them_where_outputs_are_cast(
     assert report.is_equivalent, report
 
 
+def test_clipping_is_equivalent_where_only_a_layer_trains_that_is_not_split(
+    check_equivalence: Check,
+) -> None:
+    def build_model() -> nn.Module:
+        model = nn.Sequential(nn.Linear(6, 8), nn.Softmax(dim=1), nn.Linear(8, 5))
+        model[0].requires_grad_(False)
+        return model
+
+    recipe = Recipe(parallel="tp:2", clip_grad_norm=0.01)
+    report = check_equivalence(make_workload(build_model), recipe)
+
+    assert report.is_equivalent, report
+
+
 @pytest.mark.parametrize("container", [OrderedDict, UserDict])
 def test_targets_of_a_mapping_class_keep_it_where_parts_are_joined(
     check_equivalence: Check, container: Any
