@@ -175,6 +175,21 @@ def test_clipping_is_equivalent_where_only_a_layer_trains_that_is_not_split(
     assert report.is_equivalent, report
 
 
+def test_weights_in_another_memory_format_are_equivalent_under_checkpointing(
+    check_equivalence: Check,
+) -> None:
+    def build_model() -> nn.Module:
+        convolutions = nn.Sequential(nn.Conv2d(2, 4, 3), nn.Tanh(), nn.Conv2d(4, 4, 2))
+        return nn.Sequential(convolutions, nn.Flatten()).to(memory_format=torch.channels_last)
+
+    images = numbers(NUM_SAMPLES, 2, 4, 4)
+    workload = make_workload(build_model, inputs=images, blocks=lambda model: [model[0]])
+
+    report = check_equivalence(workload, Recipe(checkpointing="every-block"), num_steps=1)
+
+    assert report.is_equivalent, report
+
+
 @pytest.mark.parametrize("container", [OrderedDict, UserDict])
 def test_targets_of_a_mapping_class_keep_it_where_parts_are_joined(
     check_equivalence: Check, container: Any

@@ -65,7 +65,7 @@ def _bugs(gradients: Tensors, recipe: Recipe, limit: Limit) -> Iterator[Bug]:
     if limit.value > 0:
         return
     name = next(name for name, gradient in gradients.items() if bool(gradient.any()))
-    nudged = gradients[name].clone().view(-1)
+    nudged = gradients[name].flatten().clone()
     nudged[nudged.abs().argmax()] *= 1 + torch.finfo(nudged.dtype).eps
     yield Bug(
         f"one element of the gradient of {name!r} is off by one rounding",
