@@ -237,10 +237,10 @@ class MasterWeights(Optimizer):
         ]
         pairs = zip(parameters, master_weights, strict=True)
         self._copied = [(p, master) for p, master in pairs if p is not master]
-        self.inner = build_optimizer(master_weights)
+        self.optim = build_optimizer(master_weights)
         # The groups are the same dicts, so a learning rate set on either holds for both.
-        super().__init__(self.inner.param_groups, self.inner.defaults)
-        self.state = self.inner.state
+        super().__init__(self.optim.param_groups, self.optim.defaults)
+        self.state = self.optim.state
 
     @torch.no_grad()
     def collect_gradients(self) -> None:
@@ -257,12 +257,12 @@ class MasterWeights(Optimizer):
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]  # returns no loss
         """Step the master weights and round them to the model's parameters."""
-        self.inner.step(closure)
+        self.optim.step(closure)
         _copy_all(self._copied)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clear the gradients of the master weights, and drop those of the model."""
-        self.inner.zero_grad(set_to_none)
+        self.optim.zero_grad(set_to_none)
         for parameter, _ in self._copied:
             parameter.grad = None
 

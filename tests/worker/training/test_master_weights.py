@@ -145,7 +145,7 @@ def test_a_schedule_on_the_wrapper_reaches_the_inner_optimizer() -> None:
     schedule.step()
     step_with(parameter, optimizer, 1.0)
 
-    assert optimizer.inner.param_groups[0]["lr"] == 0.25
+    assert optimizer.optim.param_groups[0]["lr"] == 0.25
     assert torch.equal(parameter, torch.full((2,), 0.75).half())
 
 
