@@ -190,6 +190,64 @@ def test_weights_in_another_memory_format_are_equivalent_under_checkpointing(
     assert report.is_equivalent, report
 
 
+class Packed(nn.Module):
+    """Drops out of the words that are no padding, as models of packed sequences do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.head = nn.Embedding(10, 8), nn.Linear(8, 4)
+        self.dropout = nn.Dropout(0.5)
+
+    def forward(self, words: Tensor) -> Tensor:
+        is_word = words > 0
+        embedded = self.embed(words)
+        packed = torch.zeros_like(embedded)
+        packed[is_word] = self.dropout(embedded[is_word])
+        return self.head(packed).sum(1)
+
+
+def test_draws_for_as_many_words_as_each_batch_has_are_joined(check_equivalence: Check) -> None:
+    # Four samples have 12 words, and the two of a rank 5, 6 or 7.
+    lengths = torch.tensor([[4], [3], [2], [3]])
+    words = torch.where(torch.arange(5) < lengths, WORDS[:4].clamp(min=1), 0)
+    workload = make_workload(Packed, inputs=words, targets=CLASSES[:4], micro_batch_size=2)
+
+    report = check_equivalence(workload, Recipe(parallel="ddp:2"))
+
+    assert report.is_equivalent, report
+
+
+class FixedSize(nn.Module):
+    """Its buffer has the size of one micro-batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = make_layers()
+        self.register_buffer("state", torch.zeros(8, 4))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.layers(inputs) + self.state
+
+
+@pytest.mark.parametrize("fields", [{}, {"parallel": "ddp:2"}])
+def test_a_model_of_one_batch_size_has_no_reference_of_several_micro_batches(
+    check_equivalence: Check, fields: dict[str, Any]
+) -> None:
+    recipe = Recipe(grad_accumulation_steps=2, **fields)
+    report = check_equivalence(make_workload(FixedSize), recipe, num_steps=1)
+
+    why = report.inapplicable.get("T1") or reason(report, "T1")
+    assert "the model does not take the whole batch: The size of tensor a " in why
+
+
+def test_a_model_of_one_batch_size_is_compared_without_bugs_of_smaller_batches(
+    check_equivalence: Check,
+) -> None:
+    report = check_equivalence(make_workload(FixedSize), Recipe(), num_steps=1)
+
+    assert report.is_equivalent, report
+
+
 @pytest.mark.parametrize("container", [OrderedDict, UserDict])
 def test_targets_of_a_mapping_class_keep_it_where_parts_are_joined(
     check_equivalence: Check, container: Any

@@ -129,7 +129,13 @@ class _References:
         plain = None
         if with_plain or is_low_precision(recipe) or is_accelerator(device):
             self.plain.load(step.before)
-            plain = self.plain.run([batch], scale=step.scale)
+            try:
+                plain = self.plain.run([batch], scale=step.scale)
+            except RuntimeError as error:
+                if sum(map(len, step.shards)) == 1:
+                    raise
+                reason = f"the model does not take the whole batch: {_first_line(error)}"
+                raise UnjoinableError(reason) from error
             unscaled = scaled(plain.gradients, 1 / step.scale)
             plain = dataclasses.replace(plain, gradients=unscaled)
             if batch.draws is not None and plain.wrong_draw is None:
@@ -172,13 +178,19 @@ class _References:
         except torch.OutOfMemoryError as error:
             raise UnjoinableError(f"no room for the float64 reference ({error})") from error
         except RuntimeError as error:
-            # After an error of its own a GPU refuses everything.
-            if self.notes or "CUDA error" in str(error):
+            if self.notes:
                 raise
-            first_line = str(error).strip().partition("\n")[0]
-            self.notes.append(f"float32 is the truth, because float64 is refused ({first_line})")
+            reason = _first_line(error)
+            self.notes.append(f"float32 is the truth, because float64 is refused ({reason})")
             self.truth = self.build("fp32")
             return self._find_truth(step, batch)
+
+
+def _first_line(error: RuntimeError) -> str:
+    """Of what a model raises; raises what a GPU does, which refuses everything after it."""
+    if "CUDA error" in str(error):
+        raise error
+    return str(error).strip().partition("\n")[0]
 
 
 def _judge(
@@ -235,14 +247,19 @@ def _bugs(
         shares = [scaled(average(shard, "none"), 1 / step.scale) for shard in shards]
         yield from diagnosis.axis_bugs(expected.recipe.plan, shares, expected.plain.gradients)
     size, is_low = num_samples(expected.batch.batch), is_low_precision(expected.recipe)
-    if size > 1:
-        half = scaled(finer.run([slice_batch(expected.batch, 0, size // 2)]).gradients, 1)
-        yield planted_bugs.lost_samples(half)
+    half = None
+    try:
+        if size > 1:
+            half = scaled(finer.run([slice_batch(expected.batch, 0, size // 2)]).gradients, 1)
+            yield planted_bugs.lost_samples(half)
+    except RuntimeError as error:
+        reason = f"the model takes no half of it ({_first_line(error)})"
+        references.notes.append(f"no lost samples of a batch were planted: {reason}")
     if expected.truth.draws:
         anew = finer.run([expected.batch], draws_anew=True).gradients
         yield from planted_bugs.drawn_anew(anew, right)
     yield from expected.bugs()
-    if size > 3 and not is_low:
+    if half is not None and size > 3 and not is_low:
         # A mean of means is wrong for parts of unequal size: the first half and two quarters.
         rest = _without(half, right, size // 2 / size)
         yield planted_bugs.mean_of_means(average([half, rest, rest], "none"))
