@@ -223,8 +223,9 @@ class MasterWeights(Optimizer):
     """Steps float32 copies of a model's low-precision parameters, then copies them back.
 
     Its parameter groups are the inner optimizer's and hold the copies, so `GradScaler.unscale_` and
-    clipping work on float32 gradients. One step is: backward, `collect_gradients`, unscale, clip,
-    `step`. Gradients of several micro-batches are summed in the model's own dtype.
+    clipping work on float32 gradients. One step is: clear the model's gradients, backward,
+    `collect_gradients`, unscale, clip, `step`. Gradients of several micro-batches are summed in the
+    model's own dtype.
     """
 
     def __init__(
@@ -259,12 +260,6 @@ class MasterWeights(Optimizer):
         """Step the master weights and round them to the model's parameters."""
         self.optim.step(closure)
         _copy_all(self._copied)
-
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        """Clear the gradients of the master weights, and drop those of the model."""
-        self.optim.zero_grad(set_to_none)
-        for parameter, _ in self._copied:
-            parameter.grad = None
 
 
 def _copy_all(pairs: Iterable[tuple[Tensor, Tensor]]) -> None:

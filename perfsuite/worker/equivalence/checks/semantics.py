@@ -134,8 +134,9 @@ class _References:
             except RuntimeError as error:
                 if sum(map(len, step.shards)) == 1:
                     raise
-                reason = f"the model does not take the whole batch: {_first_line(error)}"
-                raise UnjoinableError(reason) from error
+                raise UnjoinableError(
+                    f"the model does not take the whole batch: {_first_line(error)}"
+                ) from error
             unscaled = scaled(plain.gradients, 1 / step.scale)
             plain = dataclasses.replace(plain, gradients=unscaled)
             if batch.draws is not None and plain.wrong_draw is None:
