@@ -10,12 +10,17 @@ import torch
 from perfsuite.records.equivalence import Check, EquivalenceRow, NumericsStatus
 from perfsuite.records.recipe import Recipe
 from perfsuite.records.workload import Workload
-from perfsuite.worker.equivalence.comparison import Discrepancy, Tensors, judge, measure_errors
+from perfsuite.worker.equivalence.comparison import (
+    Discrepancy,
+    Tensors,
+    judge_buffers,
+    measure_errors,
+)
 from perfsuite.worker.equivalence.diagnosis import explain_ranks, explain_weights
 from perfsuite.worker.equivalence.limits import Limit
 from perfsuite.worker.equivalence.planted_bugs import Bug, describe_missed
 from perfsuite.worker.equivalence.references.single_process import Reference, plain_recipe
-from perfsuite.worker.equivalence.trace.trace import Trace
+from perfsuite.worker.equivalence.trace.trace import Trace, Weights
 from perfsuite.worker.measure.device import is_accelerator
 
 _KEPT_BUFFERS = "the buffers stay as they are"
@@ -89,9 +94,10 @@ class Proof:
             is_flagged = any(not one.is_within for one in found)
             self.planted[name] = self.planted.get(name, False) or is_flagged
 
-    def plant_buffers(self, before: Tensors, expected: Tensors, limit: Limit) -> None:
+    def plant_buffers(self, before: Weights, expected: Tensors, limit: Limit) -> None:
         """Give the check a step's buffers before the pass in place of those that it leaves."""
-        self.plant_at_step(_KEPT_BUFFERS, judge("buffer", before, expected, 1, limit))
+        found = judge_buffers(before.buffers, expected, before.parameters, 1, limit)
+        self.plant_at_step(_KEPT_BUFFERS, found)
 
     def conclude(self, recipe: Recipe) -> EquivalenceRow:
         """Return what the proof shows: a mismatch before no power before equivalent."""

@@ -217,6 +217,76 @@ def test_draws_for_as_many_words_as_each_batch_has_are_joined(check_equivalence:
     assert report.is_equivalent, report
 
 
+class Bounded(nn.Module):
+    """Its forward pass shortens the embeddings that it uses."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.head = nn.Embedding(10, 8, max_norm=1.0), nn.Linear(8, 4)
+
+    def forward(self, words: Tensor) -> Tensor:
+        return self.head(self.embed(words).mean(1))
+
+
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        Recipe(),
+        Recipe(grad_accumulation_steps=2),
+        Recipe(precision="amp-bf16"),
+        Recipe(parallel="mp:2"),
+    ],
+)
+def test_a_forward_pass_that_changes_weights_is_equivalent(
+    check_equivalence: Check, recipe: Recipe
+) -> None:
+    workload = make_workload(Bounded, inputs=WORDS, blocks=lambda model: [model.embed, model.head])
+
+    report = check_equivalence(workload, recipe)
+
+    assert report.is_equivalent, report
+
+
+@pytest.mark.parametrize("parallel", ["ddp:2", "fsdp:2"])
+def test_weights_that_a_forward_pass_changes_otherwise_than_in_one_process_are_a_mismatch(
+    check_equivalence: Check, parallel: str
+) -> None:
+    # A rank shortens what its own samples use, and fsdp drops what it has shortened.
+    words = WORDS.where(torch.arange(5) < 1, WORDS[:, :1])
+    report = check_equivalence(make_workload(Bounded, inputs=words), Recipe(parallel=parallel))
+
+    assert report.status == "mismatch", report
+
+
+class Scaling(nn.Module):
+    """Its forward pass shrinks its weights on ranks, and not in one process."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = make_layers()
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        outputs: Tensor = self.layers(inputs)
+        if torch.distributed.is_initialized():
+            with torch.no_grad():
+                self.layers[4].bias.mul_(0.9)
+        return outputs
+
+
+def test_weights_that_a_forward_pass_changes_on_ranks_alone_are_a_mismatch(
+    expect_mismatch: Callable[..., dict[str, str]],
+) -> None:
+    found = expect_mismatch(
+        make_workload(Scaling),
+        Recipe(parallel="ddp:2"),
+        "T1",
+        "the buffer of 'layers.4.bias' differs at step 1",
+        "the forward pass changes a buffer",
+    )
+
+    assert found["T0"] == "mismatch"
+
+
 class FixedSize(nn.Module):
     """Its buffer has the size of one micro-batch."""
 

@@ -30,7 +30,9 @@ def check_checkpointing(case: Case) -> Proof | str:
         proof.evidence += [
             *comparison.judge_losses(step.losses, twin.losses, number, limit),
             *comparison.judge("gradient", step.gradients, twin.gradients, number, limit),
-            *comparison.judge("buffer", step.buffers, twin.buffers, number, limit),
+            *comparison.judge_buffers(
+                step.buffers, twin.buffers, step.before.parameters, number, limit
+            ),
         ]
         if number == 1:
             judge = partial(

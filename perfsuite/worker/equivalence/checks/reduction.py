@@ -64,9 +64,9 @@ def check_reduction(case: Case) -> Proof | str:
             *comparison.judge_draws(_find_wrong_draw(passes), number),
             *comparison.judge_losses(step.losses, [one.loss for one in passes], number, limit),
             *_judge(step.gradients, expected, number, limit),
-            *comparison.judge("buffer", step.buffers, buffers, number, limit),
+            *comparison.judge_buffers(step.buffers, buffers, step.before.parameters, number, limit),
         ]
-        proof.plant_buffers(step.before.buffers, buffers, limit)
+        proof.plant_buffers(step.before, buffers, limit)
         if number == 1:
             bugs = list(_bugs(reference, step, passes, expected, recipe))
             proof.plant(bugs, lambda tested: _judge(tested, expected, 1, limit))  # noqa: B023

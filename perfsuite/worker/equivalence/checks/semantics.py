@@ -63,7 +63,7 @@ def check_semantics(case: Case) -> Proof | EquivalenceRow | str:
             proof.vacuous.append(f"{off}: {why}")
             break
         proof.evidence += evidence
-        proof.plant_buffers(step.before.buffers, expected.truth.buffers, expected.buffer_limit)
+        proof.plant_buffers(step.before, expected.truth.buffers, expected.buffer_limit)
         if number == 1:
             finer, right = references.compute_finer(step, expected)
             bugs = list(_bugs(references, step, expected, finer, right.gradients))
@@ -225,7 +225,9 @@ def _judge_step(step: Step, expected: _Expected) -> list[comparison.Discrepancy]
         *expected.judge_loss(step.mean_loss),
         *_judge_equal_losses(step, expected),
         *expected.judge_gradients(scaled(step.gradients, 1 / step.scale)),
-        *comparison.judge("buffer", step.buffers, truth.buffers, number, expected.buffer_limit),
+        *comparison.judge_buffers(
+            step.buffers, truth.buffers, step.before.parameters, number, expected.buffer_limit
+        ),
     ]
 
 

@@ -30,6 +30,8 @@ from perfsuite.worker.equivalence.trace.trace import (
     Weights,
     read_buffers,
     read_gradients,
+    read_moved,
+    read_weights,
 )
 from perfsuite.worker.training.batches import (
     call_model,
@@ -47,6 +49,7 @@ _BUILT_DIFFERENTLY = "the batches are built differently, so they do not make one
 class Pass:
     """The mean loss over the micro-batches, the scaled gradients, and the buffers at the end.
 
+    With the buffers are the parameters that the forward passes changed.
     `draws` are what the last micro-batch drew, as the run did; `wrong_draw` says how they differ
     from what one process draws, `unknown_draw` why it cannot draw them, and `drew_outside` which
     module besides torch drew. With `has_heads` samples and heads of attention shared a dimension.
@@ -110,6 +113,7 @@ class Reference:
         """
         trainer, device = self.trainer, self.trainer.device
         trainer.module.zero_grad()
+        before = read_weights(trainer.module).parameters
         losses, replays, outside = [], [], None
         for micro_batch in micro_batches:
             start, draws = micro_batch.random_state, micro_batch.draws
@@ -134,7 +138,7 @@ class Reference:
         return Pass(
             loss=float(torch.stack(losses).mean()),
             gradients=read_gradients(trainer.module),
-            buffers=read_buffers(trainer.module),
+            buffers=read_buffers(trainer.module) | read_moved(trainer.module, before),
             draws=replays[-1].given,
             wrong_draw=next((how for one in replays for how in one.wrong), None),
             unknown_draw=next((why for one in replays for why in one.unknown), None),

@@ -50,7 +50,7 @@ def record_run(
     """
     recorder = _Recorder(trainer)
     trainer.strategy = cast(Strategy, recorder)
-    start = trace.read_weights(trainer.module)
+    start = recorder.weights
     steps, num_skipped = recorder.take_steps(batches, num_steps, on_step)
     grads = ((name, one.grad) for name, one in trainer.module.named_parameters())
     return trace.RankTrace(
@@ -83,6 +83,8 @@ class _Recorder:
         self._micro_batches: list[trace.MicroBatch] = []
         self._gradients: Tensors = {}
         self._buffers: Tensors = {}
+        self._moved: Tensors = {}
+        self.weights = trace.read_weights(trainer.module)  # after the last step
         self._trainer = trainer
         self._inner = trainer.strategy
         recipe, mode = trainer.recipe, trainer.recipe.plan.properties
@@ -112,6 +114,7 @@ class _Recorder:
             self._micro_batches, self._gradients = [], {}
             loss = train_step(self._trainer, self._keep(batches), untimed)
             weights = trace.read_weights(module)
+            self.weights = weights
             if not _agree(self._trainer, scaler.get_scale() >= scale):
                 num_skipped += 1
                 before = weights
@@ -126,7 +129,7 @@ class _Recorder:
                 gradients=self._gradients,
                 before=before,
                 after=weights,
-                unstepped={} if is_same else self._buffers,
+                unstepped=self._moved if is_same else self._buffers | self._moved,
             )
             steps.append(taken)
             before = None
@@ -147,6 +150,7 @@ class _Recorder:
         self._inner.finish_gradients()
         self._gradients = trace.read_gradients(self._trainer.module)
         self._buffers = trace.read_buffers(self._trainer.module)
+        self._moved = trace.read_moved(self._trainer.module, self.weights.parameters)
 
     def _keep(self, batches: Iterator[Any]) -> Iterator[Any]:
         for batch in batches:

@@ -65,6 +65,16 @@ def read_buffers(module: nn.Module) -> Tensors:
     return {name: copy_tensor(one) for name, one in (dict(module.named_buffers()) | frozen).items()}
 
 
+def read_moved(module: nn.Module, before: Tensors) -> Tensors:
+    """Return copies of the trained parameters that are no more what they were `before`.
+
+    A DTensor is left out: what a forward pass changes is made anew from it.
+    """
+    now = read_weights(module).parameters
+    whole = ((name, one) for name, one in now.items() if not is_dtensor(before[name]))
+    return {name: one for name, one in whole if not torch.equal(one, before[name])}
+
+
 def read_gradients(module: nn.Module) -> Tensors:
     """Return copies of the gradients that exist; sparse ones become dense."""
     return {
@@ -89,7 +99,8 @@ class RankStep:
     Its `loss` is the mean over this rank's micro-batches; None where another rank has it. `scale`
     is the factor of the loss, and so of the gradients, which are those after their reduction,
     before unscaling and clipping. `before` is None where no skipped step came between; `unstepped`
-    are the buffers before the optimizer's step, if it changed any.
+    are the buffers before the optimizer's step, if it changed any, and the parameters that the
+    forward passes changed.
     """
 
     micro_batches: list[MicroBatch] = field(default_factory=list)
@@ -128,7 +139,8 @@ class RankTrace:
 class Step:
     """One optimizer step over all ranks, with the micro-batches and mean loss of each shard.
 
-    pp and mp have one loss. `buffers` are those between the last backward pass and the optimizer.
+    pp and mp have one loss. `buffers` are those between the last backward pass and the optimizer,
+    and with them the parameters that the forward passes changed.
     """
 
     shards: list[list[MicroBatch]]
