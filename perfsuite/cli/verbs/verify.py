@@ -63,10 +63,11 @@ def _verify_every(
 ) -> tuple[list[EquivalenceReport], int]:
     find_workload(workload)
     recipes = experiment.every_recipe()
-    console = Console(stderr=True, highlight=False)
-
-    def show(num_done: int, report: EquivalenceReport) -> None:
-        status.update(f"{num_done} of {len(recipes)} recipes: {report.recipe['parallel']}")
-
-    with console.status(f"0 of {len(recipes)} recipes") as status:
-        return experiment.verify_every(session, workload, recipes, num_steps, show)
+    reports, num_failed = [], 0
+    with Console(stderr=True, highlight=False).status(f"0 of {len(recipes)} recipes") as status:
+        for report, fails in experiment.verify_every(session, workload, recipes, num_steps):
+            reports.append(report)
+            num_failed += fails
+            parallel = report.recipe["parallel"]
+            status.update(f"{len(reports)} of {len(recipes)} recipes: {parallel}")
+    return reports, num_failed

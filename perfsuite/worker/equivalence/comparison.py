@@ -179,14 +179,6 @@ def judge(
     return [total] if worst is None else [total, worst]
 
 
-def judge_buffers(
-    tested: Tensors, expected: Tensors, parameters: Tensors, step: int, limit: Limit
-) -> list[Discrepancy]:
-    """Judge buffers; a parameter that the passes of one side changed is on the other as before."""
-    before = {name: one for name, one in parameters.items() if name in tested | expected}
-    return judge("buffer", before | tested, before | expected, step, limit)
-
-
 def step_length(expected: Tensors, before: Tensors) -> float:
     """The distance that a step moves weights; 1 where it moves none."""
     return math.hypot(*(distance(its, before[name]) for name, its in expected.items())) or 1.0

@@ -24,7 +24,7 @@ from perfsuite.worker.equivalence.checks.expected_step import ExpectedStep
 from perfsuite.worker.equivalence.comparison import Tensors, scaled
 from perfsuite.worker.equivalence.limits import Limit, is_low_precision
 from perfsuite.worker.equivalence.planted_bugs import Bug
-from perfsuite.worker.equivalence.proof import Case, Proof
+from perfsuite.worker.equivalence.proof import Case, Proof, judge_buffers
 from perfsuite.worker.equivalence.references.averaging import average
 from perfsuite.worker.equivalence.references.single_process import (
     Pass,
@@ -63,7 +63,7 @@ def check_semantics(case: Case) -> Proof | EquivalenceRow | str:
             proof.vacuous.append(f"{off}: {why}")
             break
         proof.evidence += evidence
-        proof.plant_buffers(step.before, expected.truth.buffers, expected.buffer_limit)
+        proof.plant_buffers(step, expected.truth.buffers, expected.buffer_limit)
         if number == 1:
             finer, right = references.compute_finer(step, expected)
             bugs = list(_bugs(references, step, expected, finer, right.gradients))
@@ -225,9 +225,7 @@ def _judge_step(step: Step, expected: _Expected) -> list[comparison.Discrepancy]
         *expected.judge_loss(step.mean_loss),
         *_judge_equal_losses(step, expected),
         *expected.judge_gradients(scaled(step.gradients, 1 / step.scale)),
-        *comparison.judge_buffers(
-            step.buffers, truth.buffers, step.before.parameters, number, expected.buffer_limit
-        ),
+        *judge_buffers(step, truth.buffers, number, expected.buffer_limit),
     ]
 
 

@@ -28,9 +28,8 @@ from perfsuite.worker.equivalence.trace.draws import (
 from perfsuite.worker.equivalence.trace.trace import (
     MicroBatch,
     Weights,
-    read_buffers,
     read_gradients,
-    read_moved,
+    read_left,
     read_weights,
 )
 from perfsuite.worker.training.batches import (
@@ -71,20 +70,19 @@ class Pass:
         return self.unknown_draw
 
 
-def plain_recipe(recipe: Recipe, **changes: Any) -> Recipe:
-    """The recipe in one process, without checkpointing and without compiling."""
-    kept = ("precision", "grad_accumulation_steps", "clip_grad_norm")
-    return Recipe(**{name: getattr(recipe, name) for name in kept} | changes)
-
-
 class Reference:
-    """One process that computes gradients at given weights; its recipe is a `plain_recipe`."""
+    """One process that computes gradients at given weights.
+
+    Of the recipe it has what decides the mathematics, unless `changes` say otherwise.
+    """
 
     def __init__(
-        self, workload: Workload, recipe: Recipe, *, device: torch.device, seed: int
+        self, workload: Workload, recipe: Recipe, *, device: torch.device, seed: int, **changes: Any
     ) -> None:
         assert not (dist.is_available() and dist.is_initialized())
-        self.trainer = build_trainer(workload, recipe, device=device, seed=seed)
+        kept = ("precision", "grad_accumulation_steps", "clip_grad_norm")
+        plain = Recipe(**{name: getattr(recipe, name) for name in kept} | changes)
+        self.trainer = build_trainer(workload, plain, device=device, seed=seed)
 
     @torch.no_grad()
     def load(self, weights: Weights) -> None:
@@ -138,7 +136,7 @@ class Reference:
         return Pass(
             loss=float(torch.stack(losses).mean()),
             gradients=read_gradients(trainer.module),
-            buffers=read_buffers(trainer.module) | read_moved(trainer.module, before),
+            buffers=read_left(trainer.module, before),
             draws=replays[-1].given,
             wrong_draw=next((how for one in replays for how in one.wrong), None),
             unknown_draw=next((why for one in replays for why in one.unknown), None),

@@ -83,7 +83,6 @@ class _Recorder:
         self._micro_batches: list[trace.MicroBatch] = []
         self._gradients: Tensors = {}
         self._buffers: Tensors = {}
-        self._moved: Tensors = {}
         self.weights = trace.read_weights(trainer.module)  # after the last step
         self._trainer = trainer
         self._inner = trainer.strategy
@@ -120,8 +119,11 @@ class _Recorder:
                 before = weights
                 continue
             # All if one changed, so that ranks with parts of them agree.
-            stepped = ((old, weights.buffers[name]) for name, old in self._buffers.items())
-            is_same = all(torch.equal(local_tensor(old), local_tensor(new)) for old, new in stepped)
+            new = weights.buffers
+            is_same = all(
+                name in new and torch.equal(local_tensor(old), local_tensor(new[name]))
+                for name, old in self._buffers.items()
+            )
             taken = trace.RankStep(
                 micro_batches=self._micro_batches,
                 loss=None if loss is None else float(loss),
@@ -129,7 +131,7 @@ class _Recorder:
                 gradients=self._gradients,
                 before=before,
                 after=weights,
-                unstepped=self._moved if is_same else self._buffers | self._moved,
+                unstepped={} if is_same else self._buffers,
             )
             steps.append(taken)
             before = None
@@ -149,8 +151,7 @@ class _Recorder:
         """Keep the gradients after their reduction."""
         self._inner.finish_gradients()
         self._gradients = trace.read_gradients(self._trainer.module)
-        self._buffers = trace.read_buffers(self._trainer.module)
-        self._moved = trace.read_moved(self._trainer.module, self.weights.parameters)
+        self._buffers = trace.read_left(self._trainer.module, self.weights.parameters)
 
     def _keep(self, batches: Iterator[Any]) -> Iterator[Any]:
         for batch in batches:

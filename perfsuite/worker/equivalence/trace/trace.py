@@ -65,14 +65,15 @@ def read_buffers(module: nn.Module) -> Tensors:
     return {name: copy_tensor(one) for name, one in (dict(module.named_buffers()) | frozen).items()}
 
 
-def read_moved(module: nn.Module, before: Tensors) -> Tensors:
-    """Return copies of the trained parameters that are no more what they were `before`.
+def read_left(module: nn.Module, before: Tensors) -> Tensors:
+    """Return copies of the buffers, and of parameters that passes have changed from `before`.
 
-    A DTensor is left out: what a forward pass changes is made anew from it.
+    No DTensor is among these: what a forward pass changes is made anew from it.
     """
-    now = read_weights(module).parameters
-    whole = ((name, one) for name, one in now.items() if not is_dtensor(before[name]))
-    return {name: one for name, one in whole if not torch.equal(one, before[name])}
+    now = read_weights(module)
+    whole = (name for name, one in before.items() if not is_dtensor(one))
+    moved = (name for name in whole if not torch.equal(now.parameters[name], before[name]))
+    return now.buffers | {name: now.parameters[name] for name in moved}
 
 
 def read_gradients(module: nn.Module) -> Tensors:
