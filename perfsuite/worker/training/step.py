@@ -17,13 +17,8 @@ from torch.nn.utils import clip_grad_norm_, get_total_norm
 from perfsuite.errors import NotExercisedError, WorkloadError
 from perfsuite.records.stages import Stage
 from perfsuite.worker.dtensor import is_dtensor, local_tensor
+from perfsuite.worker.training import mixed_precision
 from perfsuite.worker.training.batches import copy_to_device
-from perfsuite.worker.training.mixed_precision import (
-    MasterWeights,
-    autocast,
-    cast_for_loss,
-    cast_inputs,
-)
 from perfsuite.worker.training.trainer import Trainer
 
 
@@ -85,7 +80,7 @@ def evaluate_batch(trainer: Trainer, batches: Iterator[Any], stage: Stage) -> Te
 def prepare_batch(trainer: Trainer, batch: Any) -> tuple[Any, Any]:
     """Return (inputs, target) on the device, floating inputs in the dtype of the parameters."""
     inputs, target = copy_to_device(batch, trainer.device, non_blocking=trainer.recipe.non_blocking)
-    return cast_inputs(inputs, trainer.precision), target
+    return mixed_precision.cast_inputs(inputs, trainer.precision), target
 
 
 def compute_loss(trainer: Trainer, outputs: Any, target: Any) -> Tensor:
@@ -94,10 +89,9 @@ def compute_loss(trainer: Trainer, outputs: Any, target: Any) -> Tensor:
     if trainer.precision.is_plain:  # in a small step even calls that do nothing take time
         loss = trainer.workload.loss(outputs, target)
     else:
-        with autocast(trainer.precision, trainer.device):
-            loss = trainer.workload.loss(
-                cast_for_loss(outputs, trainer.precision), cast_for_loss(target, trainer.precision)
-            )
+        with mixed_precision.autocast(trainer.precision, trainer.device):
+            values = mixed_precision.cast_for_loss((outputs, target), trainer.precision)
+            loss = trainer.workload.loss(*values)
     if isinstance(loss, Tensor) and loss.dim() == 0:
         return loss
     is_tensor = isinstance(loss, Tensor)
@@ -118,7 +112,7 @@ def scale_loss(trainer: Trainer, loss: Tensor) -> Tensor:
 def finish_gradients(trainer: Trainer) -> None:
     """Wait for the reduction over ranks, then copy the gradients to master weights, if any."""
     trainer.strategy.finish_gradients()
-    if isinstance(trainer.optimizer, MasterWeights):
+    if isinstance(trainer.optimizer, mixed_precision.MasterWeights):
         trainer.optimizer.collect_gradients()
 
 

@@ -48,7 +48,9 @@ def check_semantics(case: Case) -> Proof | EquivalenceRow | str:
     for number, step in enumerate(case.trace.steps, start=1):
         case.on_step()
         if recipe.comm_hook != "none":
-            uncompressed = references.average_uncompressed(step)
+            references.plain.load(step.before)
+            parts = itertools.chain(*_parts(references.plain, step))
+            uncompressed = average([*parts], "none")
             losses.append(comparison.measure_errors(step.gradients, uncompressed).total)
             step = dataclasses.replace(step, gradients=uncompressed)
         try:
@@ -166,11 +168,6 @@ class _References:
         if (one := next(differing, None)) is not None:
             return f"{one.name} draws other numbers on rank {one.rank}, which shares its batch"
         return plain.wrong_draw
-
-    def average_uncompressed(self, step: Step) -> Tensors:
-        """The gradients of a step if nothing compressed their reduction, scaled as recorded."""
-        self.plain.load(step.before)
-        return average([*itertools.chain(*_parts(self.plain, step))], "none")
 
     def _find_truth(self, step: Step, batch: MicroBatch) -> Pass:
         self.truth.load(step.before)

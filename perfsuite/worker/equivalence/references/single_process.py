@@ -19,25 +19,14 @@ from perfsuite.records.recipe import Recipe
 from perfsuite.records.workload import Workload
 from perfsuite.worker.equivalence.comparison import Tensors
 from perfsuite.worker.equivalence.references.replay import Replay
+from perfsuite.worker.equivalence.trace import trace
 from perfsuite.worker.equivalence.trace.draws import (
     Draw,
     modules_that_drew,
     read_random_state,
     restore_random_state,
 )
-from perfsuite.worker.equivalence.trace.trace import (
-    MicroBatch,
-    Weights,
-    read_gradients,
-    read_left,
-    read_weights,
-)
-from perfsuite.worker.training.batches import (
-    call_model,
-    map_tensors,
-    num_samples,
-    replace_values,
-)
+from perfsuite.worker.training import batches
 from perfsuite.worker.training.step import compute_loss, prepare_batch
 from perfsuite.worker.training.trainer import build_trainer
 
@@ -85,7 +74,7 @@ class Reference:
         self.trainer = build_trainer(workload, plain, device=device, seed=seed)
 
     @torch.no_grad()
-    def load(self, weights: Weights) -> None:
+    def load(self, weights: trace.Weights) -> None:
         """Take these weights, rounded to the recipe's dtypes; the others stay as they are."""
         module = self.trainer.module
         own: Tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
@@ -97,7 +86,7 @@ class Reference:
 
     def run(
         self,
-        micro_batches: Sequence[MicroBatch],
+        micro_batches: Sequence[trace.MicroBatch],
         *,
         scale: float = 1.0,
         num_chunks: int = 1,
@@ -111,7 +100,7 @@ class Reference:
         """
         trainer, device = self.trainer, self.trainer.device
         trainer.module.zero_grad()
-        before = read_weights(trainer.module).parameters
+        before = trace.read_weights(trainer.module).parameters
         losses, replays, outside = [], [], None
         for micro_batch in micro_batches:
             start, draws = micro_batch.random_state, micro_batch.draws
@@ -119,7 +108,7 @@ class Reference:
             if draws_anew:
                 torch.rand((), device=device)
                 draws = None
-            parts, num_rows = [], num_samples(micro_batch.batch)
+            parts, num_rows = [], batches.num_samples(micro_batch.batch)
             for index in range(num_chunks):
                 chunk = draws if draws is None or num_chunks == 1 else draws[index : index + 1]
                 rows = micro_batch.rows or (0, num_rows, num_rows)
@@ -135,8 +124,8 @@ class Reference:
                 replays[-1].expect_draws()
         return Pass(
             loss=float(torch.stack(losses).mean()),
-            gradients=read_gradients(trainer.module),
-            buffers=read_left(trainer.module, before),
+            gradients=trace.read_gradients(trainer.module),
+            buffers=trace.read_left(trainer.module, before),
             draws=replays[-1].given,
             wrong_draw=next((how for one in replays for how in one.wrong), None),
             unknown_draw=next((why for one in replays for why in one.unknown), None),
@@ -151,8 +140,8 @@ class Reference:
             # Cloned, because a model may change its inputs in place.
             return tensor.chunk(num_chunks)[index].clone()
 
-        inputs, target = prepare_batch(trainer, map_tensors(batch, part))
-        loss = compute_loss(trainer, call_model(trainer.model, inputs), target)
+        inputs, target = prepare_batch(trainer, batches.map_tensors(batch, part))
+        loss = compute_loss(trainer, batches.call_model(trainer.model, inputs), target)
         share = loss / (trainer.recipe.grad_accumulation_steps * num_chunks)
         # A tensor, as the scaler has one: unlike a number, it widens a loss in float16.
         if trainer.scaler.is_enabled():
@@ -169,7 +158,9 @@ class UnrepeatableError(ValueError):
     """One process cannot draw the random numbers that the run drew."""
 
 
-def one_batch(micro_batches: Sequence[MicroBatch], *, heads_first: bool = False) -> MicroBatch:
+def one_batch(
+    micro_batches: Sequence[trace.MicroBatch], *, heads_first: bool = False
+) -> trace.MicroBatch:
     """All samples of several micro-batches as one, or raise `UnjoinableError`."""
     joined = _join([micro_batch.batch for micro_batch in micro_batches])
     draws = [micro_batch.draws for micro_batch in micro_batches]
@@ -178,10 +169,10 @@ def one_batch(micro_batches: Sequence[MicroBatch], *, heads_first: bool = False)
     return dataclasses.replace(first, batch=joined, draws=parts, heads_first=heads_first)
 
 
-def slice_batch(micro_batch: MicroBatch, begin: int, end: int) -> MicroBatch:
+def slice_batch(micro_batch: trace.MicroBatch, begin: int, end: int) -> trace.MicroBatch:
     """The samples from `begin` up to `end` of a micro-batch."""
-    part = map_tensors(micro_batch.batch, lambda tensor: tensor[begin:end])
-    rows = (begin, end, num_samples(micro_batch.batch))
+    part = batches.map_tensors(micro_batch.batch, lambda tensor: tensor[begin:end])
+    rows = (begin, end, batches.num_samples(micro_batch.batch))
     return dataclasses.replace(micro_batch, batch=part, rows=rows)
 
 
@@ -197,7 +188,9 @@ def _join(parts: Sequence[Any]) -> Any:
     if isinstance(first, Mapping):
         if any(part.keys() != first.keys() for part in parts):
             raise UnjoinableError(_BUILT_DIFFERENTLY)
-        return replace_values(first, {key: _join([part[key] for part in parts]) for key in first})
+        return batches.replace_values(
+            first, {key: _join([part[key] for part in parts]) for key in first}
+        )
     if isinstance(first, list | tuple):
         is_record = hasattr(first, "_fields")
         if not is_record and all(isinstance(item, str) for item in first):

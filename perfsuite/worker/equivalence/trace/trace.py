@@ -54,15 +54,11 @@ class Weights:
 
 def read_weights(module: nn.Module) -> Weights:
     """Return copies of the model's parameters and buffers."""
-    trained = ((name, one) for name, one in module.named_parameters() if one.requires_grad)
-    parameters = {name: copy_tensor(tensor) for name, tensor in trained}
-    return Weights(parameters=parameters, buffers=read_buffers(module))
-
-
-def read_buffers(module: nn.Module) -> Tensors:
-    """Return copies of the model's buffers and of its parameters that are not trained."""
-    frozen = {name: one for name, one in module.named_parameters() if not one.requires_grad}
-    return {name: copy_tensor(one) for name, one in (dict(module.named_buffers()) | frozen).items()}
+    parameters: Tensors = {}
+    buffers = {name: copy_tensor(buffer) for name, buffer in module.named_buffers()}
+    for name, parameter in module.named_parameters():
+        (parameters if parameter.requires_grad else buffers)[name] = copy_tensor(parameter)
+    return Weights(parameters=parameters, buffers=buffers)
 
 
 def read_left(module: nn.Module, before: Tensors) -> Tensors:
