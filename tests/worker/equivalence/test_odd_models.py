@@ -234,6 +234,7 @@ class Bounded(nn.Module):
         Recipe(),
         Recipe(grad_accumulation_steps=2),
         Recipe(precision="amp-bf16"),
+        Recipe(precision="O2"),
         Recipe(parallel="mp:2"),
     ],
 )

@@ -67,9 +67,9 @@ def read_left(module: nn.Module, before: Tensors) -> Tensors:
     No DTensor is among these: what a forward pass changes is made anew from it.
     """
     now = read_weights(module)
-    whole = (name for name, one in before.items() if not is_dtensor(one))
-    moved = (name for name in whole if not torch.equal(now.parameters[name], before[name]))
-    return now.buffers | {name: now.parameters[name] for name in moved}
+    pairs = ((name, before.get(name, one), one) for name, one in now.parameters.items())
+    moved = {n: one for n, old, one in pairs if not (is_dtensor(old) or torch.equal(old, one))}
+    return now.buffers | moved
 
 
 def read_gradients(module: nn.Module) -> Tensors:
