@@ -20,7 +20,7 @@ class ExitCode(enum.IntEnum):
     """What a session or a verb ends in; 3 (internal error) and 5 (no tests) are pytest's own."""
 
     OK = 0
-    # A test, a finding of `doctor` or an experiment of `claims` failed.
+    # A test, a training, a finding of `doctor` or an experiment of `claims` failed.
     FAILED = 1
     USAGE = 2
     PYTEST_USAGE = 4

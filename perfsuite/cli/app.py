@@ -10,6 +10,7 @@ from typing import Annotated
 
 import typer
 
+from perfsuite import errors
 from perfsuite.cli.doctor.verb import doctor
 from perfsuite.cli.schemas import schemas
 from perfsuite.cli.verbs.baseline import app as baseline
@@ -24,7 +25,7 @@ from perfsuite.cli.verbs.profile import profile
 from perfsuite.cli.verbs.report import report
 from perfsuite.cli.verbs.sweep import sweep
 from perfsuite.cli.verbs.verify import verify
-from perfsuite.errors import ExitCode, PerfsuiteError, StorageError, WriteError
+from perfsuite.errors import ExitCode, PerfsuiteError
 from perfsuite.system.signals import ends_on_signals, shell_exit_code
 from perfsuite.system.untrusted import printable_lines
 
@@ -39,7 +40,7 @@ app.add_typer(baseline)
 
 
 def main() -> None:
-    """Run the command line; a mistake is one line and 2, what cannot be written or reached 12."""
+    """Run the command line; an error is its message, and the code for its kind."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # as stderr is
     try:
@@ -51,7 +52,11 @@ def main() -> None:
         raise
     except PerfsuiteError as error:
         sys.stderr.write(f"perfsuite: {printable_lines(str(error))}\n")
-        is_refused = isinstance(error, StorageError | WriteError)
+        if isinstance(
+            error, errors.RankFailureError | errors.DataLoadError | errors.NonFiniteError
+        ):
+            sys.exit(ExitCode.FAILED)
+        is_refused = isinstance(error, errors.StorageError | errors.WriteError)
         sys.exit(ExitCode.REFUSED if is_refused else ExitCode.USAGE)
 
 

@@ -1,10 +1,10 @@
 """Whether a workload computes the same under one recipe, or under every one of a table."""
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-from perfsuite.errors import ExitCode, PerfsuiteError, RankFailureError, SettingError
+from perfsuite.errors import ExitCode, RecipeError, SettingError, WorkloadError
 from perfsuite.experiments import results
 from perfsuite.experiments.rank_session import Session
 from perfsuite.records.equivalence import EquivalenceReport, NumericsStatus, combine_statuses
@@ -19,34 +19,20 @@ EXIT_CODES: dict[NumericsStatus, ExitCode] = {
 }
 
 
-def verify_one(
-    session: Session, workload: str, recipe: Recipe, num_steps: int
-) -> EquivalenceReport:
-    """Return the report of one recipe; a rank that fails did not exercise it."""
-    try:
-        return session.verify(workload, recipe, num_steps=num_steps)
-    except RankFailureError as error:
-        return results.not_exercised(workload, recipe, str(error))
-
-
 def verify_every(
-    session: Session,
-    workload: str,
-    recipes: Sequence[Recipe],
-    num_steps: int,
-    show: Callable[[int, EquivalenceReport], None],
-) -> list[EquivalenceReport]:
-    """Return the reports of many recipes; `show` gets how many are done, and each as it comes."""
-    reports: list[EquivalenceReport] = []
+    session: Session, workload: str, recipes: Sequence[Recipe], num_steps: int
+) -> Iterator[tuple[EquivalenceReport, bool]]:
+    """Yield the report of each recipe, and whether its training failed."""
     outcomes = session.verify_each(workload, recipes, num_steps=num_steps)
     for recipe, outcome in zip(recipes, outcomes, strict=True):
         if isinstance(outcome, SettingError):  # of this installation, and so of every recipe
             raise outcome
-        if isinstance(outcome, PerfsuiteError):
-            outcome = results.not_exercised(workload, recipe, str(outcome))
-        reports.append(outcome)
-        show(len(reports), outcome)
-    return reports
+        if isinstance(outcome, EquivalenceReport):
+            yield outcome, False
+            continue
+        fails = not isinstance(outcome, RecipeError | WorkloadError)  # combinations that cannot be
+        reason = f"failed: {outcome}" if fails else str(outcome)
+        yield results.not_exercised(workload, recipe, reason), fails
 
 
 def exit_code(reports: Sequence[EquivalenceReport], *, of_table: bool) -> ExitCode:

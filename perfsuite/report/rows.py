@@ -216,10 +216,6 @@ def _each(path: str) -> Callable[[Row], float | None]:
     return lambda row: row.of_each_device(get(row))
 
 
-def _write_interval(bounds: tuple[float, float]) -> str:
-    return " and ".join(map(format_change, bounds))
-
-
 def _write_mathematics(change: str) -> str:
     """The change, without the reason why there is none to tell, which is a sentence."""
     return "cannot be told" if change.startswith("cannot be told") else change
@@ -234,7 +230,9 @@ COLUMNS: Final[tuple[Column[Row], ...]] = (
     _text("verdict", "verdict.word"),
     _text("policy", "verdict.policy"),
     Column("change_ratio", "change", at("verdict.ratio"), format_change),
-    _text("interval", "verdict.interval", "between", _write_interval),
+    _text(
+        "interval", "verdict.interval", "between", lambda it: " and ".join(map(format_change, it))
+    ),
     Column("step_time_s", "step", at("step_time_s"), format_seconds),
     Column("spread_ratio", "spread", at("spread_ratio"), lambda it: f"± {format_ratio(it)}"),
     _text("numerics", "record.numerics.status"),

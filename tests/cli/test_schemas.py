@@ -10,6 +10,7 @@ import importlib
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -167,9 +168,8 @@ def test_what_the_doctor_init_verify_and_explain_write_is_as_their_schemas_say(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     verify = importlib.import_module("perfsuite.cli.verbs.verify")
-    monkeypatch.setattr(verify, "open_session", lambda *_: None)
-    row = not_exercised("w", Recipe(), "no GPU")
-    monkeypatch.setattr("perfsuite.experiments.verify.verify_one", lambda *_: row)
+    session = SimpleNamespace(verify=lambda *_, **__: not_exercised("w", Recipe(), "no GPU"))
+    monkeypatch.setattr(verify, "open_session", lambda *_: session)
     findings = [Finding("cores", "ok", "2"), Finding("load", "warn", "2.0", "end them")]
     monkeypatch.setattr("perfsuite.cli.doctor.verb.examine", lambda: findings)
     runs = [

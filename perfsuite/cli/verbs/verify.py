@@ -8,7 +8,7 @@ from rich.console import Console
 
 from perfsuite.cli.options import DeviceName, Seed, WorkloadName, open_session, takes_recipe
 from perfsuite.cli.output import JsonFile, write_json
-from perfsuite.errors import SettingError
+from perfsuite.errors import ExitCode, SettingError
 from perfsuite.experiments import verify as experiment
 from perfsuite.experiments.rank_session import MAX_VERIFIED_STEPS, Session
 from perfsuite.records.equivalence import EquivalenceReport
@@ -35,33 +35,39 @@ def verify(
 ) -> None:
     """Prove that a workload computes the same as one process: gradients, losses, weights.
 
-    Exit code: 0 equivalent, 20 mismatch, 21 a check without power, 22 not exercised.
+    Exit code: 0 equivalent, 1 it failed, 20 mismatch, 21 a check without power, 22 not exercised.
     """
     if all_recipes and recipe != Recipe():
         raise SettingError("--all tries every recipe; leave the options of one recipe out")
     session = open_session(device, seed)  # which holds nothing, as nothing is timed
+    num_failed = 0
     if all_recipes:
-        reports = _verify_every(session, workload, num_steps)
+        reports, num_failed = _verify_every(session, workload, num_steps)
     else:
-        reports = [experiment.verify_one(session, workload, recipe, num_steps)]
+        reports = [session.verify(workload, recipe, num_steps=num_steps)]
     typer.echo(equivalence_table(reports))
     for text in explanations(reports, every_row=not all_recipes):
         typer.echo(text)
     if all_recipes:
-        counted = Counter(report.status for report in reports)
-        found = [f"{counted[name]} {name}" for name in experiment.EXIT_CODES if counted[name]]
-        typer.echo(", ".join(found))
+        counted = Counter[str](report.status for report in reports)
+        counted.update({"not exercised": -num_failed, "failed": num_failed})
+        names = (*experiment.EXIT_CODES, "failed")
+        typer.echo(", ".join(f"{counted[name]} {name}" for name in names if counted[name]))
     write_json(json_file, rows=[row for report in reports for row in report.rows])
-    raise typer.Exit(experiment.exit_code(reports, of_table=all_recipes))
+    code = experiment.exit_code(reports, of_table=all_recipes)
+    raise typer.Exit(ExitCode.FAILED if num_failed else code)
 
 
-def _verify_every(session: Session, workload: str, num_steps: int) -> list[EquivalenceReport]:
+def _verify_every(
+    session: Session, workload: str, num_steps: int
+) -> tuple[list[EquivalenceReport], int]:
     find_workload(workload)
     recipes = experiment.every_recipe()
-    console = Console(stderr=True, highlight=False)
-
-    def show(num_done: int, report: EquivalenceReport) -> None:
-        status.update(f"{num_done} of {len(recipes)} recipes: {report.recipe['parallel']}")
-
-    with console.status(f"0 of {len(recipes)} recipes") as status:
-        return experiment.verify_every(session, workload, recipes, num_steps, show)
+    reports, num_failed = [], 0
+    with Console(stderr=True, highlight=False).status(f"0 of {len(recipes)} recipes") as status:
+        for report, fails in experiment.verify_every(session, workload, recipes, num_steps):
+            reports.append(report)
+            num_failed += fails
+            parallel = report.recipe["parallel"]
+            status.update(f"{len(reports)} of {len(recipes)} recipes: {parallel}")
+    return reports, num_failed

@@ -1,7 +1,7 @@
 """What a check is given, what it gathers, and the one row of the report that follows."""
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -14,8 +14,8 @@ from perfsuite.worker.equivalence.comparison import Discrepancy, Tensors, judge,
 from perfsuite.worker.equivalence.diagnosis import explain_ranks, explain_weights
 from perfsuite.worker.equivalence.limits import Limit
 from perfsuite.worker.equivalence.planted_bugs import Bug, describe_missed
-from perfsuite.worker.equivalence.references.single_process import Reference, plain_recipe
-from perfsuite.worker.equivalence.trace.trace import Trace
+from perfsuite.worker.equivalence.references.single_process import Reference
+from perfsuite.worker.equivalence.trace.trace import Step, Trace
 from perfsuite.worker.measure.device import is_accelerator
 
 _KEPT_BUFFERS = "the buffers stay as they are"
@@ -53,8 +53,7 @@ class Case:
 
     def reference(self, **changes: Any) -> Reference:
         """Return one process that computes the run's gradients, with changes to its recipe."""
-        recipe = plain_recipe(self.recipe, **changes)
-        return Reference(self.workload, recipe, device=self.device, seed=self.seed)
+        return Reference(self.workload, self.recipe, device=self.device, seed=self.seed, **changes)
 
 
 @dataclass(kw_only=True)
@@ -89,9 +88,10 @@ class Proof:
             is_flagged = any(not one.is_within for one in found)
             self.planted[name] = self.planted.get(name, False) or is_flagged
 
-    def plant_buffers(self, before: Tensors, expected: Tensors, limit: Limit) -> None:
+    def plant_buffers(self, step: Step, expected: Tensors, limit: Limit) -> None:
         """Give the check a step's buffers before the pass in place of those that it leaves."""
-        self.plant_at_step(_KEPT_BUFFERS, judge("buffer", before, expected, 1, limit))
+        kept = replace(step, buffers=step.before.buffers)
+        self.plant_at_step(_KEPT_BUFFERS, judge_buffers(kept, expected, 1, limit))
 
     def conclude(self, recipe: Recipe) -> EquivalenceRow:
         """Return what the proof shows: a mismatch before no power before equivalent."""
@@ -129,6 +129,13 @@ class Proof:
             limit=None if shown is None else shown.limit,
             planted=planted,
         )
+
+
+def judge_buffers(step: Step, expected: Tensors, number: int, limit: Limit) -> list[Discrepancy]:
+    """Judge a step's buffers; a parameter that one side's passes left alone is as before there."""
+    names = step.buffers | expected
+    before = {name: one for name, one in step.before.parameters.items() if name in names}
+    return judge("buffer", before | step.buffers, before | expected, number, limit)
 
 
 def _decisive(failures: list[Discrepancy]) -> Discrepancy:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.optim import Optimizer
 
 from perfsuite.errors import PerfsuiteError
 from perfsuite.ranks.messages import COUNTED, RankStart, RunCell
@@ -118,9 +119,11 @@ def held_by(model: Any, optimizer: Any) -> Iterator[Tensor]:
         for parameter in model.parameters():
             yield from tensors_in(parameter, parameter.grad)
         yield from tensors_in(list(model.buffers()))
-    if optimizer is not None:
+    while optimizer is not None:
         yield from tensors_in([group["params"] for group in optimizer.param_groups])
         yield from tensors_in(list(optimizer.state.values()))
+        inner = getattr(optimizer, "optim", None)  # has the state of a ZeroRedundancyOptimizer
+        optimizer = inner if isinstance(inner, Optimizer) else None
 
 
 @contextmanager
@@ -140,7 +143,10 @@ def start_activity(job: RunCell, start: RankStart, device: torch.device) -> Iter
     if job.activity == "evaluate":
         split = "test" if workload.has_split("test") else "validation"
     shard = job.recipe.plan.shard_of(start.rank), job.recipe.plan.data_parallel_size
-    with open_batches(workload, job.recipe, shard, device, start, split) as batches:
+    # A smaller batch would be timed, and counted, as a full one.
+    with open_batches(
+        workload, job.recipe, shard, device, start, split, drops_last=True
+    ) as batches:
         if trainer is None:
             yield _Load(batches)
         elif job.activity == "train":

@@ -33,6 +33,8 @@ def open_batches(
     device: torch.device,
     start: RankStart,
     split: Split,
+    *,
+    drops_last: bool = False,
 ) -> Iterator[EpochBatches]:
     """Yield this rank's batches of a split; their loader workers end with the context."""
     # The dataset is the same on every rank; what it and the model draw later is not.
@@ -40,12 +42,18 @@ def open_batches(
     batches: EpochBatches
     if workload.build_loader is not None:
         let_children_be_loader_workers(start.folder, start.cores)
-        batches = OwnBatches(workload, recipe, split, shard)
+        batches = OwnBatches(workload, recipe, split, shard, drops_last=drops_last)
         _check_lengths(workload, split, batches, device)
     else:
         enter = loader_worker_entry(start.folder, start.cores)
         batches = EpochBatches(
-            workload, recipe, split, shard, seed=start.seed, on_worker_start=enter
+            workload,
+            recipe,
+            split,
+            shard,
+            seed=start.seed,
+            on_worker_start=enter,
+            drops_last=drops_last,
         )
     with batches:
         seed_random_numbers(start.seed + shard[0])

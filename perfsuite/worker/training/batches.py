@@ -1,5 +1,7 @@
 """The tensors of a batch: how they are found and cast, and how they reach device and model."""
 
+import copy
+from collections import UserDict
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -12,12 +14,23 @@ def map_tensors(value: Any, function: Callable[[Tensor], Any]) -> Any:
     if isinstance(value, Tensor):
         return function(value)
     if isinstance(value, Mapping):
-        return {key: map_tensors(part, function) for key, part in value.items()}
+        parts = {key: map_tensors(part, function) for key, part in value.items()}
+        return replace_values(value, parts)
     if isinstance(value, tuple) and hasattr(value, "_fields"):
         return type(value)(*(map_tensors(part, function) for part in value))
     if isinstance(value, list | tuple):
         return type(value)(map_tensors(part, function) for part in value)
     return value
+
+
+def replace_values(mapping: Mapping[Any, Any], values: dict[Any, Any]) -> Any:
+    """Other values in a mapping of the same class, which may show its items as attributes."""
+    if not isinstance(mapping, dict | UserDict):
+        return values  # another may be read-only
+    copied = copy.copy(mapping)
+    for key, value in values.items():  # transformers' ModelOutput refuses `update`
+        copied[key] = value
+    return copied
 
 
 def tensors_in(value: Any) -> list[Tensor]:

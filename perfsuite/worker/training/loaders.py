@@ -50,8 +50,8 @@ class EpochBatches(Iterator[Any], contextlib.AbstractContextManager["EpochBatche
     The order of the samples depends on seed and epoch alone, never on the number of workers; a
     dataset's own random numbers do. Training data are shuffled anew in each epoch; samples that
     would leave a shard shorter than the others, or a batch not full, are left out of that epoch.
-    Other splits keep their order and their last, smaller batch; shards that would be shorter repeat
-    samples from the start of the split.
+    Other splits keep their order, and, unless `drops_last` and there is a full one, their last,
+    smaller batch; shards that would be shorter repeat samples from the start of the split.
     """
 
     epoch = 0  # of the last batch
@@ -69,6 +69,7 @@ class EpochBatches(Iterator[Any], contextlib.AbstractContextManager["EpochBatche
         *,
         seed: int,
         on_worker_start: Callable[[], None] | None = None,
+        drops_last: bool = False,
     ) -> None:
         """Take the shard of this index, of so many; `seed` is the same on every rank."""
         self._origin = f"workload {workload.name!r}: its {split} dataset"
@@ -88,7 +89,7 @@ class EpochBatches(Iterator[Any], contextlib.AbstractContextManager["EpochBatche
             _Fetching(dataset),
             batch_size=batch_size,
             sampler=sampler,
-            drop_last=trains,
+            drop_last=trains or (drops_last and len(sampler) >= batch_size),
             # Its own: an epoch draws nothing of the model's random numbers, no two ranks augment
             # alike.
             generator=torch.Generator().manual_seed(seed + index),
@@ -102,7 +103,8 @@ class EpochBatches(Iterator[Any], contextlib.AbstractContextManager["EpochBatche
             worker_init_fn=None if on_worker_start is None else lambda _: on_worker_start(),
         )
         self.steps_per_epoch = len(self._loader)
-        self.step_size = batch_size * num_shards  # samples of one batch over all shards
+        # Samples of one batch over all shards.
+        self.step_size = min(batch_size, len(sampler)) * num_shards
         self.repeats_last = not trains and (len(sampler) - 1) * num_shards + index >= len(dataset)
 
     def __next__(self) -> Any:
@@ -168,11 +170,18 @@ class OwnBatches(EpochBatches):
     """The batches of the workload's own loader, epoch after epoch.
 
     An epoch with another number of batches than the loader's length, or a batch of another size, is
-    an error: ranks would wait for each other, and rates would be wrong.
+    an error: ranks would wait for each other, and rates would be wrong. Only the last batch of
+    another split than "train" may be smaller, without `drops_last`.
     """
 
     def __init__(
-        self, workload: Workload, recipe: Recipe, split: Split, shard: tuple[int, int]
+        self,
+        workload: Workload,
+        recipe: Recipe,
+        split: Split,
+        shard: tuple[int, int],
+        *,
+        drops_last: bool = False,
     ) -> None:
         for name in (*_LOADING, "micro_batch_size"):
             if value := getattr(recipe, name):
@@ -184,7 +193,7 @@ class OwnBatches(EpochBatches):
         self._own_loader = workload.own_loader(split, index, num_shards)
         self._origin = f"workload {workload.name!r}: build_loader({split!r}, {index}, {num_shards})"
         self._batch_size = workload.micro_batch_size
-        self._trains = split == "train"
+        self._needs_full = drops_last or split == "train"
         self._num_given = 0
         self.steps_per_epoch = len(self._own_loader)
         self.step_size = self._batch_size * num_shards
@@ -239,7 +248,7 @@ class OwnBatches(EpochBatches):
                 f"{self._origin} gives a batch of {num_inputs} inputs and {num_targets} targets; "
                 "the first dimension of both must be that of the samples"
             )
-        if num_inputs > self._batch_size or (self._trains and num_inputs < self._batch_size):
+        if num_inputs > self._batch_size or (self._needs_full and num_inputs < self._batch_size):
             raise WorkloadError(
                 f"{self._origin} gives a batch of {num_inputs} samples, and the workload's "
                 f"micro_batch_size is {self._batch_size}; let both be the same, and leave out a "

@@ -223,8 +223,9 @@ class MasterWeights(Optimizer):
     """Steps float32 copies of a model's low-precision parameters, then copies them back.
 
     Its parameter groups are the inner optimizer's and hold the copies, so `GradScaler.unscale_` and
-    clipping work on float32 gradients. One step is: backward, `collect_gradients`, unscale, clip,
-    `step`. Gradients of several micro-batches are summed in the model's own dtype.
+    clipping work on float32 gradients. One step is: clear the model's gradients, backward,
+    `collect_gradients`, unscale, clip, `step`. Gradients of several micro-batches are summed in the
+    model's own dtype.
     """
 
     def __init__(
@@ -237,10 +238,10 @@ class MasterWeights(Optimizer):
         ]
         pairs = zip(parameters, master_weights, strict=True)
         self._copied = [(p, master) for p, master in pairs if p is not master]
-        self.inner = build_optimizer(master_weights)
+        self.optim = build_optimizer(master_weights)
         # The groups are the same dicts, so a learning rate set on either holds for both.
-        super().__init__(self.inner.param_groups, self.inner.defaults)
-        self.state = self.inner.state
+        super().__init__(self.optim.param_groups, self.optim.defaults)
+        self.state = self.optim.state
 
     @torch.no_grad()
     def collect_gradients(self) -> None:
@@ -257,14 +258,8 @@ class MasterWeights(Optimizer):
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]  # returns no loss
         """Step the master weights and round them to the model's parameters."""
-        self.inner.step(closure)
+        self.optim.step(closure)
         _copy_all(self._copied)
-
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        """Clear the gradients of the master weights, and drop those of the model."""
-        self.inner.zero_grad(set_to_none)
-        for parameter, _ in self._copied:
-            parameter.grad = None
 
 
 def _copy_all(pairs: Iterable[tuple[Tensor, Tensor]]) -> None:

@@ -17,13 +17,8 @@ from torch.nn.utils import clip_grad_norm_, get_total_norm
 from perfsuite.errors import NotExercisedError, WorkloadError
 from perfsuite.records.stages import Stage
 from perfsuite.worker.dtensor import is_dtensor, local_tensor
+from perfsuite.worker.training import mixed_precision
 from perfsuite.worker.training.batches import copy_to_device
-from perfsuite.worker.training.mixed_precision import (
-    MasterWeights,
-    autocast,
-    cast_for_loss,
-    cast_inputs,
-)
 from perfsuite.worker.training.trainer import Trainer
 
 
@@ -85,7 +80,7 @@ def evaluate_batch(trainer: Trainer, batches: Iterator[Any], stage: Stage) -> Te
 def prepare_batch(trainer: Trainer, batch: Any) -> tuple[Any, Any]:
     """Return (inputs, target) on the device, floating inputs in the dtype of the parameters."""
     inputs, target = copy_to_device(batch, trainer.device, non_blocking=trainer.recipe.non_blocking)
-    return cast_inputs(inputs, trainer.precision), target
+    return mixed_precision.cast_inputs(inputs, trainer.precision), target
 
 
 def compute_loss(trainer: Trainer, outputs: Any, target: Any) -> Tensor:
@@ -94,10 +89,9 @@ def compute_loss(trainer: Trainer, outputs: Any, target: Any) -> Tensor:
     if trainer.precision.is_plain:  # in a small step even calls that do nothing take time
         loss = trainer.workload.loss(outputs, target)
     else:
-        with autocast(trainer.precision, trainer.device):
-            loss = trainer.workload.loss(
-                cast_for_loss(outputs, trainer.precision), cast_for_loss(target, trainer.precision)
-            )
+        with mixed_precision.autocast(trainer.precision, trainer.device):
+            values = mixed_precision.cast_for_loss((outputs, target), trainer.precision)
+            loss = trainer.workload.loss(*values)
     if isinstance(loss, Tensor) and loss.dim() == 0:
         return loss
     is_tensor = isinstance(loss, Tensor)
@@ -118,7 +112,7 @@ def scale_loss(trainer: Trainer, loss: Tensor) -> Tensor:
 def finish_gradients(trainer: Trainer) -> None:
     """Wait for the reduction over ranks, then copy the gradients to master weights, if any."""
     trainer.strategy.finish_gradients()
-    if isinstance(trainer.optimizer, MasterWeights):
+    if isinstance(trainer.optimizer, mixed_precision.MasterWeights):
         trainer.optimizer.collect_gradients()
 
 
@@ -144,31 +138,32 @@ def clip_gradients(trainer: Trainer, max_norm: float) -> Tensor:
     """Clip the norm of all unscaled gradients together to `max_norm`; return the norm before.
 
     As torch.nn.utils.clip_grad_norm_, for gradients of three kinds: plain and equal on all ranks;
-    DTensors, with plain ones beside them that are equal on all ranks (fsdp, tp); plain ones that
-    only this rank has (pp, mp). For the latter two, of split parameters, it is a collective.
+    DTensors, and plain ones that are equal on all ranks (fsdp, tp, mesh); plain ones that only this
+    rank has (pp, mp). For the latter two, of split parameters, it is a collective.
     """
     parameters = [one for group in trainer.optimizer.param_groups for one in group["params"]]
     if not trainer.strategy.splits_parameters:
         return clip_grad_norm_(parameters, max_norm)
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-    norm = _norm_over_ranks(gradients, trainer.device)
+    are_own = trainer.recipe.plan.properties.cuts_model
+    norm = _norm_over_ranks(gradients, trainer.device, are_own=are_own)
     scale = (max_norm / (norm + _EPSILON)).clamp(max=1.0)
     for gradient in gradients:
         local_tensor(gradient).mul_(scale)
     return norm
 
 
-def _norm_over_ranks(gradients: list[Tensor], device: torch.device) -> Tensor:
-    by_mesh: dict[DeviceMesh | None, list[Tensor]] = {None: []}
+def _norm_over_ranks(gradients: list[Tensor], device: torch.device, *, are_own: bool) -> Tensor:
+    by_mesh: dict[DeviceMesh | None, list[Tensor]] = {}
     for gradient in gradients:
         mesh = gradient.device_mesh if is_dtensor(gradient) else None
         by_mesh.setdefault(mesh, []).append(gradient)
     # The norm of no gradients is torch's zero on the CPU, and copying that waits for the device.
     square = torch.zeros((), dtype=torch.float64, device=device)
-    for those in filter(None, by_mesh.values()):
+    for those in by_mesh.values():
         norm = get_total_norm(those)
         full = norm.full_tensor() if is_dtensor(norm) else norm
         square += full.to(device, torch.float64).square()  # that of float16 would overflow
-    if len(by_mesh) == 1:  # plain ones alone
+    if are_own:
         dist.all_reduce(square)
     return square.sqrt()

@@ -39,7 +39,7 @@ class Trainer:
     model: nn.Module
     module: nn.Module
     optimizer: Optimizer
-    unstepped: list[nn.Parameter]  # with gradients, and not the optimizer's
+    unstepped: list[nn.Parameter]  # with gradients, and not the optimizer's, as with master weights
     scaler: mixed_precision.LossScaler
     precision: mixed_precision.PrecisionPolicy
     strategy: Strategy
@@ -90,7 +90,7 @@ def build_trainer(
         model=model,
         module=module,
         optimizer=optimizer,
-        unstepped=[] if precision.master_weights else left,  # which clear all gradients
+        unstepped=left,
         scaler=mixed_precision.LossScaler(precision, device, agrees_over_ranks=agrees),
         precision=precision,
         strategy=strategy,

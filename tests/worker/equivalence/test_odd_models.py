@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict, UserDict
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -96,6 +97,30 @@ class Tuples(nn.Module):
         return self.head(hidden), [hidden, {"mean": hidden.mean(dim=1)}]
 
 
+class Named(OrderedDict[str, Tensor]):
+    """As transformers' ModelOutput: a dict whose items are attributes too."""
+
+    def __setitem__(self, name: str, value: Tensor) -> None:
+        super().__setitem__(name, value)
+        setattr(self, name, value)
+
+    def update(self, *args: Any, **kwargs: Any) -> None:
+        raise TypeError("You cannot use ``update`` on a ModelOutput instance.")
+
+
+class Attributes(nn.Module):
+    """Returns what transformers' models return."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = make_layers()
+
+    def forward(self, inputs: Tensor) -> Named:
+        outputs = Named()
+        outputs["logits"] = self.layers(inputs)
+        return outputs
+
+
 def nested_loss(outputs: Any, target: Any) -> Tensor:
     logits, (hidden, summary) = outputs
     corner, (height,) = target["box"]
@@ -121,6 +146,195 @@ def test_a_model_from_dicts_to_dicts_is_equivalent(check_equivalence: Check, par
 
     assert report.is_equivalent, report
     assert "T1" in statuses(report)
+
+
+@pytest.mark.parametrize("recipe", [Recipe(), Recipe(precision="bf16"), Recipe(precision="O2")])
+def test_a_dict_with_attributes_keeps_them_where_outputs_are_cast(
+    check_equivalence: Check, recipe: Recipe
+) -> None:
+    workload = make_workload(
+        Attributes, loss=lambda outputs, target: cross_entropy(outputs.logits, target)
+    )
+
+    report = check_equivalence(workload, recipe, num_steps=1)
+
+    assert report.is_equivalent, report
+
+
+def test_clipping_is_equivalent_where_only_a_layer_trains_that_is_not_split(
+    check_equivalence: Check,
+) -> None:
+    def build_model() -> nn.Module:
+        model = nn.Sequential(nn.Linear(6, 8), nn.Softmax(dim=1), nn.Linear(8, 5))
+        model[0].requires_grad_(False)
+        return model
+
+    recipe = Recipe(parallel="tp:2", clip_grad_norm=0.01)
+    report = check_equivalence(make_workload(build_model), recipe)
+
+    assert report.is_equivalent, report
+
+
+def test_weights_in_another_memory_format_are_equivalent_under_checkpointing(
+    check_equivalence: Check,
+) -> None:
+    def build_model() -> nn.Module:
+        convolutions = nn.Sequential(nn.Conv2d(2, 4, 3), nn.Tanh(), nn.Conv2d(4, 4, 2))
+        return nn.Sequential(convolutions, nn.Flatten()).to(memory_format=torch.channels_last)
+
+    images = numbers(NUM_SAMPLES, 2, 4, 4)
+    workload = make_workload(build_model, inputs=images, blocks=lambda model: [model[0]])
+
+    report = check_equivalence(workload, Recipe(checkpointing="every-block"), num_steps=1)
+
+    assert report.is_equivalent, report
+
+
+class Packed(nn.Module):
+    """Drops out of the words that are no padding, as models of packed sequences do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.head = nn.Embedding(10, 8), nn.Linear(8, 4)
+        self.dropout = nn.Dropout(0.5)
+
+    def forward(self, words: Tensor) -> Tensor:
+        is_word = words > 0
+        embedded = self.embed(words)
+        packed = torch.zeros_like(embedded)
+        packed[is_word] = self.dropout(embedded[is_word])
+        return self.head(packed).sum(1)
+
+
+def test_draws_for_as_many_words_as_each_batch_has_are_joined(check_equivalence: Check) -> None:
+    # Four samples have 12 words, and the two of a rank 5, 6 or 7.
+    lengths = torch.tensor([[4], [3], [2], [3]])
+    words = torch.where(torch.arange(5) < lengths, WORDS[:4].clamp(min=1), 0)
+    workload = make_workload(Packed, inputs=words, targets=CLASSES[:4], micro_batch_size=2)
+
+    report = check_equivalence(workload, Recipe(parallel="ddp:2"))
+
+    assert report.is_equivalent, report
+
+
+class Bounded(nn.Module):
+    """Its forward pass shortens the embeddings that it uses."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.head = nn.Embedding(10, 8, max_norm=1.0), nn.Linear(8, 4)
+
+    def forward(self, words: Tensor) -> Tensor:
+        return self.head(self.embed(words).mean(1))
+
+
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        Recipe(),
+        Recipe(grad_accumulation_steps=2),
+        Recipe(precision="amp-bf16"),
+        Recipe(precision="O2"),
+        Recipe(parallel="mp:2"),
+    ],
+)
+def test_a_forward_pass_that_changes_weights_is_equivalent(
+    check_equivalence: Check, recipe: Recipe
+) -> None:
+    workload = make_workload(Bounded, inputs=WORDS, blocks=lambda model: [model.embed, model.head])
+
+    report = check_equivalence(workload, recipe)
+
+    assert report.is_equivalent, report
+
+
+@pytest.mark.parametrize("parallel", ["ddp:2", "fsdp:2"])
+def test_weights_that_a_forward_pass_changes_otherwise_than_in_one_process_are_a_mismatch(
+    check_equivalence: Check, parallel: str
+) -> None:
+    # A rank shortens what its own samples use, and fsdp drops what it has shortened.
+    words = WORDS.where(torch.arange(5) < 1, WORDS[:, :1])
+    report = check_equivalence(make_workload(Bounded, inputs=words), Recipe(parallel=parallel))
+
+    assert report.status == "mismatch", report
+
+
+class Scaling(nn.Module):
+    """Its forward pass shrinks its weights on ranks, and not in one process."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = make_layers()
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        outputs: Tensor = self.layers(inputs)
+        if torch.distributed.is_initialized():
+            with torch.no_grad():
+                self.layers[4].bias.mul_(0.9)
+        return outputs
+
+
+def test_weights_that_a_forward_pass_changes_on_ranks_alone_are_a_mismatch(
+    expect_mismatch: Callable[..., dict[str, str]],
+) -> None:
+    found = expect_mismatch(
+        make_workload(Scaling),
+        Recipe(parallel="ddp:2"),
+        "T1",
+        "the buffer of 'layers.4.bias' differs at step 1",
+        "the forward pass changes a buffer",
+    )
+
+    assert found["T0"] == "mismatch"
+
+
+class FixedSize(nn.Module):
+    """Its buffer has the size of one micro-batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = make_layers()
+        self.register_buffer("state", torch.zeros(8, 4))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.layers(inputs) + self.state
+
+
+@pytest.mark.parametrize("fields", [{}, {"parallel": "ddp:2"}])
+def test_a_model_of_one_batch_size_has_no_reference_of_several_micro_batches(
+    check_equivalence: Check, fields: dict[str, Any]
+) -> None:
+    recipe = Recipe(grad_accumulation_steps=2, **fields)
+    report = check_equivalence(make_workload(FixedSize), recipe, num_steps=1)
+
+    why = report.inapplicable.get("T1") or reason(report, "T1")
+    assert "the model does not take the whole batch: The size of tensor a " in why
+
+
+def test_a_model_of_one_batch_size_is_compared_without_bugs_of_smaller_batches(
+    check_equivalence: Check,
+) -> None:
+    report = check_equivalence(make_workload(FixedSize), Recipe(), num_steps=1)
+
+    assert report.is_equivalent, report
+
+
+@pytest.mark.parametrize("container", [OrderedDict, UserDict])
+def test_targets_of_a_mapping_class_keep_it_where_parts_are_joined(
+    check_equivalence: Check, container: Any
+) -> None:
+    def loss(outputs: Tensor, target: Any) -> Tensor:
+        assert type(target) is container
+        return cross_entropy(outputs, target["label"])
+
+    targets = [container() for _ in CLASSES]
+    for target, label in zip(targets, CLASSES, strict=True):
+        target["label"] = label
+    workload = make_workload(make_layers, targets=targets, loss=loss)
+
+    report = check_equivalence(workload, Recipe(parallel="ddp:2"), num_steps=1)
+
+    assert report.is_equivalent, report
 
 
 @pytest.mark.parametrize("parallel", MODES)

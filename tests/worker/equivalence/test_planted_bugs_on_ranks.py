@@ -281,7 +281,7 @@ def clip_while_scaled(model: nn.Module) -> None:
 
 
 def keep_model_stale(model: nn.Module) -> None:
-    MasterWeights.step = lambda self, closure=None: self.inner.step(closure)
+    MasterWeights.step = lambda self, closure=None: self.optim.step(closure)
 
 
 def round_masters(model: nn.Module) -> None:

@@ -12,6 +12,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from perfsuite import Recipe
 from perfsuite.worker.training import step
 from perfsuite.worker.training.step import clip_gradients
 
@@ -24,10 +25,12 @@ def with_gradient(gradient: Tensor) -> nn.Parameter:
     return parameter
 
 
-def clip(parameters: list[nn.Parameter], max_norm: float, *, differ: bool) -> float:
+def clip(parameters: list[nn.Parameter], max_norm: float, parallel: str) -> float:
+    recipe = Recipe(parallel=parallel)
     trainer: Any = SimpleNamespace(
         optimizer=SimpleNamespace(param_groups=[{"params": parameters}]),
-        strategy=SimpleNamespace(splits_parameters=differ),
+        recipe=recipe,
+        strategy=SimpleNamespace(splits_parameters=recipe.plan.properties.splits_parameters),
         device=CPU,
     )
     return clip_gradients(trainer, max_norm).item()
@@ -37,7 +40,7 @@ def test_plain_gradients_are_clipped_as_torch_does_it() -> None:
     parameters = [with_gradient(torch.randn(3)), with_gradient(torch.randn(2, 2))]
     copies = [with_gradient(p.grad.clone()) for p in parameters if p.grad is not None]
 
-    norm = clip(parameters, 0.5, differ=False)
+    norm = clip(parameters, 0.5, "single")
     expected = torch.nn.utils.clip_grad_norm_(copies, 0.5)
 
     assert norm == expected.item()
@@ -50,7 +53,7 @@ def clip_a_part_on_each_rank(max_norm: float) -> tuple[float, list[float]]:
     rank = dist.get_rank()
     parts = [torch.tensor([3.0, 0.0]), torch.tensor([0.0, 4.0])]
     parameters = [with_gradient(parts[rank])] if rank < 2 else []
-    norm = clip(parameters, max_norm, differ=True)
+    norm = clip(parameters, max_norm, "mp:3")
     return norm, [value for p in parameters for value in p.grad.tolist()]
 
 
@@ -74,7 +77,7 @@ def clip_shards_beside_a_plain_one() -> tuple[float, list[float], list[float]]:
     plain = with_gradient(torch.tensor([4.0]))
     sharded = nn.Parameter(distribute_tensor(torch.zeros(2), mesh, [Shard(0)]))
     sharded.grad = distribute_tensor(torch.tensor([2.0, 4.0]), mesh, [Shard(0)])
-    norm = clip([plain, sharded], 3.0, differ=True)
+    norm = clip([plain, sharded], 3.0, "tp:2")
     return norm, plain.grad.tolist(), sharded.grad.to_local().tolist()
 
 
@@ -87,10 +90,20 @@ def test_a_plain_gradient_beside_shards_counts_once(rank_group: Any) -> None:
     assert second[2] == pytest.approx([2.0], rel=1e-6)
 
 
+def clip_a_plain_one() -> float:
+    return clip([with_gradient(torch.tensor([3.0, 4.0]))], 1.0, "tp:2")
+
+
+def test_a_plain_gradient_without_shards_beside_it_counts_once_where_all_ranks_have_it(
+    rank_group: Any,
+) -> None:
+    assert rank_group(2, clip_a_plain_one) == [5.0, 5.0]
+
+
 def clip_large_halves() -> tuple[float, float]:
     """Each rank's norm is 40 000: float16 has it, and not its square."""
     parameter = with_gradient(torch.full((1,), 40_000.0, dtype=torch.float16))
-    norm = clip([parameter], 40_000.0 * 2**0.5 / 2, differ=True)
+    norm = clip([parameter], 40_000.0 * 2**0.5 / 2, "pp:2")
     return norm, parameter.grad.item()
 
 
@@ -121,7 +134,7 @@ def test_clipping_shards_waits_for_no_device(monkeypatch: pytest.MonkeyPatch) ->
 
         shard: Any = nn.Parameter(torch.ones(2, device="cuda"))
         shard.device_mesh = "mesh"
-        found = step._norm_over_ranks([shard], norm.device)
+        found = step._norm_over_ranks([shard], norm.device, are_own=False)
 
     assert found.device.type == "cuda"
     assert copies.num_seen == 0

@@ -49,6 +49,7 @@ def build(make_workload: Callable[..., Workload]) -> Iterator[Callable[..., Epoc
         num_shards: int = 1,
         seed: int = 0,
         on_worker_start: Callable[[], None] | None = None,
+        drops_last: bool = False,
         **fields: Any,
     ) -> EpochBatches:
         batches = EpochBatches(
@@ -58,6 +59,7 @@ def build(make_workload: Callable[..., Workload]) -> Iterator[Callable[..., Epoc
             (shard_index, num_shards),
             seed=seed,
             on_worker_start=on_worker_start,
+            drops_last=drops_last,
         )
         built.append(batches)
         return batches
@@ -445,3 +447,17 @@ def test_an_empty_split_is_refused(build: Any) -> None:
     message = "workload 'small': its test dataset is empty; it needs at least one sample"
     with refusal(WorkloadError, message):
         build(Numbers(0), "test")
+
+
+def test_the_last_batch_of_a_split_that_is_not_full_is_left_out_on_request(build: Any) -> None:
+    batches = build(Numbers(10), "test", drops_last=True)
+
+    assert samples(batches, 3) == [[0, 1, 2, 3], [4, 5, 6, 7], [0, 1, 2, 3]]
+    assert (batches.steps_per_epoch, batches.step_size) == (2, 4)
+
+
+def test_a_split_of_less_than_a_batch_has_the_size_that_it_has(build: Any) -> None:
+    batches = build(Numbers(5), "test", shard_index=1, num_shards=2, drops_last=True)
+
+    assert samples(batches, 2) == [[1, 3, 0], [1, 3, 0]]
+    assert (batches.steps_per_epoch, batches.step_size) == (1, 6)

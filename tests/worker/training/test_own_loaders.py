@@ -50,10 +50,12 @@ class Endless(IterableDataset[Any]):
 def build(make_workload: Callable[..., Workload]) -> Callable[..., OwnBatches]:
     """(loader, or function that builds it) -> its batches, which should be of 4 samples."""
 
-    def make(loader: Any, split: Split = "train", **fields: Any) -> OwnBatches:
+    def make(
+        loader: Any, split: Split = "train", *, drops_last: bool = False, **fields: Any
+    ) -> OwnBatches:
         build_loader = loader if callable(loader) else lambda *_: loader
         workload = make_workload(build_dataset=no_dataset, build_loader=build_loader)
-        return OwnBatches(workload, Recipe(**fields), split, (1, 2))
+        return OwnBatches(workload, Recipe(**fields), split, (1, 2), drops_last=drops_last)
 
     return make
 
@@ -100,6 +102,19 @@ def test_streams_and_collate_functions_are_the_users(build: Any) -> None:
 
 def test_only_training_needs_a_full_last_batch(build: Any) -> None:
     assert len(inputs_of(build(DataLoader(Stream(4, 4, 1), batch_size=None), "test"), 3)) == 3
+
+
+def test_where_each_batch_counts_as_full_one_that_is_not_is_refused(build: Any) -> None:
+    batches = build(DataLoader(Stream(4, 4, 1), batch_size=None), "test", drops_last=True)
+
+    with pytest.raises(WorkloadError) as refused:
+        inputs_of(batches, 3)
+
+    assert str(refused.value) == (
+        "workload 'small': build_loader('test', 1, 2) gives a batch of 1 samples, and the "
+        "workload's micro_batch_size is 4; let both be the same, and leave out a last batch that "
+        "is smaller (drop_last=True)"
+    )
 
 
 ORIGIN = "workload 'small': build_loader('train', 1, 2)"

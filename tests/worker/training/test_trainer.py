@@ -93,7 +93,7 @@ def test_master_weights_wrap_the_optimizer_of_the_mode(
     assert journal.log[0].startswith("split: torch.float16")
     assert journal.log[-1] == "build_optimizer: torch.float32"
     assert isinstance(trainer.optimizer, MasterWeights)
-    assert isinstance(trainer.optimizer.inner, torch.optim.SGD)
+    assert isinstance(trainer.optimizer.optim, torch.optim.SGD)
 
 
 def test_compile_comes_after_autocast_and_before_the_wrapper(

@@ -13,7 +13,7 @@ from perfsuite.worker.equivalence import comparison
 from perfsuite.worker.equivalence.comparison import Discrepancy, Tensors
 from perfsuite.worker.equivalence.limits import BITWISE, Limit, above_noise, reduction_limit
 from perfsuite.worker.equivalence.planted_bugs import Bug, gradient_bugs, wrong_scale
-from perfsuite.worker.equivalence.proof import Case, Proof
+from perfsuite.worker.equivalence.proof import Case, Proof, judge_buffers
 
 
 def check_checkpointing(case: Case) -> Proof | str:
@@ -30,7 +30,7 @@ def check_checkpointing(case: Case) -> Proof | str:
         proof.evidence += [
             *comparison.judge_losses(step.losses, twin.losses, number, limit),
             *comparison.judge("gradient", step.gradients, twin.gradients, number, limit),
-            *comparison.judge("buffer", step.buffers, twin.buffers, number, limit),
+            *judge_buffers(step, twin.buffers, number, limit),
         ]
         if number == 1:
             judge = partial(
@@ -65,7 +65,7 @@ def _bugs(gradients: Tensors, recipe: Recipe, limit: Limit) -> Iterator[Bug]:
     if limit.value > 0:
         return
     name = next(name for name, gradient in gradients.items() if bool(gradient.any()))
-    nudged = gradients[name].clone().view(-1)
+    nudged = gradients[name].flatten().clone()
     nudged[nudged.abs().argmax()] *= 1 + torch.finfo(nudged.dtype).eps
     yield Bug(
         f"one element of the gradient of {name!r} is off by one rounding",

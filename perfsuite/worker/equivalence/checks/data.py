@@ -21,7 +21,7 @@ from perfsuite.worker.equivalence.planted_bugs import describe_missed
 from perfsuite.worker.equivalence.proof import Case
 from perfsuite.worker.equivalence.trace.draws import modules_that_drew, read_random_state
 from perfsuite.worker.equivalence.trace.trace import Step
-from perfsuite.worker.training.batches import map_tensors
+from perfsuite.worker.training.batches import map_tensors, tensors_in
 from perfsuite.worker.training.trainer import seed_random_numbers
 
 # From its second batch on, a dataset with a state gives other samples when it is loaded again.
@@ -235,18 +235,12 @@ def _with_sample(shard: Tensor, sample: Tensor) -> Tensor:
 
 
 def _with_flipped_bit(batch: Any) -> Any:
-    is_flipped = False
-
-    def flip(tensor: Tensor) -> Tensor:
-        nonlocal is_flipped
-        if is_flipped or not tensor.numel():
-            return tensor
-        is_flipped = True
-        flipped = tensor.detach().clone(memory_format=torch.contiguous_format)
-        flipped.view(-1).view(torch.uint8)[0] ^= 1
-        return flipped
-
-    return map_tensors(batch, flip)
+    first = next((tensor for tensor in tensors_in(batch) if tensor.numel()), None)
+    if first is None:
+        return batch
+    flipped = first.detach().clone(memory_format=torch.contiguous_format)
+    flipped.view(-1).view(torch.uint8)[0] ^= 1
+    return map_tensors(batch, lambda tensor: flipped if tensor is first else tensor)
 
 
 def _describe(evidence: DataEvidence) -> Iterator[str]:

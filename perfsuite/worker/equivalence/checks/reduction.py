@@ -19,7 +19,7 @@ from perfsuite.worker.equivalence.comparison import Tensors
 from perfsuite.worker.equivalence.diagnosis import explain_gradients
 from perfsuite.worker.equivalence.limits import Limit, above_noise, reduction_limit
 from perfsuite.worker.equivalence.planted_bugs import Bug
-from perfsuite.worker.equivalence.proof import Case, Proof
+from perfsuite.worker.equivalence.proof import Case, Proof, judge_buffers
 from perfsuite.worker.equivalence.references.averaging import NUM_PLAIN_STEPS, PowerSGD, average
 from perfsuite.worker.equivalence.references.single_process import Pass, Reference
 from perfsuite.worker.equivalence.trace.trace import Step
@@ -64,9 +64,9 @@ def check_reduction(case: Case) -> Proof | str:
             *comparison.judge_draws(_find_wrong_draw(passes), number),
             *comparison.judge_losses(step.losses, [one.loss for one in passes], number, limit),
             *_judge(step.gradients, expected, number, limit),
-            *comparison.judge("buffer", step.buffers, buffers, number, limit),
+            *judge_buffers(step, buffers, number, limit),
         ]
-        proof.plant_buffers(step.before.buffers, buffers, limit)
+        proof.plant_buffers(step, buffers, limit)
         if number == 1:
             bugs = list(_bugs(reference, step, passes, expected, recipe))
             proof.plant(bugs, lambda tested: _judge(tested, expected, 1, limit))  # noqa: B023

@@ -24,7 +24,7 @@ from perfsuite.worker.equivalence.checks.expected_step import ExpectedStep
 from perfsuite.worker.equivalence.comparison import Tensors, scaled
 from perfsuite.worker.equivalence.limits import Limit, is_low_precision
 from perfsuite.worker.equivalence.planted_bugs import Bug
-from perfsuite.worker.equivalence.proof import Case, Proof
+from perfsuite.worker.equivalence.proof import Case, Proof, judge_buffers
 from perfsuite.worker.equivalence.references.averaging import average
 from perfsuite.worker.equivalence.references.single_process import (
     Pass,
@@ -48,7 +48,9 @@ def check_semantics(case: Case) -> Proof | EquivalenceRow | str:
     for number, step in enumerate(case.trace.steps, start=1):
         case.on_step()
         if recipe.comm_hook != "none":
-            uncompressed = references.average_uncompressed(step)
+            references.plain.load(step.before)
+            parts = itertools.chain(*_parts(references.plain, step))
+            uncompressed = average([*parts], "none")
             losses.append(comparison.measure_errors(step.gradients, uncompressed).total)
             step = dataclasses.replace(step, gradients=uncompressed)
         try:
@@ -63,7 +65,7 @@ def check_semantics(case: Case) -> Proof | EquivalenceRow | str:
             proof.vacuous.append(f"{off}: {why}")
             break
         proof.evidence += evidence
-        proof.plant_buffers(step.before.buffers, expected.truth.buffers, expected.buffer_limit)
+        proof.plant_buffers(step, expected.truth.buffers, expected.buffer_limit)
         if number == 1:
             finer, right = references.compute_finer(step, expected)
             bugs = list(_bugs(references, step, expected, finer, right.gradients))
@@ -129,7 +131,14 @@ class _References:
         plain = None
         if with_plain or is_low_precision(recipe) or is_accelerator(device):
             self.plain.load(step.before)
-            plain = self.plain.run([batch], scale=step.scale)
+            try:
+                plain = self.plain.run([batch], scale=step.scale)
+            except RuntimeError as error:
+                if sum(map(len, step.shards)) == 1:
+                    raise
+                raise UnjoinableError(
+                    f"the model does not take the whole batch: {_first_line(error)}"
+                ) from error
             unscaled = scaled(plain.gradients, 1 / step.scale)
             plain = dataclasses.replace(plain, gradients=unscaled)
             if batch.draws is not None and plain.wrong_draw is None:
@@ -160,11 +169,6 @@ class _References:
             return f"{one.name} draws other numbers on rank {one.rank}, which shares its batch"
         return plain.wrong_draw
 
-    def average_uncompressed(self, step: Step) -> Tensors:
-        """The gradients of a step if nothing compressed their reduction, scaled as recorded."""
-        self.plain.load(step.before)
-        return average([*itertools.chain(*_parts(self.plain, step))], "none")
-
     def _find_truth(self, step: Step, batch: MicroBatch) -> Pass:
         self.truth.load(step.before)
         try:
@@ -172,13 +176,19 @@ class _References:
         except torch.OutOfMemoryError as error:
             raise UnjoinableError(f"no room for the float64 reference ({error})") from error
         except RuntimeError as error:
-            # After an error of its own a GPU refuses everything.
-            if self.notes or "CUDA error" in str(error):
+            if self.notes:
                 raise
-            first_line = str(error).strip().partition("\n")[0]
-            self.notes.append(f"float32 is the truth, because float64 is refused ({first_line})")
+            reason = _first_line(error)
+            self.notes.append(f"float32 is the truth, because float64 is refused ({reason})")
             self.truth = self.build("fp32")
             return self._find_truth(step, batch)
+
+
+def _first_line(error: RuntimeError) -> str:
+    """Of what a model raises; raises what a GPU does, which refuses everything after it."""
+    if "CUDA error" in str(error):
+        raise error
+    return str(error).strip().partition("\n")[0]
 
 
 def _judge(
@@ -212,7 +222,7 @@ def _judge_step(step: Step, expected: _Expected) -> list[comparison.Discrepancy]
         *expected.judge_loss(step.mean_loss),
         *_judge_equal_losses(step, expected),
         *expected.judge_gradients(scaled(step.gradients, 1 / step.scale)),
-        *comparison.judge("buffer", step.buffers, truth.buffers, number, expected.buffer_limit),
+        *judge_buffers(step, truth.buffers, number, expected.buffer_limit),
     ]
 
 
@@ -235,14 +245,19 @@ def _bugs(
         shares = [scaled(average(shard, "none"), 1 / step.scale) for shard in shards]
         yield from diagnosis.axis_bugs(expected.recipe.plan, shares, expected.plain.gradients)
     size, is_low = num_samples(expected.batch.batch), is_low_precision(expected.recipe)
-    if size > 1:
-        half = scaled(finer.run([slice_batch(expected.batch, 0, size // 2)]).gradients, 1)
-        yield planted_bugs.lost_samples(half)
+    half = None
+    try:
+        if size > 1:
+            half = scaled(finer.run([slice_batch(expected.batch, 0, size // 2)]).gradients, 1)
+            yield planted_bugs.lost_samples(half)
+    except RuntimeError as error:
+        reason = f"the model takes no half of it ({_first_line(error)})"
+        references.notes.append(f"no lost samples of a batch were planted: {reason}")
     if expected.truth.draws:
         anew = finer.run([expected.batch], draws_anew=True).gradients
         yield from planted_bugs.drawn_anew(anew, right)
     yield from expected.bugs()
-    if size > 3 and not is_low:
+    if half is not None and size > 3 and not is_low:
         # A mean of means is wrong for parts of unequal size: the first half and two quarters.
         rest = _without(half, right, size // 2 / size)
         yield planted_bugs.mean_of_means(average([half, rest, rest], "none"))

@@ -158,9 +158,10 @@ class Replay(DrawMode):  # type: ignore[no-untyped-call]
 
     def _join(self, parts: Sequence[Tensor], axis: int) -> Tensor:
         """The whole batch's draw, of those of its parts."""
-        size = sum(part.shape[axis] for part in parts)
-        num_heads, rest = divmod(size, self._num_samples or size)
-        if rest or num_heads == 1:
+        sizes = [part.shape[axis] for part in parts]
+        num_heads, rest = divmod(sum(sizes), self._num_samples or sum(sizes))
+        # Packed samples of several lengths may have as many elements as samples with heads.
+        if rest or num_heads == 1 or any(size % num_heads for size in sizes):
             return torch.cat(list(parts), axis)
         self.has_heads = True
         heads = [self._split(part, axis, num_heads) for part in parts]
@@ -179,8 +180,9 @@ class Replay(DrawMode):  # type: ignore[no-untyped-call]
         axes = [axis for axis, length in enumerate(values.shape) if length != shape[axis]]
         if not axes:
             return values
-        (axis, *others), num_heads = axes, values.shape[axes[0]] // self._num_samples
-        if others or shape[axis] != num_heads * size:
+        axis, *others = axes
+        num_heads, rest = divmod(values.shape[axis], self._num_samples)
+        if others or rest or shape[axis] != num_heads * size:
             return None
         heads = self._split(values, axis, num_heads)
         return heads.narrow(axis + self._heads_first, self._begin, size).flatten(axis, axis + 1)

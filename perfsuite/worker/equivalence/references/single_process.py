@@ -8,7 +8,7 @@ Must run where torch.distributed is not initialised.
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -19,19 +19,14 @@ from perfsuite.records.recipe import Recipe
 from perfsuite.records.workload import Workload
 from perfsuite.worker.equivalence.comparison import Tensors
 from perfsuite.worker.equivalence.references.replay import Replay
+from perfsuite.worker.equivalence.trace import trace
 from perfsuite.worker.equivalence.trace.draws import (
     Draw,
     modules_that_drew,
     read_random_state,
     restore_random_state,
 )
-from perfsuite.worker.equivalence.trace.trace import (
-    MicroBatch,
-    Weights,
-    read_buffers,
-    read_gradients,
-)
-from perfsuite.worker.training.batches import call_model, map_tensors, num_samples
+from perfsuite.worker.training import batches
 from perfsuite.worker.training.step import compute_loss, prepare_batch
 from perfsuite.worker.training.trainer import build_trainer
 
@@ -42,6 +37,7 @@ _BUILT_DIFFERENTLY = "the batches are built differently, so they do not make one
 class Pass:
     """The mean loss over the micro-batches, the scaled gradients, and the buffers at the end.
 
+    With the buffers are the parameters that the forward passes changed.
     `draws` are what the last micro-batch drew, as the run did; `wrong_draw` says how they differ
     from what one process draws, `unknown_draw` why it cannot draw them, and `drew_outside` which
     module besides torch drew. With `has_heads` samples and heads of attention shared a dimension.
@@ -63,23 +59,22 @@ class Pass:
         return self.unknown_draw
 
 
-def plain_recipe(recipe: Recipe, **changes: Any) -> Recipe:
-    """The recipe in one process, without checkpointing and without compiling."""
-    kept = ("precision", "grad_accumulation_steps", "clip_grad_norm")
-    return Recipe(**{name: getattr(recipe, name) for name in kept} | changes)
-
-
 class Reference:
-    """One process that computes gradients at given weights; its recipe is a `plain_recipe`."""
+    """One process that computes gradients at given weights.
+
+    Of the recipe it has what decides the mathematics, unless `changes` say otherwise.
+    """
 
     def __init__(
-        self, workload: Workload, recipe: Recipe, *, device: torch.device, seed: int
+        self, workload: Workload, recipe: Recipe, *, device: torch.device, seed: int, **changes: Any
     ) -> None:
         assert not (dist.is_available() and dist.is_initialized())
-        self.trainer = build_trainer(workload, recipe, device=device, seed=seed)
+        kept = ("precision", "grad_accumulation_steps", "clip_grad_norm")
+        plain = Recipe(**{name: getattr(recipe, name) for name in kept} | changes)
+        self.trainer = build_trainer(workload, plain, device=device, seed=seed)
 
     @torch.no_grad()
-    def load(self, weights: Weights) -> None:
+    def load(self, weights: trace.Weights) -> None:
         """Take these weights, rounded to the recipe's dtypes; the others stay as they are."""
         module = self.trainer.module
         own: Tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
@@ -91,7 +86,7 @@ class Reference:
 
     def run(
         self,
-        micro_batches: Sequence[MicroBatch],
+        micro_batches: Sequence[trace.MicroBatch],
         *,
         scale: float = 1.0,
         num_chunks: int = 1,
@@ -105,6 +100,7 @@ class Reference:
         """
         trainer, device = self.trainer, self.trainer.device
         trainer.module.zero_grad()
+        before = trace.read_weights(trainer.module).parameters
         losses, replays, outside = [], [], None
         for micro_batch in micro_batches:
             start, draws = micro_batch.random_state, micro_batch.draws
@@ -112,7 +108,7 @@ class Reference:
             if draws_anew:
                 torch.rand((), device=device)
                 draws = None
-            parts, num_rows = [], num_samples(micro_batch.batch)
+            parts, num_rows = [], batches.num_samples(micro_batch.batch)
             for index in range(num_chunks):
                 chunk = draws if draws is None or num_chunks == 1 else draws[index : index + 1]
                 rows = micro_batch.rows or (0, num_rows, num_rows)
@@ -128,8 +124,8 @@ class Reference:
                 replays[-1].expect_draws()
         return Pass(
             loss=float(torch.stack(losses).mean()),
-            gradients=read_gradients(trainer.module),
-            buffers=read_buffers(trainer.module),
+            gradients=trace.read_gradients(trainer.module),
+            buffers=trace.read_left(trainer.module, before),
             draws=replays[-1].given,
             wrong_draw=next((how for one in replays for how in one.wrong), None),
             unknown_draw=next((why for one in replays for why in one.unknown), None),
@@ -144,8 +140,8 @@ class Reference:
             # Cloned, because a model may change its inputs in place.
             return tensor.chunk(num_chunks)[index].clone()
 
-        inputs, target = prepare_batch(trainer, map_tensors(batch, part))
-        loss = compute_loss(trainer, call_model(trainer.model, inputs), target)
+        inputs, target = prepare_batch(trainer, batches.map_tensors(batch, part))
+        loss = compute_loss(trainer, batches.call_model(trainer.model, inputs), target)
         share = loss / (trainer.recipe.grad_accumulation_steps * num_chunks)
         # A tensor, as the scaler has one: unlike a number, it widens a loss in float16.
         if trainer.scaler.is_enabled():
@@ -162,7 +158,9 @@ class UnrepeatableError(ValueError):
     """One process cannot draw the random numbers that the run drew."""
 
 
-def one_batch(micro_batches: Sequence[MicroBatch], *, heads_first: bool = False) -> MicroBatch:
+def one_batch(
+    micro_batches: Sequence[trace.MicroBatch], *, heads_first: bool = False
+) -> trace.MicroBatch:
     """All samples of several micro-batches as one, or raise `UnjoinableError`."""
     joined = _join([micro_batch.batch for micro_batch in micro_batches])
     draws = [micro_batch.draws for micro_batch in micro_batches]
@@ -171,10 +169,10 @@ def one_batch(micro_batches: Sequence[MicroBatch], *, heads_first: bool = False)
     return dataclasses.replace(first, batch=joined, draws=parts, heads_first=heads_first)
 
 
-def slice_batch(micro_batch: MicroBatch, begin: int, end: int) -> MicroBatch:
+def slice_batch(micro_batch: trace.MicroBatch, begin: int, end: int) -> trace.MicroBatch:
     """The samples from `begin` up to `end` of a micro-batch."""
-    part = map_tensors(micro_batch.batch, lambda tensor: tensor[begin:end])
-    rows = (begin, end, num_samples(micro_batch.batch))
+    part = batches.map_tensors(micro_batch.batch, lambda tensor: tensor[begin:end])
+    rows = (begin, end, batches.num_samples(micro_batch.batch))
     return dataclasses.replace(micro_batch, batch=part, rows=rows)
 
 
@@ -187,10 +185,12 @@ def _join(parts: Sequence[Any]) -> Any:
             found = ", ".join(str(tuple(part.shape)) for part in parts)
             raise UnjoinableError(f"batches of shapes {found} do not make one")
         return torch.cat(list(parts))
-    if isinstance(first, dict):
+    if isinstance(first, Mapping):
         if any(part.keys() != first.keys() for part in parts):
             raise UnjoinableError(_BUILT_DIFFERENTLY)
-        return {key: _join([part[key] for part in parts]) for key in first}
+        return batches.replace_values(
+            first, {key: _join([part[key] for part in parts]) for key in first}
+        )
     if isinstance(first, list | tuple):
         is_record = hasattr(first, "_fields")
         if not is_record and all(isinstance(item, str) for item in first):

@@ -50,8 +50,35 @@ def record_run(
     """
     recorder = _Recorder(trainer)
     trainer.strategy = cast(Strategy, recorder)
-    start = trace.read_weights(trainer.module)
-    steps, num_skipped = recorder.take_steps(batches, num_steps, on_step)
+    start, scaler = recorder.weights, trainer.scaler
+    steps: list[trace.RankStep] = []
+    num_skipped, before = 0, None
+    while len(steps) < num_steps and num_skipped < _MAX_SKIPPED_STEPS:
+        on_step()
+        scale = scaler.get_scale()
+        recorder.micro_batches = []
+        loss = train_step(trainer, recorder.keep(batches), untimed)
+        recorder.weights = weights = trace.read_weights(trainer.module)
+        if not _agree(trainer, scaler.get_scale() >= scale):
+            num_skipped, before = num_skipped + 1, weights
+            continue
+        # All if one changed, so that ranks with parts of them agree.
+        new = weights.buffers
+        is_same = all(
+            name in new and torch.equal(local_tensor(old), local_tensor(new[name]))
+            for name, old in recorder.buffers.items()
+        )
+        taken = trace.RankStep(
+            micro_batches=recorder.micro_batches,
+            loss=None if loss is None else float(loss),
+            scale=scale,
+            gradients=recorder.gradients,
+            before=before,
+            after=weights,
+            unstepped={} if is_same else recorder.buffers,
+        )
+        steps.append(taken)
+        before = None
     grads = ((name, one.grad) for name, one in trainer.module.named_parameters())
     return trace.RankTrace(
         batches=recorder.batches,
@@ -80,9 +107,10 @@ class _Recorder:
 
     def __init__(self, trainer: Trainer) -> None:
         self.batches: list[Any] = []
-        self._micro_batches: list[trace.MicroBatch] = []
-        self._gradients: Tensors = {}
-        self._buffers: Tensors = {}
+        self.micro_batches: list[trace.MicroBatch] = []
+        self.gradients: Tensors = {}
+        self.buffers: Tensors = {}
+        self.weights = trace.read_weights(trainer.module)  # after the last step
         self._trainer = trainer
         self._inner = trainer.strategy
         recipe, mode = trainer.recipe, trainer.recipe.plan.properties
@@ -98,46 +126,12 @@ class _Recorder:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
 
-    def take_steps(
-        self, batches: Iterator[Any], num_steps: int, on_step: Callable[[], None]
-    ) -> tuple[list[trace.RankStep], int]:
-        """Return the steps that were taken, and how many the scaler skipped."""
-        module, scaler = self._trainer.module, self._trainer.scaler
-        steps: list[trace.RankStep] = []
-        num_skipped = 0
-        before = None
-        while len(steps) < num_steps and num_skipped < _MAX_SKIPPED_STEPS:
-            on_step()
-            scale = scaler.get_scale()
-            self._micro_batches, self._gradients = [], {}
-            loss = train_step(self._trainer, self._keep(batches), untimed)
-            weights = trace.read_weights(module)
-            if not _agree(self._trainer, scaler.get_scale() >= scale):
-                num_skipped += 1
-                before = weights
-                continue
-            # All if one changed, so that ranks with parts of them agree.
-            stepped = ((old, weights.buffers[name]) for name, old in self._buffers.items())
-            is_same = all(torch.equal(local_tensor(old), local_tensor(new)) for old, new in stepped)
-            taken = trace.RankStep(
-                micro_batches=self._micro_batches,
-                loss=None if loss is None else float(loss),
-                scale=scale,
-                gradients=self._gradients,
-                before=before,
-                after=weights,
-                unstepped={} if is_same else self._buffers,
-            )
-            steps.append(taken)
-            before = None
-        return steps, num_skipped
-
     def run_micro_batch(self, *args: Any, **kwargs: Any) -> Tensor | None:
         """Keep the batch, and what is drawn for it."""
         state = read_random_state(self._trainer.device)
         with nullcontext() if self.draws is None else self.draws.micro_batch() as draws:
             loss = self._inner.run_micro_batch(*args, **kwargs)
-        self._micro_batches.append(
+        self.micro_batches.append(
             trace.MicroBatch(batch=self.batches[-1], random_state=state, draws=draws)
         )
         return loss
@@ -145,10 +139,11 @@ class _Recorder:
     def finish_gradients(self) -> None:
         """Keep the gradients after their reduction."""
         self._inner.finish_gradients()
-        self._gradients = trace.read_gradients(self._trainer.module)
-        self._buffers = trace.read_buffers(self._trainer.module)
+        self.gradients = trace.read_gradients(self._trainer.module)
+        self.buffers = trace.read_left(self._trainer.module, self.weights.parameters)
 
-    def _keep(self, batches: Iterator[Any]) -> Iterator[Any]:
+    def keep(self, batches: Iterator[Any]) -> Iterator[Any]:
+        """Yield the batches of the run, and keep them."""
         for batch in batches:
             # Cloned, because a model may change its inputs in place.
             self.batches.append(map_tensors(batch, lambda tensor: tensor.cpu().clone()))

@@ -54,15 +54,22 @@ class Weights:
 
 def read_weights(module: nn.Module) -> Weights:
     """Return copies of the model's parameters and buffers."""
-    trained = ((name, one) for name, one in module.named_parameters() if one.requires_grad)
-    parameters = {name: copy_tensor(tensor) for name, tensor in trained}
-    return Weights(parameters=parameters, buffers=read_buffers(module))
+    parameters: Tensors = {}
+    buffers = {name: copy_tensor(buffer) for name, buffer in module.named_buffers()}
+    for name, parameter in module.named_parameters():
+        (parameters if parameter.requires_grad else buffers)[name] = copy_tensor(parameter)
+    return Weights(parameters=parameters, buffers=buffers)
 
 
-def read_buffers(module: nn.Module) -> Tensors:
-    """Return copies of the model's buffers and of its parameters that are not trained."""
-    frozen = {name: one for name, one in module.named_parameters() if not one.requires_grad}
-    return {name: copy_tensor(one) for name, one in (dict(module.named_buffers()) | frozen).items()}
+def read_left(module: nn.Module, before: Tensors) -> Tensors:
+    """Return copies of the buffers, and of parameters that passes have changed from `before`.
+
+    No DTensor is among these: what a forward pass changes is made anew from it.
+    """
+    now = read_weights(module)
+    pairs = ((name, before.get(name, one), one) for name, one in now.parameters.items())
+    moved = {n: one for n, old, one in pairs if not (is_dtensor(old) or torch.equal(old, one))}
+    return now.buffers | moved
 
 
 def read_gradients(module: nn.Module) -> Tensors:
@@ -89,7 +96,8 @@ class RankStep:
     Its `loss` is the mean over this rank's micro-batches; None where another rank has it. `scale`
     is the factor of the loss, and so of the gradients, which are those after their reduction,
     before unscaling and clipping. `before` is None where no skipped step came between; `unstepped`
-    are the buffers before the optimizer's step, if it changed any.
+    are the buffers before the optimizer's step, if it changed any, and the parameters that the
+    forward passes changed.
     """
 
     micro_batches: list[MicroBatch] = field(default_factory=list)
@@ -128,7 +136,8 @@ class RankTrace:
 class Step:
     """One optimizer step over all ranks, with the micro-batches and mean loss of each shard.
 
-    pp and mp have one loss. `buffers` are those between the last backward pass and the optimizer.
+    pp and mp have one loss. `buffers` are those between the last backward pass and the optimizer,
+    and with them the parameters that the forward passes changed.
     """
 
     shards: list[list[MicroBatch]]

@@ -216,7 +216,7 @@ def test_an_error_is_given_in_units_of_what_the_step_moves() -> None:
 
 def leave_masters_alone(trainer: Trainer) -> None:
     """Let the model keep its rounded weights while the master weights change."""
-    inner_step = trainer.optimizer.inner.step  # type: ignore[attr-defined]
+    inner_step = trainer.optimizer.optim.step  # type: ignore[attr-defined]
     trainer.optimizer.step = inner_step  # type: ignore[method-assign]
 
 

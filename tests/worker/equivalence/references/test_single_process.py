@@ -14,7 +14,6 @@ from perfsuite.worker.equivalence.references.single_process import (
     Pass,
     Reference,
     one_batch,
-    plain_recipe,
     slice_batch,
 )
 from perfsuite.worker.equivalence.trace.draws import read_random_state
@@ -76,7 +75,7 @@ def another_model() -> nn.Module:
     return model
 
 
-def test_a_plain_recipe_keeps_what_decides_the_mathematics() -> None:
+def test_a_reference_keeps_of_a_recipe_what_decides_the_mathematics() -> None:
     recipe = Recipe(
         parallel="ddp:3",
         precision="amp-bf16",
@@ -88,12 +87,13 @@ def test_a_plain_recipe_keeps_what_decides_the_mathematics() -> None:
         num_workers=2,
     )
 
-    plain = plain_recipe(recipe)
+    plain = reference(recipe)
+    changes = {"precision": "fp64", "grad_accumulation_steps": 1}
+    changed = Reference(workload(), recipe, device=CPU, seed=5, **changes)
 
-    assert plain == Recipe(precision="amp-bf16", grad_accumulation_steps=4, clip_grad_norm=0.5)
-    assert plain_recipe(recipe, precision="fp64", grad_accumulation_steps=1) == Recipe(
-        precision="fp64", clip_grad_norm=0.5
-    )
+    kept = {"precision": "amp-bf16", "grad_accumulation_steps": 4, "clip_grad_norm": 0.5}
+    assert plain.trainer.recipe == Recipe(**kept)
+    assert changed.trainer.recipe == Recipe(precision="fp64", clip_grad_norm=0.5)
 
 
 def test_gradients_are_those_of_a_loop_written_by_hand_bit_by_bit() -> None:

@@ -190,7 +190,7 @@ def train_rank(workload: Workload, recipe: Recipe, num_steps: int) -> Run:
     batches = iter(batches_of(workload, recipe, strategy.shard_index, strategy.num_shards))
     gradients, losses = [], []
     for _ in range(num_steps):
-        trainer.optimizer.zero_grad()
+        trainer.module.zero_grad()
         step_losses = []
         for index in range(num_micro_batches):
             inputs, target = prepare_batch(trainer, next(batches))
@@ -243,7 +243,7 @@ def train_alone(
         step_losses: list[Tensor] = []
         for shard in range(num_shards):
             torch.set_rng_state(random_states[shard])
-            trainer.optimizer.zero_grad()
+            trainer.module.zero_grad()
             for _ in range(recipe.grad_accumulation_steps):
                 step_losses += _run_chunks(trainer, next(batches[shard]), num_chunks)
             random_states[shard] = torch.get_rng_state()

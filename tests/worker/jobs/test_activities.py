@@ -1,0 +1,75 @@
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import TensorDataset
+
+from perfsuite import Recipe, Workload
+from perfsuite.ranks.messages import MeasurePlan, RunCell
+from perfsuite.ranks.pickling import pack
+from perfsuite.records.stages import untimed
+from perfsuite.worker.jobs.activities import held_by, start_activity
+from perfsuite.worker.training.step import train_step
+from perfsuite.worker.training.trainer import build_trainer
+
+CPU = torch.device("cpu")
+
+
+def count_samples(outputs: Tensor, target: Tensor) -> Tensor:
+    return outputs.mean() * 0 + len(target)
+
+
+def num_held_states(precision: str) -> int:
+    """How many tensors the optimizer of this rank holds beside parameters, after a step."""
+    workload = Workload(
+        name="two-layers",
+        build_model=lambda: nn.Sequential(nn.Linear(2, 4), nn.Linear(4, 3)),
+        build_dataset=lambda split: None,
+        loss=nn.functional.mse_loss,
+        build_optimizer=torch.optim.Adam,
+        micro_batch_size=4,
+        metric="none",
+    )
+    recipe = Recipe(parallel="zero1:2", precision=precision)
+    trainer = build_trainer(workload, recipe, device=CPU, seed=0)
+    train_step(trainer, iter([(torch.ones(4, 2), torch.ones(4, 3))]), untimed)
+    held = {id(tensor): tensor for tensor in held_by(None, trainer.optimizer)}
+    return sum(not tensor.requires_grad for tensor in held.values())
+
+
+@pytest.mark.parametrize("precision", ["fp32", "O2"])
+def test_the_state_that_an_optimizer_keeps_in_another_is_held(
+    rank_group: Any, precision: str
+) -> None:
+    # Of each of four parameters one rank has two averages and the number of steps.
+    assert sum(rank_group(2, num_held_states, precision)) == 4 * 3
+
+
+def test_an_evaluation_times_full_batches_alone() -> None:
+    workload = Workload(
+        name="short-last",
+        build_model=lambda: nn.Linear(2, 3),
+        build_dataset=lambda split: TensorDataset(torch.zeros(10, 2), torch.zeros(10)),
+        loss=count_samples,
+        build_optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1),
+        micro_batch_size=4,
+        metric="none",
+    )
+    job = RunCell(
+        activity="evaluate",
+        plan=MeasurePlan(num_rounds=1, num_iterations=1, round_s=None),
+        workload=pack(workload),
+        recipe=Recipe(),
+    )
+    start: Any = SimpleNamespace(rank=0, seed=0, folder="", cores=(0,))
+
+    with start_activity(job, start, CPU) as activity:
+        for _ in range(5):
+            activity.iterate(untimed)
+
+        assert activity.first_losses() == (4.0,) * 5
+        assert activity.global_batch_size == 4
