@@ -64,6 +64,20 @@ def open_clocks() -> Iterator[Callable[[], list[float]]]:
         yield read
 
 
+def read_energy(index: int) -> tuple[str, float] | None:
+    """Return a visible GPU's UUID, and the joules that it has used since its driver was loaded.
+
+    None where it does not count them: before Volta (NVML API reference,
+    nvmlDeviceGetTotalEnergyConsumption), and of a MIG instance.
+    """
+    with visible_handles() as handles:
+        read = pynvml.nvmlDeviceGetTotalEnergyConsumption
+        used_mj = if_shown(read, handles[index]) if handles else None
+        if used_mj is None:
+            return None
+        return str(pynvml.nvmlDeviceGetUUID(handles[index])), used_mj / 1e3
+
+
 @contextmanager
 def visible_handles(environ: Mapping[str, str] = os.environ) -> Iterator[list[Any]]:
     """Give NVML's handles of `visible_gpus`, valid in the block."""

@@ -7,7 +7,13 @@ import pytest
 
 from perfsuite.errors import DeviceError
 from perfsuite.system import gpus
-from perfsuite.system.gpus import GpuFacts, driver_version, open_clocks, visible_gpus
+from perfsuite.system.gpus import (
+    GpuFacts,
+    driver_version,
+    open_clocks,
+    read_energy,
+    visible_gpus,
+)
 
 
 class FakeNvml:
@@ -69,6 +75,9 @@ class FakeNvml:
 
     def nvmlDeviceGetUUID(self, handle):  # noqa: N802
         return handle["uuid"]
+
+    def nvmlDeviceGetTotalEnergyConsumption(self, handle):  # noqa: N802
+        return self._supported(handle, "energy_mj")
 
     def nvmlDeviceGetName(self, handle):  # noqa: N802
         return handle["name"]
@@ -285,6 +294,19 @@ def test_the_clocks_of_the_visible_gpus_are_read_or_nothing(nvml, monkeypatch):
     with open_clocks() as read:
         assert read() == []
     assert nvml.num_open == 0
+
+
+def test_the_joules_are_those_of_a_visible_gpu_that_counts_them(nvml, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,0")
+    nvml.gpus[0]["energy_mj"] = 7_001_500
+
+    assert (read_energy(1), read_energy(0)) == (("GPU-aa11", 7001.5), None)
+
+
+def test_a_machine_without_gpus_has_no_joules(nvml):
+    nvml.is_there = False
+
+    assert read_energy(0) is None
 
 
 def test_the_driver_is_named(nvml):

@@ -16,8 +16,8 @@ from perfsuite.ranks import messages
 from perfsuite.ranks.progress import BoardWriter
 from perfsuite.ranks.turns import Agreed, Turns
 from perfsuite.system.background import Waits
-from perfsuite.system.energy import watch_energy
 from perfsuite.system.environment import Environment
+from perfsuite.system.gpus import read_energy
 from perfsuite.worker.jobs.activities import Activity, start_activity
 from perfsuite.worker.jobs.loader_workers import (
     loader_workers,
@@ -260,15 +260,15 @@ class Measurement:
             return
         before = memory_stats(self._device).get("num_alloc_retries", 0)
         # In a gate the other arm uses the same devices meanwhile.
-        energy = None if self._turns.are_needed else watch_energy(self._device.index or 0)
+        energy = None if self._turns.are_needed else read_energy(self._device.index or 0)
         # Stages have rounds of their own: their events make a small step slower.
         stages = self._stages if self._is_loop else self._marks
         yield from self._take_rounds(self._found.rounds, num_rounds, stages)
         retries = memory_stats(self._device).get("num_alloc_retries", 0) - before
         self._note(allocator_retries=retries)
-        if energy is not None and (used := energy()) is not None:
+        if energy is not None and (now := read_energy(self._device.index or 0)) is not None:
             num_iterations = num_rounds * (self._found.num_iterations + 1)  # with each run-up
-            self._found.energy_j = used[0], used[1] / num_iterations
+            self._found.energy_j = now[0], (now[1] - energy[1]) / num_iterations
         if not self._is_loop:
             yield from self._take_rounds(self._found.stage_rounds, _NUM_STAGE_ROUNDS, self._stages)
 

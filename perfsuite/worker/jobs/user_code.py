@@ -26,6 +26,7 @@ from perfsuite.records.stages import Stage, Step, StopLoop, listening, untimed
 from perfsuite.units import counted
 from perfsuite.worker.jobs import activities
 from perfsuite.worker.jobs.loader_workers import let_children_be_loader_workers
+from perfsuite.worker.measure.counters import read_compilation
 from perfsuite.worker.measure.iterations import Iterations, run_iterations
 from perfsuite.worker.measure.weights_digest import FirstWeights
 from perfsuite.worker.store import Largest, join_ranks
@@ -120,8 +121,7 @@ class _UserCode(activities.Activity):
         self.losses += losses[: activities.NUM_RECORDED_LOSSES - len(self.losses)]
         self._num_checked += len(losses)
         self._unchecked.clear()
-        dynamo = sys.modules.get("torch._dynamo.utils")
-        if dynamo is not None and dynamo.counters["frames"]:
+        if read_compilation() is not None:
             self.missing |= activities.hidden_by_compile()
 
 

@@ -82,7 +82,8 @@ def accelerator(monkeypatch: pytest.MonkeyPatch) -> None:
         new = lambda _, on_enter, on_device=on_device: on_device(on_enter=on_enter)  # noqa: E731
         monkeypatch.setattr(cell, kind.__name__, new)
     monkeypatch.setattr(cell, "memory_stats", lambda _: {"num_alloc_retries": next(retries)})
-    monkeypatch.setattr(cell, "watch_energy", lambda index: lambda: (f"GPU-{index}", 45.0))
+    joules = iter([1000.0, 1045.0])
+    monkeypatch.setattr(cell, "read_energy", lambda index: (f"GPU-{index}", next(joules)))
     monkeypatch.setattr(rounds, "collection_s", lambda _: 0.0)  # another test left garbage
     monkeypatch.setattr(rounds, "_LEAST_WARM_UP_S", 0.0)  # its clock need not rise
     monkeypatch.setattr(rounds, "_STEADY", float("inf"))
