@@ -3,8 +3,6 @@
 The names a user needs, imported on first use. None of them imports torch.
 """
 
-from __future__ import annotations
-
 import importlib
 from typing import TYPE_CHECKING, Any
 

@@ -1,7 +1,5 @@
 """What went wrong in a command, one sentence each, with the last words of its output."""
 
-from __future__ import annotations
-
 import re
 import signal
 import subprocess

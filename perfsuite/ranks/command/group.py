@@ -4,8 +4,6 @@ The launcher is the user's own. A rank is a process of the command whose optimiz
 there a hook connects to the socket of this group, and gets the job that any rank gets.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import os

@@ -1,7 +1,5 @@
 """The fallback for a command that must not be touched: the times of steps that it logs itself."""
 
-from __future__ import annotations
-
 import json
 import math
 import os

@@ -1,7 +1,5 @@
 """Batches of a workload's data; what a user's dataset or loader raises becomes one message."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import traceback

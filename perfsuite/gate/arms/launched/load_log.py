@@ -123,8 +123,7 @@ class LoadLog:
         self._seen.discard(_from_root(target))
         place, moved = self._resolve(target), self._resolve(source)
         old = self._find_old(moved)
-        self._moved.pop(moved, None)
-        self._moved.pop(place, None)
+        self._moved = {at: was for at, was in self._moved.items() if at not in (moved, place)}
         if old:
             self._moved[place] = old
 
