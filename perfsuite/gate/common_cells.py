@@ -23,6 +23,7 @@ from perfsuite.stats.evidence import Prior
 from perfsuite.system.untrusted import printable
 from perfsuite.units import format_ratio, format_seconds, listed, parse_ratio, parse_seconds
 
+_FLOOR_S = 50e-6
 HOW_TO_ACCEPT: Final = "if that is meant, say so with 'perfsuite baseline accept'"
 # Reviewed exceptions, from pytest's root.
 ACCEPTED_FILE: Final = Path("baselines") / "accepted.toml"
@@ -238,7 +239,7 @@ def _policy_of(request: GateRequest, name: str, markers: Mapping[str, Any]) -> C
     """How a cell is judged: by its markers, else by the request; a SettingError for wrong ones."""
     floor_s = request.floor_s
     if floor_s is None:
-        floor_s = 0.0 if markers.get("fixture") is None else 50e-6
+        floor_s = 0.0 if markers.get("fixture") is None else _FLOOR_S
 
     def parsed(marker: str, parse: Callable[[Any], float], default: float) -> float:
         return parse(markers[marker]) if marker in markers else default

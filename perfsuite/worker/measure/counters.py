@@ -37,7 +37,7 @@ _HOST_SYNCS = (
     *("cuCtxSynchronize", "cuStreamSynchronize", "cuEventSynchronize"),
 )
 _COPIES = ("Memcpy HtoD", "Memcpy DtoH")
-_ITERATION, _ON_HOST = "perfsuite: iteration", "user_annotation"
+_ITERATION = "perfsuite: iteration", "user_annotation"
 
 
 @dataclass(kw_only=True, unsafe_hash=True)
@@ -88,7 +88,7 @@ def count_device_calls(device: torch.device) -> Iterations[dict[str, int]]:
     activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
     torch.cuda.synchronize(device)
     with torch.profiler.profile(activities=activities) as profiler:
-        with torch.profiler.record_function(_ITERATION):
+        with torch.profiler.record_function(_ITERATION[0]):
             yield untimed
         torch.cuda.synchronize(device)
     # The events in memory have the sizes of copies in another place in each version of torch.
@@ -102,9 +102,7 @@ def count_events(events: Iterable[dict[str, Any]]) -> dict[str, int]:
     """
     timed = [event for event in events if "dur" in event]
     # What comes after is the profiler's own wait. A GPU has a range of the same name.
-    (iteration,) = (
-        event for event in timed if event["name"] == _ITERATION and event["cat"] == _ON_HOST
-    )
+    (iteration,) = (one for one in timed if (one["name"], one["cat"]) == _ITERATION)
     end = iteration["ts"] + iteration["dur"]
     within = [event["name"] for event in timed if event["ts"] < end]
     copies = [event for event in timed if event["name"].startswith(_COPIES)]

@@ -331,7 +331,7 @@ def test_on_cuda_the_calls_of_one_synchronised_iteration_are_counted(monkeypatch
 
 def test_a_trace_of_torch_names_the_iteration_and_its_end(tmp_path: Path) -> None:
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
-        with torch.profiler.record_function(counters._ITERATION):
+        with torch.profiler.record_function(counters._ITERATION[0]):
             torch.zeros(3).square()
         with torch.profiler.record_function("cudaLaunchKernel"):
             torch.zeros(3)

@@ -62,9 +62,10 @@ class Channel:
     def request(self, **message: Any) -> Any:
         """Send a message and wait for the answer, while nothing else of the launch runs."""
         self._background.stop(looks=True)
-        answer = self.wait(**message)
-        self._background.resume()
-        return answer
+        try:
+            return self.wait(**message)
+        finally:
+            self._background.resume()
 
     def wait(self, **message: Any) -> Any:
         """Do the same within a turn: there the clock stops and resumes the other processes."""
