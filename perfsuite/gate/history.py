@@ -33,7 +33,7 @@ class Point(msgspec.Struct, frozen=True):
     commit: str | None
     made_at: datetime
     time_s: float
-    is_accepted: bool = False
+    is_accepted: bool
 
     def __str__(self) -> str:
         day = f"{self.made_at:%Y-%m-%d}"
@@ -88,7 +88,8 @@ def probe_timeline(runs: Sequence[tuple[datetime, StoredRun]]) -> Timeline:
     for made_at, run in runs:
         if run.probe_s:
             time_s = geometric_mean(run.probe_s.values())
-            found.append((Point(str(run.path), run.commit, made_at, time_s), sorted(run.probe_s)))
+            point = Point(str(run.path), run.commit, made_at, time_s, is_accepted=False)
+            found.append((point, sorted(run.probe_s)))
     return _timeline("the host", found)
 
 
