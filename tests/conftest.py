@@ -32,6 +32,11 @@ from perfsuite.system.timing_lock import LOCK_DIR
 
 pytest_plugins = ["pytester"]
 # Fixtures that start ranks, or a pytest session.
+# Modules with tests of a minute and more.
+_LONGEST = {
+    *("test_gate_command", "test_gate_user_code", "test_gate_waits", "test_gate_turns"),
+    "test_commands",
+}
 _STARTERS = {"pytester", "rank_group", "check_equivalence", "train_on_ranks", "nothing_left"}
 
 # A session that a test starts is no worker of xdist and no step of a workflow; this one may be.
@@ -109,7 +114,10 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave long runs out unless -m asks for them; any other -m means what it says."""
+    """Leave long runs out unless -m asks for them; any other -m means what it says.
+
+    What takes minutes comes first: begun last, it would keep one worker alone.
+    """
     left_out: list[pytest.Item] = []
     if "soak" not in config.option.markexpr:
         left_out += [item for item in items if item.get_closest_marker("soak")]
@@ -117,6 +125,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         left_out += [item for item in items if _starts_processes(item)]
     config.hook.pytest_deselected(items=left_out)
     items[:] = [item for item in items if item not in left_out]
+    items.sort(key=lambda item: item.path.stem not in _LONGEST)
 
 
 def pytest_collection_finish() -> None:
