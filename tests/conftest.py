@@ -31,12 +31,12 @@ from perfsuite.system.signals import SIGNALS
 from perfsuite.system.timing_lock import LOCK_DIR
 
 pytest_plugins = ["pytester"]
-# Fixtures that start ranks, or a pytest session.
 # Modules with tests of a minute and more.
 _LONGEST = {
     *("test_gate_command", "test_gate_user_code", "test_gate_waits", "test_gate_turns"),
     "test_commands",
 }
+# Fixtures that start ranks, or a pytest session.
 _STARTERS = {"pytester", "rank_group", "check_equivalence", "train_on_ranks", "nothing_left"}
 
 # A session that a test starts is no worker of xdist and no step of a workflow; this one may be.
