@@ -364,7 +364,7 @@ class _Session:
             launches = launch_pair([own], self._further_pair(judgement), [*skipped])
         for name, trial in skipped.items():
             run = launches["base"].cells.get(name)
-            if run is not None and run.rounds_s:
+            if run is not None and run.outcome == "passed" and run.rounds_s:
                 trial.word = "VANISHED"
                 trial.reason = why_vanished(trial.last["head"])
 

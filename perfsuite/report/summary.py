@@ -90,8 +90,7 @@ def reason_text(cell: CellVerdict) -> str:
     if cell.numerics_change is not None and not cell.numerics_change.startswith(_UNTOLD):
         texts.append(f"mathematics: {cell.numerics_change}")
     if cell.explanation is not None:
-        # Beside times a reason says how they were taken, which is not what made them longer.
-        texts.insert(0 if cell.by == "pairs" else len(texts), explanation_text(cell.explanation))
+        texts.append(explanation_text(cell.explanation))
     is_of_time = cell.word == "INCONCLUSIVE" and cell.by != "numerics"
     if is_of_time and cell.detectable and math.isfinite(cell.detectable):
         change = format_change(1 + cell.detectable)

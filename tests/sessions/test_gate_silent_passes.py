@@ -191,6 +191,30 @@ def test_a_cell_that_nobody_could_see_beforehand_is_named(shop: Repository) -> N
     )
 
 
+XFAILED_CELL = f"""{ONE_CELL}
+    @pytest.mark.xfail(reason="known")
+    @pytest.mark.benchmark(timer=CLOCK)
+    def test_known(benchmark):
+        benchmark.pedantic(shop.price, args=(CLOCK,), rounds=5)
+        assert False
+"""
+
+
+def test_a_failure_that_is_expected_on_both_sides_has_not_vanished(shop: Repository) -> None:
+    shop.write(benchmarks__test_steps=XFAILED_CELL)
+    shop.commit()
+    shop.write(shop=f"{SHOP}\n    # more")
+
+    gated = shop.gate()
+
+    gated.expect(
+        0,
+        "*::test_known SKIPPED",
+        f"{PRICE} PASS *",
+        "*::test_known: both arms skipped: xfail: known",
+    )
+
+
 SKIPPED_CELL = ONE_CELL.replace("@", "@pytest.mark.skip('no GPU')\n    @")
 
 

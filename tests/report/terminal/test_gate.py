@@ -177,23 +177,6 @@ def test_what_moved_is_part_of_the_sentence(explanation: Explanation, text: str)
 
 
 @pytest.mark.parametrize(
-    ("by", "text"),
-    [
-        ("pairs", "counts: flops 10 -> 12; launch ran after launch"),
-        ("counts", "launch ran after launch; counts: flops 10 -> 12"),
-    ],
-)
-def test_what_moved_stands_before_how_it_was_timed_and_after_what_failed_it(
-    by: str, text: str
-) -> None:
-    moved = explained(counts={"flops": (10, 12)})
-    note = "launch ran after launch"
-    verdict = cell("FAIL", ratio=1.1, interval=(1.05, 1.15), by=by, reason=note, explanation=moved)
-
-    assert verdict_sentence(verdict) == f"{FAILED}; {text}"
-
-
-@pytest.mark.parametrize(
     ("ratio", "text"),
     [(1.0, "+0.0 %"), (1.05, "+5.0 %"), (0.5, "-50.0 %"), (0.0, "-100.0 %"), (math.inf, "any")],
 )
