@@ -71,11 +71,9 @@ def read_energy(index: int) -> tuple[str, float] | None:
     nvmlDeviceGetTotalEnergyConsumption), and of a MIG instance.
     """
     with visible_handles() as handles:
-        read = pynvml.nvmlDeviceGetTotalEnergyConsumption
-        used_mj = if_shown(read, handles[index]) if handles else None
-        if used_mj is None:
-            return None
-        return str(pynvml.nvmlDeviceGetUUID(handles[index])), used_mj / 1e3
+        gpu = handles[index] if handles else None
+        used_mj = gpu and if_shown(pynvml.nvmlDeviceGetTotalEnergyConsumption, gpu)
+        return None if used_mj is None else (str(pynvml.nvmlDeviceGetUUID(gpu)), used_mj / 1e3)
 
 
 @contextmanager

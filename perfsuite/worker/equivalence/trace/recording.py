@@ -56,7 +56,7 @@ def record_run(
     while len(steps) < num_steps and num_skipped < _MAX_SKIPPED_STEPS:
         on_step()
         scale = scaler.get_scale()
-        recorder.micro_batches = []
+        recorder.micro_batches, recorder.gradients = [], {}
         loss = train_step(trainer, recorder.keep(batches), untimed)
         recorder.weights = weights = trace.read_weights(trainer.module)
         if not _agree(trainer, scaler.get_scale() >= scale):
