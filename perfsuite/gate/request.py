@@ -223,16 +223,7 @@ class BaseSide:
 
         def run(names: Sequence[str], is_enough: Callable[[Loaded], bool]) -> Launch:
             say(f"looking what is loaded by {counted(len(names), 'cell')} of head")
-            plan = PairPlan(
-                number=0,
-                first="head",
-                hash_seed=request.seed % 2**32,
-                timeout_s=request.budget.timeout_s,
-                uncounted=frozenset(names),
-                is_enough=is_enough,
-            )
-            arm = head_arm(request, self.suite, self.caches)
-            return launch_pair([arm], plan, names)["head"]
+            return self.run_head(names, is_enough)
 
         if self.base is None:
             files = [*source_files(top)]
@@ -242,6 +233,20 @@ class BaseSide:
             changes = compare_trees(top, root, files, base_top, working_files(base_top))
         compared = frozenset(files)
         return Comparison(top=top, changes=changes, compared=compared, collected=collected, run=run)
+
+    def run_head(
+        self, names: Sequence[str], is_enough: Callable[[Loaded], bool] = lambda _: False
+    ) -> Launch:
+        """Run cells of head once, without the base and without counting."""
+        plan = PairPlan(
+            number=0,
+            first="head",
+            hash_seed=self.request.seed % 2**32,
+            timeout_s=self.request.budget.timeout_s,
+            uncounted=frozenset(names),
+            is_enough=is_enough,
+        )
+        return launch_pair([head_arm(self.request, self.suite, self.caches)], plan, names)["head"]
 
     def find_alone(self, tree: Path) -> frozenset[Path]:
         """Return what earlier runs left in head's checkout that the base's tree has not got."""

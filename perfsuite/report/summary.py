@@ -90,18 +90,18 @@ def reason_text(cell: CellVerdict) -> str:
     if cell.numerics_change is not None and not cell.numerics_change.startswith(_UNTOLD):
         texts.append(f"mathematics: {cell.numerics_change}")
     if cell.explanation is not None:
-        texts.append(explanation_text(cell.explanation))
+        texts.append(explanation_text(cell.explanation, said=cell.reason or ""))
     is_of_time = cell.word == "INCONCLUSIVE" and cell.by != "numerics"
     if is_of_time and cell.detectable and math.isfinite(cell.detectable):
         change = format_change(1 + cell.detectable)
         smallest = f"the smallest slowdown that it could have seen is {change}"
         is_known = cell.detectable < _MOST_TOLD
         texts.append(smallest if is_known else "no slowdown could be seen in so few pairs")
-    return "; ".join(texts)
+    return "; ".join(filter(None, texts))
 
 
-def explanation_text(explanation: Explanation) -> str:
-    """Return an explanation in words, what moved most first."""
+def explanation_text(explanation: Explanation, *, said: str = "") -> str:
+    """Return an explanation in words, what moved most first, without counts that were `said`."""
     texts = []
     if explanation.moved_stage is not None:
         seconds = explanation.stages[explanation.moved_stage]
@@ -109,10 +109,14 @@ def explanation_text(explanation: Explanation) -> str:
     elif explanation.operators:
         first = explanation.operators[0]
         texts.append(f"moved most: {first['name']} {_moved(*first['self_s'])}")
-    if explanation.counts:
-        changes = (f"{name} {base} -> {head}" for name, (base, head) in explanation.counts.items())
-        texts.append(f"counts: {', '.join(changes)}")
-    return "; ".join(texts) or "no stage, count or function moved by itself"
+    changes = {
+        name: f"{name} {base} -> {head}" for name, (base, head) in explanation.counts.items()
+    }
+    told = {text.partition(" ")[0] for text in said.split("; ")}
+    if unsaid := [text for name, text in changes.items() if name not in told]:
+        texts.append(f"counts: {', '.join(unsaid)}")
+    nothing = "" if changes else "no stage, count or function moved by itself"
+    return "; ".join(texts) or nothing
 
 
 def _moved(base_s: float | None, head_s: float | None) -> str:

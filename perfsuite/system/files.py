@@ -9,9 +9,12 @@ import contextlib
 import errno
 import fcntl
 import os
+import stat
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TextIO
 
 from perfsuite.errors import WriteError
 from perfsuite.system.urls import AnyPath
@@ -33,14 +36,28 @@ def explained(attempt: str, advice: str = "") -> Iterator[None]:
 
 
 def write_atomically(path: Path, data: bytes) -> None:
-    """Make `path` hold exactly `data`, or leave it as it was."""
+    """Make `path`, or what it links to, hold exactly `data`, or leave it as it was."""
     with explained(f"write {path}"):
-        if path.exists() and not path.is_file() and not path.is_dir():
-            path.write_bytes(data)  # a pipe or a device, such as /dev/null, is not replaced
-            return
-        with written_beside(path, data) as beside:
-            beside.replace(path)
-            sync_folder(path.parent)
+        if (stream := _stream(path)) is not None:
+            stream.buffer.write(data)
+            stream.flush()
+        elif _is_device(path):
+            path.write_bytes(data)
+        else:
+            target = path.resolve() if path.is_symlink() else path
+            with written_beside(target, data) as beside:
+                beside.replace(target)
+                sync_folder(target.parent)
+
+
+def _stream(path: Path) -> TextIO | None:
+    """This process's own stream: opened anew, it would lose or overwrite what stands there."""
+    return {"/dev/stdout": sys.stdout, "/dev/stderr": sys.stderr}.get(str(path))
+
+
+def _is_device(path: Path) -> bool:
+    """Whether there is a pipe or a device, such as /dev/null, which is not replaced."""
+    return path.exists() and not path.is_file() and not path.is_dir()
 
 
 @contextlib.contextmanager
@@ -64,7 +81,7 @@ def written_beside(path: Path, data: bytes) -> Iterator[Path]:
             file = left.enter_context(os.fdopen(handle, "wb"))
             file.write(data)
             file.flush()
-            os.fchmod(handle, 0o644)
+            os.fchmod(handle, stat.S_IMODE(path.stat().st_mode) if path.is_file() else 0o644)
             os.fsync(handle)
         yield Path(name)
 
@@ -80,6 +97,8 @@ def check_writable(*paths: Path | None) -> None:
     """Refuse now a file that could not be written after hours of work; a None is no file."""
     # Nothing is made: a mistake that is found later leaves no empty folder.
     for path in filter(None, paths):
+        if _stream(path) is not None or _is_device(path):
+            continue
         with explained(f"write {path}"):
             if path.is_dir():
                 raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))

@@ -155,8 +155,10 @@ def _most_held(
 def _foreign_cpu_s(cores: set[int]) -> dict[tuple[int, float, float], float]:
     """Return processor seconds of each process outside this one's ancestors and children."""
     own = psutil.Process()
-    ours = {own.pid, *(p.pid for p in own.parents()), *(p.pid for p in own.children(True))}
-    found = {}
+    ours, found = {own.pid}, {}
+    for related in (own.parents, lambda: own.children(recursive=True)):
+        with contextlib.suppress(psutil.AccessDenied):  # hidden, so not among all processes either
+            ours |= {process.pid for process in related()}
     for process in psutil.process_iter(["cpu_affinity", "cpu_times", "create_time"]):
         allowed, times = process.info["cpu_affinity"], process.info["cpu_times"]
         if process.pid not in ours and times is not None:  # as of what is not ours to look at

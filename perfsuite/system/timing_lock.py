@@ -80,7 +80,7 @@ class TimingLock:
             raise BusyMachineError(
                 f"{busy}, and --perf-wait=0 does not wait; run again when it has ended"
             )
-        self._say(f"perfsuite: {busy}; waiting for it (--perf-wait=0 would not)")
+        self._say(f"perfsuite: {busy}; waiting for it (pytest: --perf-wait=0 would not)")
         try:
             self._lock.acquire(timeout=self._wait_s)
         except Timeout as error:

@@ -892,10 +892,12 @@ def test_saved_runs_go_to_baselines_unless_another_place_is_named(
     project: pytest.Pytester,
 ) -> None:
     run(project, ONE_CELL, "--benchmark-save=base")
-    run(project, ONE_CELL, "--benchmark-save=other", "--benchmark-storage=file://./elsewhere")
+    for place in ("elsewhere", ".benchmarks"):  # the second is pytest-benchmark's own default
+        run(project, ONE_CELL, "--benchmark-save=other", f"--benchmark-storage=file://./{place}")
 
-    assert len(list(project.path.glob("baselines/*/0001_base.json"))) == 1
+    assert len(list(project.path.glob("baselines/*/*.json"))) == 1
     assert len(list(project.path.glob("elsewhere/*/0001_other.json"))) == 1
+    assert len(list(project.path.glob(".benchmarks/*/0001_other.json"))) == 1
 
 
 def test_comparing_outside_of_git_is_not_a_success(project: pytest.Pytester) -> None:

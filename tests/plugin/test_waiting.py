@@ -67,7 +67,7 @@ def wait_until_seen(
     said = ""
     expected = (
         f"perfsuite: another timing session (process {holder.pid}) holds this machine; waiting for "
-        "it (--perf-wait=0 would not)\n"
+        "it (pytest: --perf-wait=0 would not)\n"
     )
     while not said.endswith(expected):
         line = second.stdout.readline()

@@ -285,6 +285,15 @@ def test_a_change_that_switches_off_what_judges_it_or_names_its_base_is_refused(
     gated.expect(4, f"ERROR: {name} is '*' (*pytest.ini) and was not in the base, *")
 
 
+def test_what_is_typed_as_a_setting_is_the_users_own_word(shop: Repository) -> None:
+    shop.write(shop=SLOW_SHOP)
+    shop.commit()
+
+    gated = shop.gate("-o", "perf_gate=off")
+
+    gated.expect(0, "*1 passed*")
+
+
 @pytest.mark.parametrize("why", ["so is the base's", "it is reviewed"])
 def test_a_gate_that_may_be_off_stays_so(shop: Repository, why: str) -> None:
     (shop.path / "pytest.ini").write_text("[pytest]\npythonpath = .\naddopts = --perf-gate=off\n")

@@ -43,7 +43,7 @@ def same(clock):
     clock.work(0.001)
 
 def slow(clock):
-    spin({slow})
+    spin(10 * {slow})
     clock.work({slow} * 1e-8)
 """
 BENCH = """
@@ -139,7 +139,10 @@ def cell(result: GateResult, name: str) -> CellVerdict:
 
 @pytest.fixture(scope="module")
 def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    added = "def test_new(benchmark): benchmark(int)\n"
+    added = (
+        "def test_new(benchmark): benchmark.pedantic(int)\n"
+        "def test_new_fails(benchmark): benchmark(code.unknown)\n"
+    )
     fails = "def test_fails(benchmark): benchmark.pedantic(code.broken, (CLOCK,))\n"
     return make_project(
         tmp_path_factory.mktemp("project"),
@@ -179,6 +182,7 @@ def test_every_cell_of_either_side_has_its_verdict(project: Path, result: GateRe
         "test_slow": "FAIL",
         "test_fails": "ERROR",
         "test_new": "NEW",
+        "test_new_fails": "ERROR",
         "test_gone": "VANISHED",
     }
     assert exit_code(words(result).values()) == 1
@@ -196,6 +200,10 @@ def test_what_was_not_compared_says_why(result: GateResult) -> None:
         word="VANISHED",
         by="collection",
         reason=("head has no such cell; if that is meant, say so with 'perfsuite baseline accept'"),
+    )
+    assert cell(result, "test_new_fails").reason == (
+        "the base has no such cell; head failed: AttributeError: module 'pkg.code' has no "
+        "attribute 'unknown'"
     )
     failed = cell(result, "test_fails").reason
     assert failed is not None
@@ -680,7 +688,7 @@ def test_a_budget_that_is_known_to_be_too_small_is_refused_before_the_first_pair
     assert exit_code(words(result).values()) == 11
     assert re.fullmatch(
         r"2 pairs are the fewest that decide, one takes about 72(\.\d)? min, and the budget is "
-        r"5 min; allow more with --perf-max-minutes",
+        r"5 min; allow more with --max-minutes \(pytest: --perf-max-minutes\)",
         cell(result, "test_slow").reason or "",
     )
 

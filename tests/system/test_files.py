@@ -5,6 +5,8 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -61,6 +63,37 @@ def test_a_file_is_replaced_as_a_whole(tmp_path: Path) -> None:
     write_atomically(path, b"new")
 
     assert path.read_bytes() == b"new"
+
+
+def test_a_link_stays_and_what_it_leads_to_is_replaced_with_its_mode(tmp_path: Path) -> None:
+    (tmp_path / "shared.toml").write_bytes(b"old")
+    (tmp_path / "shared.toml").chmod(0o664)
+    link = tmp_path / "accepted.toml"
+    link.symlink_to("shared.toml")
+
+    write_atomically(link, b"new")
+
+    assert link.is_symlink()
+    assert (tmp_path / "shared.toml").read_bytes() == b"new"
+    assert (tmp_path / "shared.toml").stat().st_mode & 0o777 == 0o664
+
+
+def test_a_stream_of_this_process_gets_the_data_after_what_was_printed(tmp_path: Path) -> None:
+    write = (
+        "import pathlib, perfsuite.system.files as files\n"
+        "path = pathlib.Path('/dev/stdout')\n"
+        "files.check_writable(path, pathlib.Path('/dev/null'))\n"
+        "print('before')\n"
+        "files.write_atomically(path, b'{}\\n')\n"
+        "print('after')\n"
+    )
+    kept = Path("/dev/stdout").readlink()
+
+    with (tmp_path / "out").open("wb") as out:
+        subprocess.run([sys.executable, "-c", write], stdout=out, check=True)
+
+    assert (tmp_path / "out").read_text() == "before\n{}\nafter\n"
+    assert Path("/dev/stdout").readlink() == kept
 
 
 def test_a_full_disk_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:

@@ -202,6 +202,20 @@ def test_the_processes_around_this_one_are_its_own_and_others_are_not() -> None:
     assert found.isdisjoint({own.pid, own.ppid(), child.pid})
 
 
+def test_processes_that_are_hidden_from_this_user_are_no_mistake(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise psutil.AccessDenied
+
+    monkeypatch.setattr(psutil.Process, "parents", refuse)
+    monkeypatch.setattr(psutil.Process, "children", refuse)
+
+    found = {pid for pid, *_ in read_sensors().cpu_s}
+
+    assert psutil.Process().pid not in found
+
+
 def test_of_each_process_it_is_known_how_much_of_its_cores_is_ours(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -131,7 +131,12 @@ def _requirement() -> tuple[str, str]:
 
 def _pytest_configuration(folder: Path) -> str | None:
     there = [name for name in _PYTEST_SECTIONS if (folder / name).is_file()]
-    chosen = (name for name in there if _pytest_section(name, _text(folder / name)) is not None)
+    # A file of pytest's own configures it without a section too.
+    chosen = (
+        name
+        for name in there
+        if "pytest." in name or _pytest_section(name, _text(folder / name)) is not None
+    )
     others = (name for name in there if name not in ("tox.ini", "setup.cfg"))
     return next(chosen, None) or next(others, None)
 

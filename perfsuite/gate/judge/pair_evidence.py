@@ -167,11 +167,11 @@ def is_postponed(
     if not trial.is_unpinned and any(run.outgrew_core for run in runs):
         trial.is_unpinned = True
         return True
-    failures = [*_failures(trial.name, launches)]
+    why_failed = [*failures(trial.name, launches)]
     # An allocator that waited for memory may have waited for the other arm's.
     records = [record for record in map(_read, runs) if record is not None]
     has_retried = any((one.counts or {}).get("allocator_retries") for one in records)
-    lacked_memory = has_retried or any(map(_OUT_OF_MEMORY.search, failures))
+    lacked_memory = has_retried or any(map(_OUT_OF_MEMORY.search, why_failed))
     hides = any(run.hides_waits or _works_on(run) for run in runs)
     if not trial.one_by_one and (lacked_memory or hides):
         trial.one_by_one = _NO_ROOM if lacked_memory else _GO_ON
@@ -180,7 +180,7 @@ def is_postponed(
     stuck = [one for one in launches.values() if (one.failure or "").startswith(NO_PROGRESS)]
     if was_apart and stuck:
         trial.is_apart = False  # the other arm was not in the way
-    elif not trial.is_apart and (has_daemon or any(map(_is_taken, failures))):
+    elif not trial.is_apart and (has_daemon or any(map(_is_taken, why_failed))):
         trial.is_apart = True
         return True
     has_run = all(trial.name in launch.cells for launch in launches.values())
@@ -201,7 +201,8 @@ def _is_taken(failure: str) -> bool:
     return failure.startswith(NO_PROGRESS) or any(map(_IS_TAKEN.search, said))
 
 
-def _failures(name: str, launches: Mapping[str, Launch]) -> Iterator[str]:
+def failures(name: str, launches: Mapping[str, Launch]) -> Iterator[str]:
+    """Yield why launches of a cell failed."""
     for launch in launches.values():
         run = launch.cells.get(name)
         why = launch.failure if run is None else run.reason if run.outcome == "failed" else None

@@ -275,12 +275,14 @@ def refuse_change(config: pytest.Config, environ: Mapping[str, str], *, measures
     settings = given(config)
     if settings.get("gate") == "off":
         settings.pop("numerics", None)
-    names = [
-        name
-        for name in _EFFECTS
-        if settings.get(name, "on") not in ("on", "") and f"--perf-{name}" not in typed
+    asked = [
+        option
+        for option in OPTIONS
+        if option.name in _EFFECTS
+        and settings.get(option.name, "on") not in ("on", "")
+        and not typed & {option.flag, option.ini, f"-o{option.ini}"}
     ]
-    top = find_top(config.rootpath) if names else None
+    top = find_top(config.rootpath) if asked else None
     if top is None or config.inipath is None or not config.inipath.is_relative_to(top):
         return
     typed_base = settings.get("base") if "--perf-base" in typed else None
@@ -289,14 +291,14 @@ def refuse_change(config: pytest.Config, environ: Mapping[str, str], *, measures
         return
     path = config.inipath.relative_to(top).as_posix()
     theirs = answer(top, "show", f"{base.revision}:{path}") or ""
-    for name in names:
-        ini = f"perf_{name.replace('-', '_')}"
-        setting = rf"""^(?:\s*{ini}\s*=\s*|[^#\n]*--perf-{name}[=\s])["']?([^\s"']+)"""
+    for option in asked:
+        name, ini = option.name, option.ini
+        setting = rf"""^(?:\s*{ini}\s*=\s*|[^#\n]*{option.flag}[=\s])["']?([^\s"']+)"""
         found = re.search(setting, theirs, re.MULTILINE)
         is_new = measures if found is None else found[1] != settings[name]
         if is_new and not (name == "gate" and _may_be_off(config.rootpath, top, base.revision)):
             raise SettingError(
                 f"{ini} is {settings[name]!r} ({config.inipath}) and was not in the base, "
                 f"{base.described}, so {_EFFECTS[name]}; leave it out, or add "
-                f"--perf-{name}={settings[name]}"
+                f"{option.flag}={settings[name]}"
             )

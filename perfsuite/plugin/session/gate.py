@@ -186,7 +186,8 @@ class SessionGate:
         try:
             # Whether a change touches them is known by now.
             result = self._run(self.open_cells, judges_identical=True)
-            found, refusal = {cell.name: cell for cell in result.cells}, self._first.refusal
+            found = {cell.name: cell for cell in result.cells}
+            refusal = result.refusal or self._first.refusal
         except PerfsuiteError as error:
             found, refusal = {}, f"the pairs could not be run: {error}"
         for name, extra_info in self.open_cells.items():

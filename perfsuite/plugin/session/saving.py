@@ -5,6 +5,7 @@ serve as a baseline is added.
 """
 
 import json
+import os
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
@@ -213,7 +214,7 @@ def use_storage(config: pytest.Config, fail: Callable[[WriteError], None]) -> No
     """Store where the option says, else under `baselines/`; raises a UsageError for a wrong URL."""
     given: str = config.getoption("benchmark_storage")
     session = recorder.session_of(config)
-    if given == _DEFAULT_OF_PYTEST_BENCHMARK:
+    if given == _DEFAULT_OF_PYTEST_BENCHMARK and not _is_storage_named(config):
         given = config.option.benchmark_storage = _DEFAULT
     if given.startswith(_ELASTICSEARCH):
         config.stash[STORAGE] = None
@@ -227,6 +228,12 @@ def use_storage(config: pytest.Config, fail: Callable[[WriteError], None]) -> No
     else:
         config.stash[STORAGE] = config.invocation_params.dir / place
         session.storage = FolderStorage(place, session, fail)
+
+
+def _is_storage_named(config: pytest.Config) -> bool:
+    words = (*config.invocation_params.args, *config.getini("addopts"))
+    said = " ".join([*map(str, words), os.environ.get("PYTEST_ADDOPTS", "")])
+    return "--benchmark-storage" in said
 
 
 def _save(self: Any, output_json: Any, name: str) -> None:

@@ -1,7 +1,7 @@
 """Verdicts as a terminal shows them, and as the workflow commands that GitHub reads from a log."""
 
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
@@ -11,7 +11,7 @@ from perfsuite.report.rows import Column, at
 from perfsuite.report.summary import exceptions_of, interval_text, reason_text, verdict_sentence
 from perfsuite.report.terminal.tables import table_of
 from perfsuite.system.untrusted import printable, printable_lines
-from perfsuite.units import counted, format_change, format_ratio
+from perfsuite.units import counted, format_change, format_ratio, listed
 
 _COLUMNS: Final[tuple[Column[CellVerdict], ...]] = (
     Column("", "cell", at("name"), is_number=False),
@@ -37,10 +37,13 @@ def verdict_lines(
         yield table_of(_COLUMNS, cells)
     for text, number in Counter(filter(None, (cell.compared_with for cell in cells))).items():
         yield printable(f"{counted(number, 'cell')}: {text}")
+    named = defaultdict[str, list[str]](list)
     for cell in cells:
-        text = reason_text(cell)
-        if text and text != refusal and cell.by != "identical":  # said once above
-            yield printable_lines(f"{printable(cell.name)}: {text}")
+        if cell.by != "identical":  # said once above
+            named[reason_text(cell)].append(cell.name)
+    for text, names in named.items():
+        if text and text != refusal:
+            yield printable_lines(f"{printable(listed(names))}: {text}")
     if cells and all(cell.word == "NEW" for cell in cells):
         yield "nothing to compare yet: commit these benchmarks, and the next change is judged"
     if cells and all(cell.policy == "quarantined" for cell in cells):

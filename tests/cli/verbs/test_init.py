@@ -143,6 +143,16 @@ def test_a_gate_that_is_switched_off_stays_so(tmp_path: Path) -> None:
     assert (tmp_path / "tox.ini").read_text() == "[pytest]\nperf_gate = off\n"
 
 
+def test_an_empty_file_of_pytests_own_is_what_configures_it(tmp_path: Path) -> None:
+    (tmp_path / "pyproject.toml").write_text("[tool.pytest.ini_options]\n")
+    (tmp_path / "pytest.ini").write_text("")
+
+    write_starters(tmp_path)
+
+    assert (tmp_path / "pytest.ini").read_text() == "[pytest]\nperf_gate = on\n"
+    assert (tmp_path / "pyproject.toml").read_text() == "[tool.pytest.ini_options]\n"
+
+
 def test_a_file_that_does_not_configure_pytest_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "tox.ini").write_text("[tox]\n")
 

@@ -102,6 +102,26 @@ def test_a_cell_whose_test_fails_here_is_an_error_whatever_its_pairs_said(
     assert said(pytester.path) == ("ERROR", "2 cells: 1 ERROR, 1 PASS; 1 of its tests failed")
 
 
+def test_a_failed_test_counts_beside_a_cell_that_is_slower_and_expected_to_fail(
+    pytester: pytest.Pytester, words: dict[str, str]
+) -> None:
+    pytester.makepyfile(test_wrong="def test_wrong(): assert not 'right'")
+    pytester.makeconftest("""
+        import pytest
+
+        def pytest_collection_modifyitems(items):
+            for item in items:
+                if item.name == "test_other":
+                    item.add_marker(pytest.mark.xfail(reason="known"))
+    """)
+    words[OTHER] = "FAIL"
+
+    result = gated(pytester)
+
+    assert table(result) == {FINE: "PASS", OTHER: "FAIL"}
+    assert result.ret == 1
+
+
 def test_a_cell_that_fails_once_it_was_measured_is_an_error_in_its_record_too(
     pytester: pytest.Pytester, words: dict[str, str]
 ) -> None:
@@ -388,7 +408,27 @@ def test_pairs_that_cannot_be_run_at_the_end_leave_no_cell_without_a_word(
 
     assert result.ret == 12
     assert table(result) == {FINE: "NO-BASELINE", OTHER: "NO-BASELINE"}
-    assert f"{OTHER}: the pairs could not be run: the disk is full" in result.outlines
+    assert f"{FINE}, {OTHER}: the pairs could not be run: the disk is full" in result.outlines
+
+
+def test_pairs_that_are_refused_at_the_end_say_why_no_cell_was_compared(
+    pytester: pytest.Pytester, words: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    leave_open(monkeypatch)
+    judge = gate.run_gate
+
+    def run_gate(request: GateRequest, *, say: Callable[[str], None]) -> GateResult:
+        result = judge(request, say=say)
+        refusal = "head's tests cannot be collected" if request.cells else None
+        return dataclasses.replace(result, cells=() if refusal else result.cells, refusal=refusal)
+
+    monkeypatch.setattr(gate, "run_gate", run_gate)
+
+    result = gated(pytester)
+
+    assert result.ret == 12
+    assert table(result) == {FINE: "NO-BASELINE", OTHER: "NO-BASELINE"}
+    assert f"{FINE}, {OTHER}: head's tests cannot be collected" in result.outlines
 
 
 def test_a_test_that_is_no_cell_keeps_its_failure_to_itself(

@@ -91,6 +91,15 @@ def test_what_differs_comes_first_and_reasons_below_the_table() -> None:
     ]
 
 
+def test_what_holds_for_many_cells_is_said_once() -> None:
+    names = [f"b.py::t{number}" for number in range(5)]
+    cells = [cell(name=name, reason="data of an earlier run") for name in names]
+
+    *_, last = verdict_lines([*cells, cell()], None, {})
+
+    assert last == "b.py::t0, b.py::t1, b.py::t2 and 2 more: data of an earlier run"
+
+
 def test_a_refusal_says_why_and_shows_no_table() -> None:
     assert list(verdict_lines([], "there is no base", {"head": "a folder"})) == [
         "head: a folder",
@@ -119,6 +128,24 @@ def test_a_refusal_says_why_and_shows_no_table() -> None:
         (
             cell("INCONCLUSIVE", num_pairs=1, interval=(0.0, math.inf), detectable=1e166),
             "INCONCLUSIVE; no slowdown could be seen in so few pairs",
+        ),
+        (
+            cell(
+                "FAIL",
+                reason="ops 2 -> 3 (+50.0 %), allowed 0 %",
+                explanation=explained(counts={"flops": (4, 6), "ops": (2, 3)}),
+            ),
+            "FAIL: +0.4 % against the base, between -1.0 % and +1.6 % (4 pairs); "
+            "ops 2 -> 3 (+50.0 %), allowed 0 %; counts: flops 4 -> 6",
+        ),
+        (
+            cell(
+                "FAIL",
+                reason="ops 2 -> 3 (+50.0 %), allowed 0 %",
+                explanation=explained(counts={"ops": (2, 3)}),
+            ),
+            "FAIL: +0.4 % against the base, between -1.0 % and +1.6 % (4 pairs); "
+            "ops 2 -> 3 (+50.0 %), allowed 0 %",
         ),
         (
             cell("INCONCLUSIVE", num_pairs=1, interval=(0.0, math.inf), detectable=math.inf),

@@ -1078,4 +1078,4 @@ def test_where_rounding_is_all_that_can_be_seen_nothing_is_proven(check_equivale
     report = check_equivalence(make_workload(make_deep(80)), Recipe())
 
     assert statuses(report)["T1"] == "no power"
-    assert "a model that magnifies rounding" in reason(report, "T1")
+    assert "here: a coarser kernel, or a model that magnifies rounding" in reason(report, "T1")

@@ -39,6 +39,22 @@ def with_batchnorm() -> nn.Module:
     return nn.Sequential(nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8)), nn.Linear(8, 3))
 
 
+class Growing(nn.Module):
+    """Multiplies by a number that each pass doubles."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("scale", torch.ones(()))
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        self.scale = self.scale * 2
+        return inputs * self.scale
+
+
+def with_growing_scale() -> nn.Module:
+    return nn.Sequential(nn.Sequential(nn.Linear(6, 8), Growing()), nn.Linear(8, 3))
+
+
 def forget_random_state(model: nn.Module) -> None:
     checkpointing.checkpoint = functools.partial(checkpoint, preserve_rng_state=False)
 
@@ -86,6 +102,19 @@ def test_recomputing_side_effects_is_found(
         Recipe(parallel=parallel, precision=precision, checkpointing="every-block"),
         "checkpointing",
         "the buffer of '0.1.running_mean' differs at step 1",
+        "side effects: the forward pass changes a buffer, as BatchNorm changes its statistics, "
+        "and recomputation changes it once more",
+    )
+
+
+def test_a_buffer_that_a_recomputation_moves_is_named_before_the_gradients_that_follow_from_it(
+    perceptron_workload: Build, expect_mismatch: Expect
+) -> None:
+    expect_mismatch(
+        perceptron_workload(build_model=with_growing_scale),
+        Recipe(checkpointing="every-block"),
+        "checkpointing",
+        "the buffer of '0.1.scale' differs at step 1",
         "side effects: the forward pass changes a buffer, as BatchNorm changes its statistics, "
         "and recomputation changes it once more",
     )

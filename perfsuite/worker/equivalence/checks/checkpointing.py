@@ -29,8 +29,9 @@ def check_checkpointing(case: Case) -> Proof | str:
             break  # the runs may drift apart by more than the rounding of one step
         proof.evidence += [
             *comparison.judge_losses(step.losses, twin.losses, number, limit),
-            *comparison.judge("gradient", step.gradients, twin.gradients, number, limit),
+            # Before the gradients, which may follow from them.
             *judge_buffers(step, twin.buffers, number, limit),
+            *comparison.judge("gradient", step.gradients, twin.gradients, number, limit),
         ]
         if number == 1:
             judge = partial(
