@@ -28,6 +28,7 @@ Mark = Literal["good", "bad", "skip"]
 _MARKS: Final[Mapping[VerdictWord, Mark]] = {"FAIL": "bad", "PASS": "good", "IMPROVED": "good"}
 # The gate's own tolerance and limit.
 _LEAST_BOUNDS: Final = (0.02, 0.05)
+_MOST_TOLERANCE: Final = 0.9  # that of a rule is below 1
 # Of the bad end's slowdown, as logarithms. A commit between the ends is as fast as the one or as
 # slow as the other: few pairs show which, where many would be spent on what else it cost.
 _SHARES: Final = (0.25, 0.75)
@@ -196,7 +197,7 @@ def bounds_of(bad: CellVerdict) -> tuple[float, float]:
     [0.1, 0.331]
     """
     tolerance, limit = ((bad.ratio or 1.0) ** share - 1 for share in _SHARES)
-    return max(_LEAST_BOUNDS[0], tolerance), max(_LEAST_BOUNDS[1], limit)
+    return max(_LEAST_BOUNDS[0], min(tolerance, _MOST_TOLERANCE)), max(_LEAST_BOUNDS[1], limit)
 
 
 def _why_not_bad(bad: BisectStep) -> str:

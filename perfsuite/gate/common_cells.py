@@ -24,6 +24,7 @@ from perfsuite.system.untrusted import printable
 from perfsuite.units import format_ratio, format_seconds, listed, parse_ratio, parse_seconds
 
 _FLOOR_S = 50e-6
+_MARKED = ("tolerance", "limit", "floor", "counts")
 HOW_TO_ACCEPT: Final = "if that is meant, say so with 'perfsuite baseline accept'"
 # Reviewed exceptions, from pytest's root.
 ACCEPTED_FILE: Final = Path("baselines") / "accepted.toml"
@@ -226,12 +227,13 @@ def _request_of_base(request: GateRequest, own: Suite) -> GateRequest:
     refuses = request.refuses_numerics_change
     if "numerics-change" not in request.fixed:
         refuses = own.settings.get("perf_numerics_change") == "fail"
+    limit = of_base("limit", request.limit, GateRequest.limit)
     return dataclasses.replace(
         request,
         refuses_numerics_change=refuses,
         is_advisory="policy" in request.fixed or own.settings.get("perf_policy") == "advisory",
-        tolerance=of_base("tolerance", request.tolerance, GateRequest.tolerance),
-        limit=of_base("limit", request.limit, GateRequest.limit),
+        tolerance=min(limit, of_base("tolerance", request.tolerance, GateRequest.tolerance)),
+        limit=limit,
     )
 
 
@@ -253,7 +255,7 @@ def _policy_of(request: GateRequest, name: str, markers: Mapping[str, Any]) -> C
             refuses_numerics_change=request.refuses_numerics_change,
         )
     except (TypeError, ValueError) as error:
-        marked = {key: value for key, value in markers.items() if key != "fixture"}
+        marked = {key: value for key, value in markers.items() if key in _MARKED}
         raise SettingError(f"{name}: the perf marker has {marked!r}: {error}") from error
     if policy.tolerance >= 1:
         raise SettingError(

@@ -311,7 +311,11 @@ class BaseSide:
             python=python or sys.executable,
             python_options=command.python_options,
             inherited=command.environment,
-            environment={**variables, **self.request.base_environment},
+            environment={
+                "PERFSUITE_ARM_ROOT": str(self.suite.root),
+                **variables,
+                **self.request.base_environment,
+            },
             caches=self.caches,
         )
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import msgspec
 
-from perfsuite.errors import ExitCode
+from perfsuite.errors import ExitCode, StorageError
 from perfsuite.gate.arms.arm import Arm, Launch, PairPlan
 from perfsuite.gate.arms.command import device_of
 from perfsuite.gate.arms.launch import launch_pair, scratch_folder
@@ -311,7 +311,9 @@ class _Session:
     def _announce_cost(self, policies: Collection[str]) -> str | None:
         """Say what the pairs will cost; return why they cannot decide, where that is so."""
         request = self.side.request
-        durations_s, _ = read_durations(request.stored, policies, but_of=None)
+        durations_s: Mapping[str, float | None] = {}
+        with contextlib.suppress(StorageError):  # the pairs need none of it
+            durations_s, _ = read_durations(request.stored, policies, but_of=None)
         pair_s = forecast_pair_s(policies, durations_s, self.collected_s)
         cost = describe_cost(len(policies), pair_s, request.budget)
         self.say(f"comparing with {self.differs['base']}: {cost}")

@@ -2,7 +2,7 @@
 
 Its own fixture, table, JSON and storage stay in use. It has no hooks for what is changed here (its
 clock, when it looks for stored runs, where and how it stores its own), so attributes of its session
-and of its fixture are set. Checked against pytest-benchmark 5.1 to 5.3. What a gate's launches
+and of its fixture are set. Checked against pytest-benchmark 5.3. What a gate's launches
 change is in `gate/arms/launched/arm_plugin.py`, which can import nothing of this.
 """
 
@@ -87,9 +87,6 @@ def compare_with_stored(config: pytest.Config, compare: Any) -> None:
 def replace_json_writer(config: pytest.Config, write: Callable[[Path, Any], bool]) -> None:
     """Have --benchmark-json written by `write(path, document)`, which returns whether it was."""
     session = session_of(config)
-    if hasattr(session.json, "close"):  # 5.2 opens the file while it reads its options
-        session.json.close()
-        session.json = config.option.benchmark_json = Path(session.json.name)
 
     def save_json(output_json: Any) -> None:
         if write(Path(session.json), output_json):

@@ -279,6 +279,12 @@ def test_bounds_are_never_closer_than_the_gates(ratio: float | None) -> None:
     assert bounds_of(verdict) == (0.02, 0.05)
 
 
+def test_the_bounds_of_a_bad_end_that_is_many_times_slower_are_such_as_a_cell_may_have() -> None:
+    tolerance, limit = bounds_of(CellVerdict(name=CELL, word="FAIL", by="pairs", ratio=40.0))
+
+    assert tolerance < 1 < limit
+
+
 def test_a_bad_end_that_is_not_slower_ends_the_search_at_once(shop: Shop) -> None:
     for speed in ("fast", "slow", "fast"):
         shop.commit(speed)

@@ -41,6 +41,22 @@ def test_cells_of_our_fixtures_have_a_floor(
     assert chosen.policies["a"].floor_s == floor_s
 
 
+def test_a_change_that_tightens_both_bounds_in_two_places_is_held_to_them(tmp_path: Path) -> None:
+    request = GateRequest(
+        command=Command(folder=tmp_path),
+        budget=BUDGET,
+        seed=1,
+        tolerance=0.005,
+        limit=0.01,
+        fixed=frozenset({"limit"}),  # typed; head's ini file has the tolerance
+    )
+    suite = Suite(cells={"a": {}}, root=tmp_path, inifile=None, pythonpath=(), python_files=())
+
+    chosen = choose_cells(request, suite, suite, Accepted())
+
+    assert (chosen.policies["a"].tolerance, chosen.policies["a"].limit) == (0.005, 0.01)
+
+
 def test_an_arm_knows_every_fixture_that_measures() -> None:
     assert set(collected._FIXTURES) == set(fixtures._MEASURING)
 

@@ -92,6 +92,46 @@ def test_a_changed_module_has_only_those_cells_judged_that_load_it(shop: Reposit
     )
 
 
+# Both cells may use what a process made that has ended when the second one runs.
+PREPARED_CELLS = """
+    import subprocess
+    import sys
+
+    import pytest
+    from work_clock import CLOCK
+
+    @pytest.fixture(scope="session")
+    def prepared(tmp_path_factory):
+        made = tmp_path_factory.mktemp("made") / "seconds"
+        subprocess.run([sys.executable, "prepare.py", str(made)], check=True)
+        return made
+
+    @pytest.mark.benchmark(timer=CLOCK)
+    @pytest.mark.parametrize("is_read", [False, True])
+    def test_price(benchmark, prepared, is_read):
+        seconds = float(prepared.read_text()) if is_read else 0.001
+        benchmark.pedantic(CLOCK.work, args=(seconds,), rounds=5)
+"""
+PREPARE = """
+    import sys
+    from pathlib import Path
+
+    Path(sys.argv[1]).write_text("{seconds}")
+"""
+
+
+def test_what_a_fixture_of_the_session_made_is_used_by_every_cell_that_has_it(
+    shop: Repository,
+) -> None:
+    shop.write(benchmarks__test_steps=PREPARED_CELLS, prepare=PREPARE.format(seconds=0.001))
+    shop.commit()
+    shop.write(prepare=PREPARE.format(seconds=0.003))
+
+    gated = shop.gate()
+
+    gated.expect(10, "*::test_price[[]False] PASS *", "*::test_price[[]True] FAIL +200.0 %*")
+
+
 def test_a_file_that_loads_the_changed_module_runs_its_cells_in_pairs_alone(
     shop: Repository, tmp_path: Path
 ) -> None:

@@ -318,3 +318,26 @@ def test_a_change_that_leaves_the_plugin_out_is_refused_where_the_gate_is_asked_
     gated = shop.gate("--perf-gate=on", PYTEST_ADDOPTS="", PYTEST_DISABLE_PLUGIN_AUTOLOAD="")
 
     assert gated.code == 4, gated.output
+
+
+# Each checkout has a path of its own, and names its test by it.
+NAMED_BY_PATH = """
+    import pytest
+    import shop
+    from work_clock import CLOCK
+
+    @pytest.mark.benchmark(timer=CLOCK)
+    @pytest.mark.parametrize("file", [__file__])
+    def test_price(benchmark, file):
+        benchmark.pedantic(shop.price, args=(CLOCK,), rounds=5)
+"""
+
+
+def test_a_cell_that_has_a_path_of_its_checkout_in_its_name_is_one_cell(shop: Repository) -> None:
+    shop.write(benchmarks__test_steps=NAMED_BY_PATH)
+    shop.commit()
+    shop.write(shop=SLOW_SHOP)
+
+    gated = shop.gate()
+
+    gated.expect(10, f"*::test_price[[]{shop.path}/benchmarks/test_steps.py] FAIL +200.0 %*")

@@ -17,7 +17,7 @@ from git_checkouts import git
 from made_up_machine import Machine
 from made_up_runs import stamp, write_run
 
-from perfsuite.errors import SettingError, WorkloadError
+from perfsuite.errors import SettingError, StorageError, WorkloadError
 from perfsuite.gate import run_gate as run_gate_module
 from perfsuite.gate.arms.command import Command
 from perfsuite.gate.calibrate import calibrate
@@ -532,6 +532,17 @@ def test_where_nothing_is_selected_that_is_said(tmp_path: Path) -> None:
     ]
 
 
+def test_stored_runs_that_cannot_be_listed_cost_a_forecast_alone(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise StorageError("s3://bucket/runs: cannot be listed: Access Denied")
+
+    monkeypatch.setattr("perfsuite.gate.run_gate.read_durations", refuse)
+
+    assert words(gate(project, arguments=(*CALL, "-k", "slow"))) == {"test_slow": "FAIL"}
+
+
 def test_a_cell_that_hides_is_invalid_in_words(tmp_path: Path) -> None:
     hidden = """
 import pytest
@@ -539,6 +550,11 @@ import pytest
 @pytest.fixture
 def timed(request):
     return request.getfixturevalue("benchmark")
+
+@pytest.fixture(autouse=True)
+def annotate(request):
+    if "benchmark" in request.fixturenames:
+        request.getfixturevalue("benchmark").extra_info["machine"] = "mine"
 
 def helper(request): return request.getfixturevalue("benchmark")
 

@@ -38,19 +38,20 @@ def build_base(
     log = f"{site}.log"
     mark = f"{background.LOG}={log}"
     watcher = [sys.executable, "-IS", background.__file__, str(os.getpid()), mark]
-    process = subprocess.Popen(
-        [*watcher, "sh", "-c", command],
-        cwd=tree,
-        env={**variables, background.LOG: log},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-        start_new_session=True,
-    )
+    # No pipe: its end would come when the last process that the build leaves has ended.
+    said = Path(f"{site}.said")
+    with said.open("wb") as output:
+        process = subprocess.Popen(
+            [*watcher, "sh", "-c", command],
+            cwd=tree,
+            env={**variables, background.LOG: log},
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
     try:
-        said, _ = process.communicate()
+        process.wait()
     finally:
         background.end_all(process, mark)
     if changed := sorted({*before.items()} ^ {*_installed().items()}):
@@ -62,7 +63,8 @@ def build_base(
             "and have the build install into the folder that PERFSUITE_SITE names"
         )
     if process.returncode != 0:
-        last = "".join(f"\n  | {line}" for line in said.splitlines()[-NUM_LOG_LINES:])
+        lines = said.read_text(errors="replace").splitlines()
+        last = "".join(f"\n  | {line}" for line in lines[-NUM_LOG_LINES:])
         return f"the build of the base, '{command}', ended with code {process.returncode}{last}"
     return None
 

@@ -43,14 +43,14 @@ def is_documentation(path: PurePath) -> bool:
 
     >>> [is_documentation(PurePath(name)) for name in ("README.md", "docs/a.png", "LICENSE-MIT")]
     [True, True, True]
-    >>> [is_documentation(PurePath(name)) for name in ("docs/train.py", "shop/page.md")]
+    >>> [is_documentation(PurePath(name)) for name in ("docs/train.py", "data/license_plates.txt")]
     [False, False]
     """
     is_at_top = len(path.parts) == 1
     return path.suffix != ".py" and (
         (path.suffix.lower() in _TEXTS and (is_at_top or path.stem.lower() in _TEXT_NAMES))
         or path.parts[0] in _TEXT_FOLDERS
-        or _LICENCE.fullmatch(path.name) is not None
+        or (is_at_top and _LICENCE.fullmatch(path.name) is not None)
     )
 
 

@@ -350,7 +350,7 @@ def _imports(file: Path, text: bytes) -> Iterator[tuple[str, ...]]:
     """Yield the parts of what a file imports; a relative import begins with "" and is whole."""
     try:
         module = ast.parse(text)
-    except (SyntaxError, ValueError):  # Python will say so
+    except (SyntaxError, ValueError, RecursionError, MemoryError):  # Python will say so
         return
     for node in ast.walk(module):
         if isinstance(node, ast.Import):

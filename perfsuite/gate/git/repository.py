@@ -149,7 +149,8 @@ def tracked_files(top: Path, paths: Iterable[Path]) -> set[Path]:
 
 def is_ignored(top: Path, path: Path) -> bool:
     """Whether git ignores a path, relative to the top; it ignores nothing outside of a checkout."""
-    return run_git(top, "check-ignore", "--quiet", "--", os.fspath(path)).returncode == 0
+    asked = ("check-ignore", "--quiet", "--", os.fspath(path))
+    return find_top(top) is not None and run_git(top, *asked).returncode == 0
 
 
 def submodules(tree: Path) -> dict[Path, str]:

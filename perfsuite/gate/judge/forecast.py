@@ -67,7 +67,7 @@ def why_too_much(
     needed_s = FIRST_LOOK * pair_s / (_DOUBT if is_forecast else 1.0)
     if needed_s <= budget.max_s:
         return None
-    shards = math.ceil(FIRST_LOOK * pair_s / budget.max_s)
+    shards = math.ceil(FIRST_LOOK * pair_s / budget.max_s) if budget.max_s > 0 else 0
     shared = f", or share the cells among {shards} runners with --perf-shard=1/{shards} and so on"
     return (
         f"{FIRST_LOOK} pairs are the fewest that decide, one takes about {_time(pair_s)}, "

@@ -81,7 +81,10 @@ def _read(path: Path, read: Callable[[str], dict[str, str]]) -> dict[str, str]:
     try:
         return read(text)
     # TOMLDecodeError is a ValueError; the last three come of values of other types.
-    except (ValueError, SyntaxError, configparser.Error, AttributeError, KeyError, TypeError):
+    except (
+        *(ValueError, SyntaxError, RecursionError, configparser.Error),
+        *(AttributeError, KeyError, TypeError),
+    ):
         return {ANY: text}
 
 

@@ -61,9 +61,15 @@ class Comparison:
                 if name in runs
                 and runs[name].outcome == "passed"
                 and runs[name].rounds_s
-                and not self._may_be_touched(runs[name].loaded)
+                and not self._may_be_touched(self._used_by(name, runs[name].loaded))
             ]
         return found
+
+    def _used_by(self, name: str, loaded: Loaded) -> Loaded:
+        """What a cell's processes have loaded, and earlier ones where fixtures outlive a test."""
+        assert self.collected.suite is not None
+        outlives = self.collected.suite.cells[name].get("outlives")
+        return replace(loaded, recent=loaded.files) if outlives else loaded
 
     def _group(self, cells: Collection[str]) -> list[list[str]]:
         """Return the cells to launch together: by file where collecting them all tells nothing."""

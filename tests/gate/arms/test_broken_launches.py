@@ -17,6 +17,7 @@ from tiny_suites import is_alive, make_arms, outcomes, pair
 
 from perfsuite.gate.arms import launch as launches_module
 from perfsuite.gate.arms.arm import Arm
+from perfsuite.gate.arms.build import build_base
 
 pytestmark = pytest.mark.slow
 
@@ -256,6 +257,21 @@ build_base(
 
     assert alive == []
     assert len(running) == 2
+
+
+def test_a_build_ends_with_its_shell_and_what_it_left_behind_is_ended(tmp_path: Path) -> None:
+    failed = build_base(
+        "(sleep 3; touch later) & echo no compiler; exit 3",
+        tmp_path,
+        site=tmp_path / "site",
+        root=tmp_path,
+        python=sys.executable,
+        environment=dict(os.environ),
+    )
+
+    assert failed is not None
+    assert failed.endswith("ended with code 3\n  | no compiler")
+    assert not (tmp_path / "later").exists()
 
 
 def start_gate(arms: Sequence[Arm]) -> contextlib.AbstractContextManager[subprocess.Popen[bytes]]:

@@ -190,6 +190,7 @@ def test_a_folder_that_code_imports_is_code(
         ("perf", "app.py", "from torch import perf\nfrom perfect import engine"),
         ("app/tests", "app/code.py", "from . import engine  # not of tests"),
         ("tests", "broken.py", "import tests ("),
+        ("tests", "generated.py", "tests = " + "+".join(["1"] * 20_000)),
     ],
 )
 def test_a_folder_that_tests_alone_import_is_laid_over_as_a_whole(

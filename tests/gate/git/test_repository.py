@@ -16,6 +16,7 @@ from perfsuite.gate.git.repository import (
     Base,
     add_worktree,
     find_top,
+    is_ignored,
     is_in_history,
     submodules,
     working_files,
@@ -156,3 +157,11 @@ def test_a_commit_belongs_to_the_history_of_itself_and_of_its_descendants(
     assert is_in_history(repository, second, second)
     assert not is_in_history(repository, second, first)
     assert not is_in_history(repository, "0" * 40, second)
+
+
+def test_where_git_is_not_installed_it_ignores_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+
+    assert not is_ignored(tmp_path, Path("cache"))

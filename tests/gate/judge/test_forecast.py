@@ -6,7 +6,12 @@ import numpy as np
 import pytest
 from simulation import World, simulate
 
-from perfsuite.gate.judge.forecast import describe_cost, describe_rest, expect_pairs
+from perfsuite.gate.judge.forecast import (
+    describe_cost,
+    describe_rest,
+    expect_pairs,
+    why_too_much,
+)
 from perfsuite.gate.judge.trial import Budget
 
 BUDGET = Budget(max_pairs=20, max_s=1800.0)
@@ -52,3 +57,10 @@ def test_the_first_pair_tells_how_long_the_others_will_take(
     budget = Budget(max_pairs=20, max_s=max_s)
 
     assert describe_rest(num_cells, 5.0, budget, has_history=has_history) == text
+
+
+def test_without_a_budget_no_pair_can_decide() -> None:
+    assert why_too_much(4, 5.0, Budget(max_pairs=20, max_s=0.0)) == (
+        "2 pairs are the fewest that decide, one takes about 5 s, and the budget is 0 s; allow "
+        "more with --max-minutes (pytest: --perf-max-minutes)"
+    )

@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 import time
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -48,12 +47,6 @@ def _on_a_branch(monkeypatch: pytest.MonkeyPatch) -> None:
 def run(pytester: pytest.Pytester, test: str, *arguments: str) -> pytest.RunResult:
     pytester.makepyfile(test_inner=test)
     return pytester.runpytest_inprocess("-p", "no:cacheprovider", *OURS, *arguments)
-
-
-NOT_OPENED = pytest.mark.skipif(
-    version("pytest-benchmark").startswith("5.2."),
-    reason="pytest-benchmark 5.2 opens the file itself, before any test, and ends in 4",
-)
 
 
 def saved(folder: Path) -> dict[str, Any]:
@@ -438,9 +431,7 @@ def test_a_storage_outside_of_the_working_directory_is_used(
 @pytest.mark.parametrize(
     ("argument", "message"),
     [
-        pytest.param(
-            "--benchmark-json={}/own.json", "cannot write {}/own.json: ", marks=NOT_OPENED
-        ),
+        ("--benchmark-json={}/own.json", "cannot write {}/own.json: "),
         ("--benchmark-save=base", "cannot write {}/"),
     ],
 )
@@ -459,7 +450,6 @@ def test_a_run_that_cannot_be_written_ends_in_12_with_one_line(
     assert taken.read_text() == "a file"
 
 
-@NOT_OPENED
 def test_a_test_that_failed_is_graver_than_a_file_that_cannot_be_written(
     pytester: pytest.Pytester,
 ) -> None:

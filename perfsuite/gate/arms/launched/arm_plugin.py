@@ -137,6 +137,9 @@ class ArmPlugin:
     def pytest_collection_modifyitems(self, config: pytest.Config, items: list[Any]) -> Any:
         """Send the cells that no other plugin deselected, and keep those that the gate chooses."""
         result = yield
+        if (root := os.environ.get("PERFSUITE_ARM_ROOT")) is not None:
+            for item in items:  # a path in a parameter has head's name
+                item._nodeid = item.nodeid.replace(str(config.rootpath), root)
         plugin = config.pluginmanager.get_plugin("perfsuite")
         typed = [*shlex.split(os.environ.get("PYTEST_ADDOPTS", "")), *config.invocation_params.args]
         named = self._parser.parse_known_args(typed).file_or_dir  # without those of an ini file

@@ -26,7 +26,19 @@ def policy_of(item: pytest.Item) -> dict[str, Any]:
         for name in ("tolerance", "limit", "floor", "counts"):
             if name in marker.kwargs:
                 policy.setdefault(name, marker.kwargs[name])
+    # What one of the user's own made for an earlier test, with processes that are gone, is used.
+    if any(one.scope != "function" and not _is_tool(one.func) for one in _fixtures_of(item)):
+        policy["outlives"] = True
     return policy
+
+
+def _fixtures_of(item: Any) -> list[Any]:
+    found = getattr(getattr(item, "_fixtureinfo", None), "name2fixturedefs", {})
+    return [definition for definitions in found.values() for definition in definitions]
+
+
+def _is_tool(function: Any) -> bool:
+    return str(getattr(function, "__module__", "")).startswith(("_pytest.", "perfsuite."))
 
 
 def settings_of(config: pytest.Config) -> dict[str, str]:
@@ -41,8 +53,7 @@ def settings_of(config: pytest.Config) -> dict[str, str]:
 
 def hides_benchmark(item: Any) -> bool:
     """Whether a test, a fixture of it, or what these call, requests the fixture at run time."""
-    fixtures = getattr(getattr(item, "_fixtureinfo", None), "name2fixturedefs", {})
-    functions = [definition.func for found in fixtures.values() for definition in found]
+    functions = [definition.func for definition in _fixtures_of(item)]
     functions.append(getattr(item, "function", None))
     return any(_requests_benchmark(function, _MOST_CALLS) for function in functions)
 
@@ -52,7 +63,9 @@ def _requests_benchmark(function: Any, num_calls: int) -> bool:
     if not isinstance(function, FunctionType):
         return False
     names = function.__code__.co_names
-    if "getfixturevalue" in names and "benchmark" in function.__code__.co_consts:
+    # One that looks in `fixturenames` first takes what the test itself names.
+    is_asked = "getfixturevalue" in names and "fixturenames" not in names
+    if is_asked and "benchmark" in function.__code__.co_consts:
         return True
     called = [function.__globals__.get(name) for name in names]
     for module in [one for one in called if isinstance(one, ModuleType)]:
