@@ -42,33 +42,25 @@ _BACKWARD: dict[str | None, Word] = {"FAIL": "faster", "IMPROVED": "slower"}
 
 @dataclass(frozen=True, kw_only=True)
 class ComparisonRequest:
-    """Two trainings; b is compared with a.
-
-    A difference up to the tolerance counts as none, 0.02 = 2 %, and "the same" is within the limit.
-    The budget is that of each of at most two judgements.
-    """
+    """Two trainings; b is compared with a."""
 
     a: Cell
     b: Cell
-    tolerance: float = 0.02
-    limit: float = 0.05
-    budget: Budget
+    tolerance: float = 0.02  # a difference up to this counts as none, 0.02 = 2 %
+    limit: float = 0.05  # "the same" is within this
+    budget: Budget  # of each of at most two judgements
 
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """What the pairs came to; ratios are b / a, 1.05 = b takes 5 % longer for a sample.
-
-    `interval` has the bounds that decided, `raw` the seconds per sample of both launches of each
-    pair. By "a" and "b": the samples of an iteration, and the records of the last launches.
-    """
+    """What the pairs came to; ratios are b / a, 1.05 = b takes 5 % longer for a sample."""
 
     word: Word
     ratio: float
-    interval: tuple[float, float]
-    raw: tuple[tuple[float, float], ...]
-    num_samples: dict[str, int]
-    records: dict[str, CellRecord]
+    interval: tuple[float, float]  # the bounds that decided
+    raw: tuple[tuple[float, float], ...]  # seconds per sample of both launches of each pair
+    num_samples: dict[str, int]  # of an iteration, by "a" and "b"
+    records: dict[str, CellRecord]  # of the last launches, likewise
     wall_s: float
 
     @property

@@ -182,7 +182,10 @@ class Session:
     ) -> Iterator[EquivalenceReport | PerfsuiteError]:
         """Yield what `verify` returns or raises of each recipe, some of them checked together."""
         chains = (self._verify(workload, recipe, num_steps) for recipe in recipes)
-        return run_chains(chains, at_once=self.hardware.num_untimed_at_once)
+        # Starting a group keeps half a core busy; on GPUs one runs alone, for their memory.
+        device, num_cores = self.hardware.device, self.hardware.num_cores
+        at_once = 1 if device != "cpu" or num_cores is None else num_cores // 2 + 2
+        return run_chains(chains, at_once=at_once)
 
     def _verify(
         self, workload: str | Workload, recipe: Recipe, num_steps: int

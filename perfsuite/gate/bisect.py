@@ -51,19 +51,15 @@ class BisectStep:
 
 @dataclass(frozen=True, kw_only=True)
 class BisectResult:
-    """The result of a search; `refusal` says why there was nothing to search.
-
-    Before the steps between them the bad end and the good one were judged, as far as that went.
-    Where the first bad commit is not known, `possible` are all that it may be, with subjects.
-    """
+    """The result of a search."""
 
     cell: str
     bounds: tuple[float, float]
-    ends: tuple[BisectStep, ...]
-    steps: tuple[BisectStep, ...] = ()
-    refusal: str | None = None
+    ends: tuple[BisectStep, ...]  # the bad one and the good one, judged first, as far as that went
+    steps: tuple[BisectStep, ...] = ()  # between them
+    refusal: str | None = None  # why there was nothing to search
     first_bad: BisectStep | None = None
-    possible: tuple[tuple[str, str], ...] = ()
+    possible: tuple[tuple[str, str], ...] = ()  # if unknown, all that it may be, with subjects
 
 
 def bisect(

@@ -22,13 +22,11 @@ from perfsuite.gate.run_gate import HELD, run_gate
 
 @dataclass(frozen=True, kw_only=True)
 class Plant:
-    """What is done to head in some sessions: nothing, or a slowdown of every iteration, 0.05 = 5 %.
+    """What is done to head in some sessions: nothing, or one of these."""
 
-    Or `in_recipe`, in cells of perfsuite alone, a field of every recipe, "precision=fp32", or one
-    of `ranks.messages.INJECTABLE_FAULTS`.
-    """
-
-    ratio: float = 0.0
+    ratio: float = 0.0  # a slowdown of every iteration, 0.05 = 5 %
+    # In cells of perfsuite alone, a field of every recipe, "precision=fp32", or one of
+    # `ranks.messages.INJECTABLE_FAULTS`.
     in_recipe: str | None = None
 
     @property

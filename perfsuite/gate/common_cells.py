@@ -73,16 +73,12 @@ class Leniency:
 
 @dataclass(frozen=True, kw_only=True)
 class ChosenCells:
-    """How each cell of both sides is judged, by head's name, and the verdicts of the others.
-
-    `used` are the exceptions that let a cell be compared so, or be gone. `loosened` is what head
-    loosens and no exception accepts, with the cells.
-    """
+    """How each cell of both sides is judged, by head's name, and the verdicts of the others."""
 
     policies: dict[str, CellPolicy]
     others: list[CellVerdict]
-    used: dict[str, list[Entry]]
-    loosened: str | None
+    used: dict[str, list[Entry]]  # exceptions that let a cell be compared so, or be gone
+    loosened: str | None  # what head loosens and no exception accepts, with the cells
     is_advisory: bool
 
 

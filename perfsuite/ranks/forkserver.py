@@ -39,8 +39,14 @@ def start_process(
     context = start_server()
     ours, theirs = context.Pipe()
     process = context.Process(target=target, args=(start, theirs))
-    with _without_main_module():
+    # Without the controller's main script, as pytest's: each rank would pay for its imports. Jobs
+    # carry their functions by value instead.
+    main = sys.modules["__main__"]
+    sys.modules["__main__"] = types.ModuleType("__main__")
+    try:
         process.start()
+    finally:
+        sys.modules["__main__"] = main
     theirs.close()
     return process, ours
 
@@ -95,15 +101,3 @@ def _ctrl_c_blocked() -> Iterator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-@contextlib.contextmanager
-def _without_main_module() -> Iterator[None]:
-    """Start processes in here that do not import the controller's main script, as pytest's."""
-    # Each rank would pay for its imports. Jobs carry their functions by value instead.
-    main = sys.modules["__main__"]
-    sys.modules["__main__"] = types.ModuleType("__main__")
-    try:
-        yield
-    finally:
-        sys.modules["__main__"] = main

@@ -18,12 +18,6 @@ class Hardware:
     has_horovod: bool = False
     has_torchao: bool = False
 
-    @property
-    def num_untimed_at_once(self) -> int:
-        """Groups of ranks to run together where nothing is timed; one on GPUs, for their memory."""
-        # Starting a group keeps half a core busy.
-        return 1 if self.device != "cpu" or self.num_cores is None else self.num_cores // 2 + 2
-
 
 # A rank holds half a GiB and more; hundreds of them on a few processors starve the machine before
 # anything is measured. Four a processor still lets two cores exercise a 2x2 mesh.

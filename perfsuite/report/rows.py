@@ -48,23 +48,19 @@ class HistoryPoint:
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One cell; its name is the test's node id, in one line, and may hold markup of any format.
+    """One cell."""
 
-    `step_time_s` is the median of the rounds, `rounds_s` are empty where the file keeps none, and
-    the record of a plain benchmark is None. The note is what numbers do not say. `history` has the
-    runs of the same environment that measured the cell, oldest first; `num_cores` the machine's.
-    """
-
-    name: str
-    step_time_s: float | None = None
-    rounds_s: tuple[float, ...] = ()
-    record: CellRecord | None = None
+    name: str  # the test's node id, in one line; it may hold markup of any format
+    step_time_s: float | None = None  # the median of the rounds
+    rounds_s: tuple[float, ...] = ()  # empty where the file keeps none
+    record: CellRecord | None = None  # None of a plain benchmark
     recipe: Recipe | None = None
     verdict: Verdict | None = None
-    note: str | None = None
+    note: str | None = None  # what numbers do not say
+    # The runs of the same environment that measured the cell, oldest first.
     history: tuple[HistoryPoint, ...] = ()
     is_from_older_run: bool = False
-    num_cores: int | None = None
+    num_cores: int | None = None  # the machine's
 
     @cached_property
     def spread_ratio(self) -> float | None:
@@ -181,17 +177,14 @@ def row_of_line(line: CellLine) -> Row | None:
 
 @dataclass(frozen=True)
 class Column(Generic[T]):
-    """One column of a table of T; `key` names it, with its unit, in code, CSV and JSON.
+    """One column of a table of T."""
 
-    A number is aligned to the right and sorted by size; people read `missing` where there is none.
-    """
-
-    key: str
+    key: str  # its name, with its unit, in code, CSV and JSON
     title: str
     value: Callable[[T], object]
     write: Callable[..., str] = str
-    is_number: bool = True
-    missing: str = NOT_AVAILABLE
+    is_number: bool = True  # then it is aligned to the right and sorted by size
+    missing: str = NOT_AVAILABLE  # what people read where there is no value
 
     def text(self, row: T) -> str:
         """The value as people read it."""

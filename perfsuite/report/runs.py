@@ -27,22 +27,16 @@ _WHAT_TO_DO = "name a file that pytest-benchmark wrote, such as results/run.json
 
 @dataclass(frozen=True, kw_only=True)
 class Run(RunHead):
-    """One session of benchmarks, or the shards of one: then they are its `parts`.
-
-    `rows` are its cells in the file's order, then those that were judged and not measured;
-    `accepted` names those that only a reviewed exception let through. `num_failed` tests failed by
-    themselves. A line each: `missing` cells and why, `gaps` that keep it from being a whole
-    session, and `remarks` on what its verdicts rest on.
-    """
+    """One session of benchmarks, or the shards of one."""
 
     machine: str | None
-    accepted: frozenset[str]
-    rows: tuple[Row, ...]
-    num_failed: int = 0
-    missing: tuple[str, ...] = ()
-    parts: tuple[Run, ...] = ()
-    gaps: tuple[str, ...] = ()
-    remarks: tuple[str, ...] = ()
+    accepted: frozenset[str]  # names of cells that only a reviewed exception let through
+    rows: tuple[Row, ...]  # in the file's order, then cells that were judged and not measured
+    num_failed: int = 0  # tests that failed by themselves
+    missing: tuple[str, ...] = ()  # a line for each missing cell, and why
+    parts: tuple[Run, ...] = ()  # the shards
+    gaps: tuple[str, ...] = ()  # a line for each that keeps it from being a whole session
+    remarks: tuple[str, ...] = ()  # lines on what its verdicts rest on
 
     @property
     def shard(self) -> ShardStamp | None:

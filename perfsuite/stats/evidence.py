@@ -108,20 +108,15 @@ class Sessions:
 
 @dataclass(frozen=True)
 class Evidence:
-    """What the pairs of S sessions say at one look, as logarithms of head / base, each (S,).
+    """What the pairs of S sessions say at one look, as logarithms of head / base, each (S,)."""
 
-    The location is that of the typical rounds, with bounds for FAIL, PASS and IMPROVED; the mean is
-    that of all rounds together, and PASS needs its upper bound too. A slowdown that is `detectable`
-    above a line is mostly proven to be above it.
-    """
-
-    location: Floats
-    lower: Floats
-    upper: Floats
-    improved: Floats
-    mean: Floats
-    mean_upper: Floats
-    detectable: Floats
+    location: Floats  # of the typical rounds
+    lower: Floats  # its bound for FAIL
+    upper: Floats  # its bound for PASS
+    improved: Floats  # its bound for IMPROVED
+    mean: Floats  # of all rounds together
+    mean_upper: Floats  # its bound, which PASS needs too
+    detectable: Floats  # a slowdown this much above a line is mostly proven to be above it
     mean_differs: NDArray[np.bool_]
 
 

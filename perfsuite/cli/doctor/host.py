@@ -68,10 +68,8 @@ def cores_finding(num_cores: int, num_allowed: int, quota: float | None) -> Find
 
 def governor_finding(governors: Sequence[str]) -> Finding:
     """Judge the frequency governors, one of each processor; none where they cannot be read."""
-    if not governors:
-        return Finding("frequency governor", "ok", _NOT_READABLE)
-    text = ", ".join(sorted(set(governors)))
-    if text == "performance":
+    text = ", ".join(sorted(set(governors))) or _NOT_READABLE
+    if text in ("performance", _NOT_READABLE):
         return Finding("frequency governor", "ok", text)
     text += ": the clock follows the load"
     advice = "sudo cpupower frequency-set --governor performance"

@@ -11,20 +11,15 @@ from typing import Final
 
 @dataclass(frozen=True, kw_only=True)
 class Loaded:
-    """What the processes of a launch have loaded and started so far; absolute paths.
+    """What the processes of a launch have loaded and started so far; absolute paths."""
 
-    `files` are sources, compiled code, what the launch watches, and what it read of its own tree,
-    which is `old` where that was written before the launch. `recent` are those of processes since
-    the last reading, and of what they were forked from. The process of a `silent` command may have
-    run Python but could not log it; `shells`, and scripts, may have started such a process.
-    """
-
+    # Sources, compiled code, what the launch watches, and what it read of its own tree.
     files: frozenset[str] = frozenset()
-    old: frozenset[str] = frozenset()
-    recent: frozenset[str] = frozenset()
+    old: frozenset[str] = frozenset()  # what it read of its own tree, written before the launch
+    recent: frozenset[str] = frozenset()  # of processes since the last reading, and ancestors
     programs: frozenset[str] = frozenset()
-    silent: frozenset[str] = frozenset()
-    shells: frozenset[str] = frozenset()
+    silent: frozenset[str] = frozenset()  # commands that may have run Python but could not log it
+    shells: frozenset[str] = frozenset()  # and scripts that may have started such a process
 
 
 NOTHING: Final = Loaded()

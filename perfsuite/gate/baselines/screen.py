@@ -39,7 +39,7 @@ _MIN_PROBE_SD = 0.01
 # Where the probe did not move, a slope on it would be the quotient of two noises.
 _MIN_MOVED_SD = 0.001
 # The weight of the prior variance, in degrees of freedom; it yields where a cell's own variance
-# exceeds so many times the prior's, as in the rule for pairs (`stats.sequential`).
+# exceeds so many times the prior's, as in the rule for pairs (`stats.evidence`).
 _PRIOR_DF = 8.0
 _PRIOR_HOLDS_TO = 1.25
 # A cell at its limit passes the screen in at most 2.5 % of sessions: a quarter of what may pass.
@@ -49,18 +49,14 @@ _WEEK = timedelta(weeks=1)
 
 @dataclass(frozen=True, kw_only=True)
 class Screened:
-    """The result for one cell; what has a default is so where nothing can be compared.
-
-    PASS rules out a slowdown of the limit or more, IMPROVED is faster by more than the tolerance,
-    too. The ratio is head over history, 1.05 = 5 % slower, the host's shift taken out; the interval
-    has 95 % bounds of the next session's.
-    """
+    """The result for one cell; what has a default is so where nothing can be compared."""
 
     reason: str
     num_sessions: int
+    # PASS: no slowdown of the limit or more; IMPROVED: faster by more than the tolerance, too.
     word: Literal["PASS", "IMPROVED"] | None = None
-    ratio: float | None = None
-    interval: tuple[float, float] | None = None
+    ratio: float | None = None  # head over history, 1.05 = 5 % slower, the host's shift taken out
+    interval: tuple[float, float] | None = None  # 95 % bounds of the next session's ratio
     newest: StoredRun | None = None
 
 

@@ -20,24 +20,20 @@ from perfsuite.units import format_change, format_ratio, listed
 
 @dataclass(frozen=True, kw_only=True)
 class CellPolicy:
-    """How one cell is judged.
-
-    Attributes:
-        floor_s: A slowdown of an iteration below this many seconds is never a FAIL.
-        accepted_slowdown: A reviewed exception: the base may be taken to be this many times slower.
-        slacks: Of counts, in place of the usual ones; None switches one off. Of several, head's and
-            the base's, the strictest holds; without any the arms' counts are not compared at all.
-        accepted_increase: How many times the base's a reviewed exception lets a count be.
-        num_samples: Of an iteration of base and of head, where times are compared per sample.
-    """
+    """How one cell is judged."""
 
     tolerance: float
     limit: float
-    floor_s: float
+    floor_s: float  # a slowdown of an iteration below this many seconds is never a FAIL
+    # A reviewed exception: the base may be taken to be this many times slower.
     accepted_slowdown: float = 1.0
+    # Of counts, in place of the usual ones; None switches one off. Of several, head's and the
+    # base's, the strictest holds; without any the arms' counts are not compared at all.
     slacks: tuple[Mapping[str, Slack | None], ...] = ()
+    # How many times the base's a reviewed exception lets a count be.
     accepted_increase: Callable[[str], float] = lambda count: 1.0
     refuses_numerics_change: bool = False
+    # Of an iteration of base and of head, where times are compared per sample.
     num_samples: tuple[int, int] = (1, 1)
 
     @property
@@ -66,39 +62,30 @@ class Budget:
 
 @dataclass(kw_only=True)
 class Trial:
-    """One cell on its way to a verdict; its `word` is None until then.
-
-    Attributes:
-        raw: Seconds an iteration of both launches of each pair, base first: the median of the base,
-            and that times the location of head's rounds over the base's beside them. Seconds a
-            sample where the policy says how many samples an iteration has.
-        pairs: What the rule sees of each pair in `raw`; `decision` is what they prove so far.
-        runs: Those of all pairs, by arm; the first `num_counted` have counts, or all.
-        firsts: The arm that ran the first round of each pair in `raw`.
-        one_by_one: Why one arm runs it after the other in its next pair; empty where they do not.
-        is_apart, is_unpinned: How its next pair is run, as in a `PairPlan`.
-        accepted_counts: Those that grew as a reviewed exception lets them; `failed_counts` fail it.
-    """
+    """One cell on its way to a verdict; its `word` is None until then."""
 
     name: str
     policy: CellPolicy
     rule: Rule
+    # Seconds an iteration of both launches of each pair, base first: the median of the base, and
+    # that times the location of head's rounds over the base's beside them. Seconds a sample where
+    # the policy says how many samples an iteration has.
     raw: list[tuple[float, float]] = field(default_factory=list)
-    pairs: list[Pair] = field(default_factory=list)
+    pairs: list[Pair] = field(default_factory=list)  # what the rule sees of each pair in `raw`
     word: VerdictWord | None = None
     by: str = "pairs"
     reason: str | None = None
-    decision: Decision | None = None
-    runs: dict[str, list[CellRun]] = field(default_factory=dict)
-    num_counted: int | None = None
-    firsts: list[str] = field(default_factory=list)
+    decision: Decision | None = None  # what the pairs prove so far
+    runs: dict[str, list[CellRun]] = field(default_factory=dict)  # those of all pairs, by arm
+    num_counted: int | None = None  # the first so many runs have counts; None for all
+    firsts: list[str] = field(default_factory=list)  # by pair, the arm that ran its first round
     costs: list[PairCost] = field(default_factory=list)
-    one_by_one: str = ""
-    is_apart: bool = False
-    is_unpinned: bool = False
+    one_by_one: str = ""  # why one arm runs it after the other in its next pair; empty for in turns
+    is_apart: bool = False  # as in a `PairPlan`, of its next pair
+    is_unpinned: bool = False  # likewise
     numerics_change: str | None = None
-    accepted_counts: tuple[str, ...] = ()
-    failed_counts: tuple[str, ...] = ()
+    accepted_counts: tuple[str, ...] = ()  # that grew as a reviewed exception lets them
+    failed_counts: tuple[str, ...] = ()  # that fail it
 
     @property
     def last(self) -> dict[str, CellRun]:

@@ -19,16 +19,13 @@ from perfsuite.units import listed
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """The trees of a session, head's launch that ran no cell, and how to launch cells of head.
-
-    `compared` are the files of head that were held against the base's, from the top. No cell runs
-    in a launch where what collecting has loaded is enough, as the second argument says.
-    """
+    """The trees of a session, head's launch that ran no cell, and how to launch cells of head."""
 
     top: Path
     changes: Changes
-    compared: frozenset[Path]
+    compared: frozenset[Path]  # files of head that were held against the base's, from the top
     collected: Launch
+    # No cell runs where what collecting has loaded is enough, as the second argument says.
     run: Callable[[Sequence[str], Callable[[Loaded], bool]], Launch]
 
     @property

@@ -51,7 +51,6 @@ class CommandLaunch:
 
     def variables(self, out: Path) -> dict[str, str]:
         """Return the environment of its processes."""
-        given = {name: value.replace("{out}", str(out)) for name, value in self.environment.items()}
         return {
             "WANDB_MODE": "disabled",
             "MASTER_PORT": str(_free_port()),
@@ -59,7 +58,7 @@ class CommandLaunch:
             "PERFSUITE_LAUNCH": "head-0",
             **self.inherited,
             "PERFSUITE_OUT": str(out),
-            **given,
+            **{name: text.replace("{out}", str(out)) for name, text in self.environment.items()},
         }
 
     def program(self, variables: Mapping[str, str]) -> str:

@@ -52,20 +52,17 @@ class MultiHostGroups:
                 f"{request.world_size} ranks are needed, and torchrun started "
                 f"{membership.world_size}"
             )
-        name = self._name_job()
+        # The count restarts in each phase, in case a rank missed a job.
+        if self._phase != self._peers.phase:
+            self._phase, self._num_jobs = self._peers.phase, 0
+        self._num_jobs += 1
+        name = f"job {self._phase}.{self._num_jobs}"
         outcome = _JobOutcome(self._peers, name, request)
         if membership.rank >= request.world_size:
             return outcome.wait_for(None)
         own = self._assignment(name, request.world_size, request.policy)
         with RankGroup(request, own) as group:
             return outcome.wait_for(group)
-
-    def _name_job(self) -> str:
-        """Return a new name; the count restarts in each phase, in case a rank missed a job."""
-        if self._phase != self._peers.phase:
-            self._phase, self._num_jobs = self._peers.phase, 0
-        self._num_jobs += 1
-        return f"job {self._phase}.{self._num_jobs}"
 
     def _assignment(self, name: str, world_size: int, policy: GroupPolicy) -> Assignment:
         membership, topology = self._peers.membership, self._topology

@@ -64,33 +64,26 @@ class RingModel:
 
 @dataclass(frozen=True, kw_only=True)
 class HeldOut:
-    """What the parameters from all other measurements say of those that share a value of an axis.
-
-    `ratios` are predicted over measured times; empty where the others give none, for a `reason`.
-    """
+    """What the parameters from all other measurements say of those that share an axis's value."""
 
     axis: Axis
     value: int
-    ratios: tuple[float, ...]
-    reason: str | None = None
+    ratios: tuple[float, ...]  # predicted over measured times; empty where the others give none
+    reason: str | None = None  # why they give none
 
 
 @dataclass(frozen=True, kw_only=True)
 class Links:
-    """The links of one environment; the names of the fields are those of scaling.json.
-
-    The model is fitted to `all_reduces`, one for each launch, and held against predictions of those
-    that were left out in turn; without one there is a `reason`.
-    """
+    """The links of one environment; the names of the fields are those of scaling.json."""
 
     device: str
     fingerprint: str | None
     num_cores: int | None
     model: RingModel | None
-    reason: str | None
-    all_reduces: tuple[AllReduce, ...]
+    reason: str | None  # why there is no model
+    all_reduces: tuple[AllReduce, ...]  # one for each launch; the model is fitted to them
     all_reduces_sharing_cores: tuple[AllReduce, ...]
-    held_out: tuple[HeldOut, ...]
+    held_out: tuple[HeldOut, ...]  # predictions of those that were left out in turn
 
     @property
     def world_sizes(self) -> tuple[int, ...]:

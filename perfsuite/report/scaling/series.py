@@ -40,34 +40,27 @@ _MOST_WORKERS: Final = 10**6
 
 @dataclass(frozen=True, kw_only=True)
 class Estimate:
-    """What the model says of one number of devices; `all_reduce_s` are all reductions of a step.
-
-    `step_time_s` is with all of the backward pass overlapping them, and without overlap;
-    `efficiency` is against one device, lower bound first.
-    """
+    """What the model says of one number of devices."""
 
     num_devices: int
-    all_reduce_s: float
-    step_time_s: tuple[float, float]
-    efficiency: tuple[float, float]
+    all_reduce_s: float  # of all reductions of a step
+    step_time_s: tuple[float, float]  # with all of the backward pass overlapping them; without
+    efficiency: tuple[float, float]  # against one device, lower bound first
 
 
 @dataclass(frozen=True, kw_only=True)
 class ScaledCell:
-    """One recipe over one batch of all devices, with a row for each launch; the first is shown.
-
-    `samples_s` are step times whose spread is known: of several launches, those of earlier runs of
-    the same commit included, or of the rounds of the only one. `basis` says which. In a series it
-    has a `base`, unless it is that, and what the model has `expected` of it.
-    """
+    """One recipe over one batch of all devices, with a row for each launch; the first is shown."""
 
     rows: tuple[Row, ...]
     recipe: Recipe
     global_batch_size: int
+    # Step times whose spread is known: of several launches, those of earlier runs of the same
+    # commit included, or of the rounds of the only one; `basis` says which.
     samples_s: tuple[float, ...]
     basis: Basis
-    base: ScaledCell | None = None
-    expected: Estimate | None = None
+    base: ScaledCell | None = None  # of its series, unless it is that
+    expected: Estimate | None = None  # by the model, in a series
 
     @property
     def num_devices(self) -> int:
@@ -133,19 +126,15 @@ class ScaledCell:
 
 @dataclass(frozen=True, kw_only=True)
 class ScalingSeries:
-    """Cells of one mode that differ in their number of devices; `name` says what they share.
-
-    `batch` is the samples of a step that they share: of a device (weak), or of all (strong). The
-    first of at least two cells is the base: `single`, else the fewest devices of the mode. The
-    model's `estimates` are of `NUM_DEVICES`, without those that were measured.
-    """
+    """Cells of one mode that differ in their number of devices."""
 
     kind: Kind
-    name: str
+    name: str  # what they share
     mode: str
-    batch: float
+    batch: float  # the samples of a step that they share: of a device (weak), or of all (strong)
+    # At least two; the first is the base: `single`, else the fewest devices of the mode.
     cells: tuple[ScaledCell, ...]
-    estimates: tuple[Estimate, ...]
+    estimates: tuple[Estimate, ...]  # of `NUM_DEVICES`, without those that were measured
 
     @property
     def batch_name(self) -> str:

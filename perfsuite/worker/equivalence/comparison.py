@@ -62,20 +62,16 @@ _ALIGNMENT_SDS = 6
 
 @dataclass(frozen=True)
 class Discrepancy:
-    """The relative error that one comparison found, and the one that rounding explains.
-
-    `step` is an optimizer step from 1, or 0 before the first; `name` is None for all tensors
-    together, `rank` where no single one differs; `cause` is there if the comparison tells it.
-    """
+    """The relative error that one comparison found, and the one that rounding explains."""
 
     what: Quantity
-    step: int
+    step: int  # an optimizer step from 1, or 0 before the first
     error: float
     limit: float
     formula: str
-    name: str | None = None
-    rank: int | None = None
-    cause: str | None = None
+    name: str | None = None  # None for all tensors together
+    rank: int | None = None  # None where no single one differs
+    cause: str | None = None  # there if the comparison tells it
 
     @property
     def is_within(self) -> bool:
@@ -92,16 +88,12 @@ class Discrepancy:
 
 @dataclass(frozen=True)
 class Errors:
-    """The relative errors ||tested - expected|| / ||expected|| of tensors; `size` is ||expected||.
-
-    `by_name` has each tensor that is large enough to have a limit of its own, and `too_small` the
-    names of the others, except those that are zero.
-    """
+    """The relative errors ||tested - expected|| / ||expected|| of tensors."""
 
     total: float
-    by_name: dict[str, float]
-    size: float
-    too_small: tuple[str, ...] = ()
+    by_name: dict[str, float]  # of each tensor that is large enough to have a limit of its own
+    size: float  # ||expected||
+    too_small: tuple[str, ...] = ()  # the names of the others, except those that are zero
 
 
 def measure_errors(tested: Tensors, expected: Tensors) -> Errors:

@@ -40,15 +40,12 @@ SMALLEST_SHARE = 1e-6
 
 @dataclass(frozen=True)
 class Limit:
-    """The greatest relative error that rounding explains; 0 requires equal bits.
+    """The greatest relative error that rounding explains; 0 requires equal bits."""
 
-    `value` is for all parameters together and `worst_parameter` for each by itself. `shared` is the
-    part that all elements may have in common: each is multiplied by the same rounded number.
-    """
-
-    value: float
+    value: float  # for all parameters together
     formula: str
-    worst_parameter: float
+    worst_parameter: float  # for each parameter by itself
+    # The part that all elements may have in common: each is multiplied by the same rounded number.
     shared: float = 0.0
 
 

@@ -23,20 +23,16 @@ _KEPT_BUFFERS = "the buffers stay as they are"
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """One run to be checked, with its twin without checkpointing where the recipe recomputes.
-
-    References are computed on `device`, which is of the same kind as the device of the ranks.
-    `on_step` is called before the references of each step, to show progress.
-    """
+    """One run to be checked."""
 
     workload: Workload
     recipe: Recipe
-    device: torch.device
+    device: torch.device  # where references are computed, of the same kind as that of the ranks
     seed: int
     num_steps: int
     trace: Trace
-    twin: Trace | None
-    on_step: Callable[[], None]
+    twin: Trace | None  # without checkpointing, where the recipe recomputes
+    on_step: Callable[[], None]  # called before the references of each step, to show progress
 
     @cached_property
     def noise(self) -> float:
@@ -58,19 +54,16 @@ class Case:
 
 @dataclass(kw_only=True)
 class Proof:
-    """What a check has gathered.
-
-    `planted` says of each bug whether the check found it, `vacuous` why the check would have passed
-    whatever the code does. `find_cause` returns the likeliest cause of a discrepancy; `on_bug` is
-    called before each bug, which takes seconds where a model is large.
-    """
+    """What a check has gathered."""
 
     check: Check
     evidence: list[Discrepancy] = field(default_factory=list)
-    planted: dict[str, bool] = field(default_factory=dict)
-    vacuous: list[str] = field(default_factory=list)
+    planted: dict[str, bool] = field(default_factory=dict)  # whether the check found each bug
+    vacuous: list[str] = field(default_factory=list)  # why it would pass whatever the code does
     notes: list[str] = field(default_factory=list)
+    # Returns the likeliest cause of a discrepancy.
     find_cause: Callable[[Discrepancy], str | None] = lambda discrepancy: None
+    # Called before each bug, which takes seconds where a model is large.
     on_bug: Callable[[], None] = lambda: None
 
     def plant(self, bugs: Iterable[Bug], judge: Callable[[Tensors], list[Discrepancy]]) -> None:

@@ -25,13 +25,8 @@ from perfsuite.worker.jobs.loader_workers import (
     stop_loader_workers,
 )
 from perfsuite.worker.jobs.user_code import start_user_code
+from perfsuite.worker.measure import counters
 from perfsuite.worker.measure.clock import largest_over_ranks, start_together
-from perfsuite.worker.measure.counters import (
-    count_device_calls,
-    count_garbage,
-    count_iteration,
-    read_compilation,
-)
 from perfsuite.worker.measure.device import is_accelerator, memory_stats, synchronize
 from perfsuite.worker.measure.environment import describe_environment
 from perfsuite.worker.measure.iterations import Iterations, T
@@ -197,7 +192,7 @@ class Measurement:
             agreed = self._agree(iteration_s)
             self._found.num_iterations = agreed.iterations
             yield from self._measure(agreed.rounds)
-            if (compiled := read_compilation()) is not None:
+            if (compiled := counters.read_compilation()) is not None:
                 counts, self._found.compile_s = compiled
                 self._note(**counts)
             if self._waits.are_hidden:
@@ -305,11 +300,11 @@ class Measurement:
     def _count(self, *, profiles: bool) -> Iterations[None]:
         """Find counts, memory and the costliest operators, and why any of them is missing."""
         activity, device = self._activity, self._device
-        counted = yield from count_iteration()
+        counted = yield from counters.count_iteration()
         if self._has_peers and device.type == "cpu":
             self._found.watched_s.append(counted.watched_s)
             if not self._is_loop:
-                self._found.watched_s.append((yield from count_iteration()).watched_s)
+                self._found.watched_s.append((yield from counters.count_iteration()).watched_s)
         peak = yield from measure_peak(activity.held_tensors(), device)
         self._found.peak = None if "memory" in self._found.missing else peak
         if peak.saved_activation_bytes is None:
@@ -319,10 +314,10 @@ class Measurement:
         del found["watched_s"]
         found["saved_activation_bytes"] = peak.saved_activation_bytes
         if not self._is_loop:
-            found |= yield from count_device_calls(device)
+            found |= yield from counters.count_device_calls(device)
             if "kernel_launches" not in found:
                 self._found.missing["kernel_launches"] = _NO_LAUNCHES[device.type == "cuda"]
-            found["collected_objects"] = yield from count_garbage()
+            found["collected_objects"] = yield from counters.count_garbage()
             if profiles:
                 profiler = yield from profile_iterations(device, num_iterations=1)
                 self._found.operators = costliest_operators(profiler.key_averages(), device)

@@ -27,17 +27,13 @@ _NUMPY_SEEDS = 2**32
 
 @dataclass(kw_only=True)
 class Trainer:
-    """One rank's share of a training run, wrapped and ready to step.
-
-    `model` is what this rank calls, wrapped (DDP, ...), under pp and mp the holder of its stages;
-    `module` is the same before data-parallel wrapping: its parameter names are the user's.
-    """
+    """One rank's share of a training run, wrapped and ready to step."""
 
     workload: Workload
     recipe: Recipe
     device: torch.device
-    model: nn.Module
-    module: nn.Module
+    model: nn.Module  # what this rank calls, wrapped (DDP, ...); the holder of its stages (pp, mp)
+    module: nn.Module  # the same before data-parallel wrapping: its parameter names are the user's
     optimizer: Optimizer
     unstepped: list[nn.Parameter]  # with gradients, and not the optimizer's, as with master weights
     scaler: mixed_precision.LossScaler

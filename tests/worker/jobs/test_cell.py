@@ -143,7 +143,7 @@ def test_what_was_compiled_until_the_rounds_end_is_counted(
     tmp_path: Path, steps: Steps, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     compiled = {"graph_breaks": 2, "recompiles": 1}, 3.5
-    monkeypatch.setattr(cell, "read_compilation", lambda: compiled)
+    monkeypatch.setattr(cell.counters, "read_compilation", lambda: compiled)
 
     measured = measure(tmp_path)
 

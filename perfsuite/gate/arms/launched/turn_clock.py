@@ -22,21 +22,17 @@ _MOST_BESIDE = 0.05
 class TurnClock:
     """A clock that is read in pairs: the first read waits for the arm's turn, the second ends it.
 
-    The name keeps pytest-benchmark from storing one that holds an address. Where pytest-benchmark
-    keeps the collector from running in rounds, the clock `collects_garbage` at the end of each.
-    `turns_s` is the duration of all turns so far, `background_s` the processor seconds of other
-    threads between them, in the other arm's turns; `waits` notices what else goes on there. It is
-    None where no other arm is in the cell.
+    The name keeps pytest-benchmark from storing one that holds an address.
     """
 
     clock: Callable[[], float]
     core: SharedCore
     wait_for_turn: Callable[[], object]
     end_turn: Callable[[], object]
-    collects_garbage: bool
-    waits: Any
-    turns_s: float = 0.0
-    background_s: float = 0.0
+    collects_garbage: bool  # at the end of each round, where pytest-benchmark keeps it from running
+    waits: Any  # notices what else goes on between turns; None where no other arm is in the cell
+    turns_s: float = 0.0  # the duration of all turns so far
+    background_s: float = 0.0  # processor seconds of other threads, in the other arm's turns
     _planted_ratio: float = 0.0
     _started_s: float = 0.0
     _is_running: bool = False

@@ -77,17 +77,14 @@ def _check_own_loader(case: Case) -> EquivalenceRow:
 
 @dataclass(frozen=True, kw_only=True)
 class DataEvidence:
-    """What the check judges.
+    """What the check judges."""
 
-    `epochs` has the indices (S, B) that the ranks of each shard drew; a single epoch where all have
-    the same order. `seen` has the first batches of each shard, and `expected` at least as many that
-    one process loads; None where random numbers decide.
-    """
-
+    # The indices (S, B) that the ranks of each shard drew; one epoch where all have the same order.
     epochs: list[list[Tensor]]
     num_samples: int
     batch_size: int
-    seen: Sequence[Sequence[Any]]
+    seen: Sequence[Sequence[Any]]  # the first batches of each shard
+    # At least as many, as one process loads them; None where random numbers decide.
     expected: list[list[Any]] | None
 
 

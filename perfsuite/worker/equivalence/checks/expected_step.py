@@ -18,11 +18,10 @@ from perfsuite.worker.equivalence.trace.trace import RankStep
 class ExpectedStep:
     """One step in one process: in float64 (truth), and in the precision of the path (plain).
 
-    Both sides' gradients are unscaled. `recipe` has the precision, world size and accumulation from
-    which limits are derived.
+    Both sides' gradients are unscaled.
     """
 
-    recipe: Recipe
+    recipe: Recipe  # its precision, world size and accumulation are what limits are derived from
     number: int
     truth: Pass | RankStep
     plain: Pass | RankStep

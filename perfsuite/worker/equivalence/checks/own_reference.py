@@ -37,16 +37,13 @@ _MOST_BUGS = 4
 
 @dataclass(frozen=True, kw_only=True)
 class OwnCase:
-    """Recorded steps of a user's own, to be checked within limits that follow from the recipe.
-
-    `build` builds the reference, each time under the same seed; `on_step` shows progress.
-    """
+    """Recorded steps of a user's own, to be checked within limits that follow from the recipe."""
 
     recipe: Recipe
     trace: Trace
-    build: Callable[[], OwnSteps]
+    build: Callable[[], OwnSteps]  # builds the reference, each time under the same seed
     device: torch.device
-    on_step: Callable[[], None]
+    on_step: Callable[[], None]  # shows progress
 
 
 def check_own_steps(case: OwnCase) -> tuple[EquivalenceRow, dict[str, str]]:
@@ -94,15 +91,11 @@ def check_own_steps(case: OwnCase) -> tuple[EquivalenceRow, dict[str, str]]:
 
 @dataclass(frozen=True, kw_only=True)
 class _OwnStep(ExpectedStep):
-    """One step of the ranks, and what one process does in its place.
-
-    `has_gradients` says whether optimizers stepped on all sides; a GradScaler may leave a step out.
-    `updated` are the weights that the optimizers make of the ranks' gradients alone.
-    """
+    """One step of the ranks, and what one process does in its place."""
 
     step: Step
-    has_gradients: bool
-    updated: Tensors
+    has_gradients: bool  # optimizers stepped on all sides; a GradScaler may leave a step out
+    updated: Tensors  # the weights that the optimizers make of the ranks' gradients alone
 
     def judge_weights(self, tested: Tensors | None = None) -> list[Discrepancy]:
         """Return how far the weights after the step are off, or others in their place."""

@@ -35,22 +35,16 @@ _BUILT_DIFFERENTLY = "the batches are built differently, so they do not make one
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Pass:
-    """The mean loss over the micro-batches, the scaled gradients, and the buffers at the end.
+    """What the forward and backward passes of all micro-batches of a step made."""
 
-    With the buffers are the parameters that the forward passes changed.
-    `draws` are what the last micro-batch drew, as the run did; `wrong_draw` says how they differ
-    from what one process draws, `unknown_draw` why it cannot draw them, and `drew_outside` which
-    module besides torch drew. With `has_heads` samples and heads of attention shared a dimension.
-    """
-
-    loss: float
-    gradients: Tensors
-    buffers: Tensors
-    draws: list[Draw]
-    wrong_draw: str | None
-    unknown_draw: str | None
-    has_heads: bool
-    drew_outside: str | None
+    loss: float  # the mean over the micro-batches
+    gradients: Tensors  # scaled
+    buffers: Tensors  # at the end, and the parameters that the forward passes changed
+    draws: list[Draw]  # what the last micro-batch drew, as the run did
+    wrong_draw: str | None  # how they differ from what one process draws
+    unknown_draw: str | None  # why one process cannot draw them
+    has_heads: bool  # samples and heads of attention shared a dimension
+    drew_outside: str | None  # which module besides torch drew
 
     def why_not_repeated(self, *, by_several: bool) -> str | None:
         """Why it did not draw what the run drew; `by_several`: that drew it in several passes."""

@@ -29,18 +29,13 @@ _BOUNDS = frozenset({"n", "high", "to"})
 
 @dataclass(frozen=True, kw_only=True)
 class Draw:
-    """What one call of an operator, such as "aten.bernoulli_", drew.
+    """What one call of an operator drew."""
 
-    `arguments` are its floating ones: a probability, a mean. Integers that it draws are below
-    `bound`. `values` are on the CPU, masks as booleans; None where the operator keeps them to
-    itself. `stage` is that of the pipeline, 0 where the model is whole.
-    """
-
-    operator: str
-    arguments: tuple[float, ...]
-    bound: int | None
-    values: Tensor | None
-    stage: int = 0
+    operator: str  # such as "aten.bernoulli_"
+    arguments: tuple[float, ...]  # its floating ones: a probability, a mean
+    bound: int | None  # integers that it draws are below this
+    values: Tensor | None  # on the CPU, masks as booleans; None if the operator hides them
+    stage: int = 0  # of the pipeline, 0 where the model is whole
 
 
 @dataclass(frozen=True)

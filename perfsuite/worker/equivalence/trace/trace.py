@@ -26,18 +26,16 @@ _ALL_RANKS = "on all ranks that share a batch"
 
 @dataclass(frozen=True, kw_only=True)
 class MicroBatch:
-    """One batch (inputs, target) from the loader, and what was drawn for it.
-
-    `random_state` is that before its forward pass, and `draws` are torch's in consecutive parts of
-    the batch: the chunks of a pipeline, else one part; None where they were not recorded. `rows` is
-    (begin, end, size) where `batch` is a slice of a larger one that the draws are for. With
-    `heads_first` a dimension of samples and heads of attention has those of one head side by side.
-    """
+    """One batch (inputs, target) from the loader, and what was drawn for it."""
 
     batch: Any
-    random_state: RandomState
+    random_state: RandomState  # before its forward pass
+    # torch's, in consecutive parts of the batch: the chunks of a pipeline, else one part; None
+    # where they were not recorded.
     draws: list[list[Draw]] | None = None
+    # (begin, end, size) where `batch` is a slice of a larger one that the draws are for.
     rows: tuple[int, int, int] | None = None
+    # A dimension of samples and heads of attention has those of one head side by side.
     heads_first: bool = False
 
 
@@ -91,62 +89,49 @@ def copy_tensor(tensor: Tensor) -> Tensor:
 
 @dataclass(frozen=True, kw_only=True)
 class RankStep:
-    """One optimizer step on one rank.
-
-    Its `loss` is the mean over this rank's micro-batches; None where another rank has it. `scale`
-    is the factor of the loss, and so of the gradients, which are those after their reduction,
-    before unscaling and clipping. `before` is None where no skipped step came between; `unstepped`
-    are the buffers before the optimizer's step, if it changed any, and the parameters that the
-    forward passes changed.
-    """
+    """One optimizer step on one rank."""
 
     micro_batches: list[MicroBatch] = field(default_factory=list)
-    loss: float | None
-    scale: float = 1.0
-    gradients: Tensors
-    before: Weights | None = None
+    loss: float | None  # the mean over this rank's micro-batches; None where another rank has it
+    scale: float = 1.0  # the factor of the loss, and so of the gradients
+    gradients: Tensors  # after their reduction, before unscaling and clipping
+    before: Weights | None = None  # None where no skipped step came between
     after: Weights
+    # The buffers before the optimizer's step, if it changed any, and the parameters that the
+    # forward passes changed.
     unstepped: Tensors = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
 class RankTrace:
-    """What one rank saw and did, less the tensors that the first rank has with the same bits.
-
-    `indices` are the dataset's, epoch by epoch and batch by batch; `batches` also those of skipped
-    steps. `sparse` names the parameters with sparse gradients, which are recorded as dense ones.
-    `num_calls` counts the calls of each operator; None where they were not seen. `bucket_layout` is
-    DDP's, where a hook depends on it. `num_accumulated` says how often a step adds to a gradient,
-    where the recipe does not.
-    """
+    """What one rank saw and did, less the tensors that the first rank has with the same bits."""
 
     shard_index: int
     start: Weights
     steps: list[RankStep]
+    # The dataset's, epoch by epoch and batch by batch.
     indices: list[list[list[int]]] = field(default_factory=list)
-    batches: list[Any] = field(default_factory=list)
+    batches: list[Any] = field(default_factory=list)  # also those of skipped steps
     num_skipped: int = 0
-    sparse: frozenset[str] = frozenset()
-    num_calls: Counter[str] | None = None
-    bucket_layout: list[list[str]] = field(default_factory=list)
-    num_accumulated: int = 1
+    sparse: frozenset[str] = frozenset()  # parameters whose sparse gradients are recorded as dense
+    num_calls: Counter[str] | None = None  # of each operator; None where they were not seen
+    bucket_layout: list[list[str]] = field(default_factory=list)  # DDP's, if a hook depends on it
+    num_accumulated: int = 1  # how often a step adds to a gradient, where the recipe does not say
 
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """One optimizer step over all ranks, with the micro-batches and mean loss of each shard.
-
-    pp and mp have one loss. `buffers` are those between the last backward pass and the optimizer,
-    and with them the parameters that the forward passes changed.
-    """
+    """One optimizer step over all ranks."""
 
     shards: list[list[MicroBatch]]
-    losses: list[float]
+    losses: list[float]  # the mean of each shard; pp and mp have one
     rank_losses: list[float | None]
     scale: float
     gradients: Tensors
     before: Weights
     after: Weights
+    # Those between the last backward pass and the optimizer, and with them the parameters that the
+    # forward passes changed.
     buffers: Tensors
 
     @property
@@ -157,10 +142,7 @@ class Step:
 
 @dataclass(frozen=True, kw_only=True)
 class Trace:
-    """A whole run: a `RankTrace` over all ranks, with indices and batches by shard.
-
-    `differences` tell where a rank differs from the first one that has the same tensor.
-    """
+    """A whole run: a `RankTrace` over all ranks, with indices and batches by shard."""
 
     start: Weights
     indices: list[list[list[list[int]]]]
@@ -171,7 +153,7 @@ class Trace:
     num_calls: Counter[str] | None
     bucket_layout: list[list[str]]
     num_accumulated: int
-    differences: list[Discrepancy]
+    differences: list[Discrepancy]  # of a rank from the first one that has the same tensor
 
 
 def save_trace(trace: RankTrace, path: Path) -> None:

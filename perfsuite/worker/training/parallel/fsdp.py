@@ -1,6 +1,6 @@
 """Sharded over the ranks: FSDP, hybrid FSDP, ZeRO-2 (Rajbhandari et al. 2020)."""
 
-import functools
+import itertools
 from collections import Counter
 from collections.abc import Iterator
 
@@ -44,13 +44,10 @@ class FSDP(Strategy):
         return init_device_mesh(self.device.type, (size,), mesh_dim_names=("shard",))
 
     def _shard(self, modules: list[nn.Module], mesh: DeviceMesh) -> None:
-        shard = functools.partial(
-            fully_shard, mesh=mesh, reshard_after_forward=self._reshards_after_forward
-        )
         # A group has one dtype, and O2 leaves BatchNorm in float32 beside float16.
-        for layer in _layers_of_rarer_dtype(modules):
-            shard(layer)
-        shard(modules)
+        groups = itertools.chain(([layer] for layer in _layers_of_rarer_dtype(modules)), [modules])
+        for group in groups:
+            fully_shard(group, mesh=mesh, reshard_after_forward=self._reshards_after_forward)
 
 
 class HSDP(FSDP):
