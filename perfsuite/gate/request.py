@@ -9,6 +9,8 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import msgspec
+
 from perfsuite.errors import SettingError
 from perfsuite.gate.arms.arm import Arm, Launch, PairPlan, Suite
 from perfsuite.gate.arms.build import build_base
@@ -21,12 +23,14 @@ from perfsuite.gate.git.command import file_at
 from perfsuite.gate.git.find_base import find_base
 from perfsuite.gate.git.overlay import Head, lay_configuration, source_files
 from perfsuite.gate.git.repository import USE_FOLDER, Base, find_top, working_files
+from perfsuite.gate.judge.pair_evidence import failures
 from perfsuite.gate.judge.trial import LAUNCH_TIMEOUT_S, Budget
 from perfsuite.gate.provenance.identical import Comparison
+from perfsuite.records.verdict import CellVerdict
 from perfsuite.stats.evidence import Prior
 from perfsuite.system.untrusted import read_if_there
 from perfsuite.system.urls import AnyPath
-from perfsuite.units import counted
+from perfsuite.units import counted, listed
 
 # Of what is kept beside the baselines: exceptions, and a calibration.
 _MAX_FILE_BYTES = 16 * 2**20
@@ -247,6 +251,24 @@ class BaseSide:
             is_enough=is_enough,
         )
         return launch_pair([head_arm(self.request, self.suite, self.caches)], plan, names)["head"]
+
+    def run_new(
+        self, cells: Sequence[CellVerdict], say: Callable[[str], None]
+    ) -> list[CellVerdict]:
+        """Run once what the base lacks, and return the verdicts with those that fail in ERROR."""
+        if not (new := [cell.name for cell in cells if cell.word == "NEW"]):
+            return [*cells]
+        say(f"running once what the base lacks: {counted(len(new), 'cell')}")
+        launch = self.run_head(new)
+        why = {name: listed([*failures(name, {"head": launch})]) for name in new}
+        return [
+            msgspec.structs.replace(
+                cell, word="ERROR", reason=f"{cell.reason}; head failed: {why[cell.name]}"
+            )
+            if why.get(cell.name)
+            else cell
+            for cell in cells
+        ]
 
     def find_alone(self, tree: Path) -> frozenset[Path]:
         """Return what earlier runs left in head's checkout that the base's tree has not got."""

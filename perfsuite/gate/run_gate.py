@@ -37,7 +37,7 @@ from perfsuite.gate.judge.explain import explain
 from perfsuite.gate.judge.forecast import describe_cost, forecast_pair_s, why_too_much
 from perfsuite.gate.judge.judge import judge
 from perfsuite.gate.judge.kept_pairs import KeptPairs, read_kept_pairs
-from perfsuite.gate.judge.pair_evidence import failures, why_vanished
+from perfsuite.gate.judge.pair_evidence import why_vanished
 from perfsuite.gate.judge.trial import CellPolicy, Judgement, Trial
 from perfsuite.gate.provenance import head_files
 from perfsuite.gate.provenance.dependencies import ANY, changed_dependencies
@@ -232,7 +232,9 @@ class _Session:
             self.differs["limits"] = chosen.loosened
             self.say(chosen.loosened)
         asked = request.asks_for
-        cells = chosen.others if request.cells is not None else self._run_new(chosen.others)
+        cells = chosen.others
+        if request.cells is None:  # else pytest's own session runs each test
+            cells = self.side.run_new(cells, self.say)
         policies = {name: policy for name, policy in self.policies.items() if asked(name)}
         if comparison is not None:
             cells += comparison.find_identical(policies)
@@ -247,21 +249,6 @@ class _Session:
             return [*cells, *not_compared("INCONCLUSIVE", policies, refusal)], None
         verdicts, judgement = self._judge(tree, policies, changed, own_files, alone)
         return [*cells, *verdicts], judgement
-
-    def _run_new(self, cells: Sequence[CellVerdict]) -> list[CellVerdict]:
-        """Run once what the base lacks, as pytest's own session does: a test that fails is red."""
-        new = [cell.name for cell in cells if cell.word == "NEW"]
-        if not new:
-            return [*cells]
-        self.say(f"running once what the base lacks: {counted(len(new), 'cell')}")
-        launch = self.side.run_head(new)
-        failed = {name: [*failures(name, {"head": launch})] for name in new}
-        return [
-            msgspec.structs.replace(cell, word="ERROR", reason=f"{cell.reason}; head failed: {why}")
-            if (why := listed(failed.get(cell.name, ())))
-            else cell
-            for cell in cells
-        ]
 
     def _judge(
         self,

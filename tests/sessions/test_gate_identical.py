@@ -129,7 +129,7 @@ def test_what_a_fixture_of_the_session_made_is_used_by_every_cell_that_has_it(
 
     gated = shop.gate()
 
-    gated.expect(10, "*::test_price[[]False] PASS *", "*::test_price[[]True] FAIL +200.0 %*")
+    gated.expect(10, "*::test_price[False] PASS *", "*::test_price[True] FAIL +200.0 %*")
 
 
 def test_a_file_that_loads_the_changed_module_runs_its_cells_in_pairs_alone(

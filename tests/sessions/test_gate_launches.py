@@ -327,7 +327,7 @@ NAMED_BY_PATH = """
     from work_clock import CLOCK
 
     @pytest.mark.benchmark(timer=CLOCK)
-    @pytest.mark.parametrize("file", [__file__])
+    @pytest.mark.parametrize("file", [__file__], ids=str)
     def test_price(benchmark, file):
         benchmark.pedantic(shop.price, args=(CLOCK,), rounds=5)
 """
@@ -340,4 +340,4 @@ def test_a_cell_that_has_a_path_of_its_checkout_in_its_name_is_one_cell(shop: Re
 
     gated = shop.gate()
 
-    gated.expect(10, f"*::test_price[[]{shop.path}/benchmarks/test_steps.py] FAIL +200.0 %*")
+    gated.expect(10, f"*::test_price[{shop.path}/benchmarks/test_steps.py] FAIL +200.0 %*")

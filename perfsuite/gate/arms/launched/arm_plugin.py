@@ -137,9 +137,6 @@ class ArmPlugin:
     def pytest_collection_modifyitems(self, config: pytest.Config, items: list[Any]) -> Any:
         """Send the cells that no other plugin deselected, and keep those that the gate chooses."""
         result = yield
-        if (root := os.environ.get("PERFSUITE_ARM_ROOT")) is not None:
-            for item in items:  # a path in a parameter has head's name
-                item._nodeid = item.nodeid.replace(str(config.rootpath), root)
         plugin = config.pluginmanager.get_plugin("perfsuite")
         typed = [*shlex.split(os.environ.get("PYTEST_ADDOPTS", "")), *config.invocation_params.args]
         named = self._parser.parse_known_args(typed).file_or_dir  # without those of an ini file
@@ -147,9 +144,9 @@ class ArmPlugin:
         others = [item for item in items if item not in cells]
         answer = self._channel.request(
             kind="collected",
-            cells={item.nodeid: self._collected.policy_of(item) for item in cells},
+            cells={_name_of(item): self._collected.policy_of(item) for item in cells},
             broken=self._broken,
-            hidden=[one.nodeid for one in others if self._collected.hides_benchmark(one)],
+            hidden=[_name_of(one) for one in others if self._collected.hides_benchmark(one)],
             paths=self._collected.from_root(config, config.args),
             named=self._collected.from_root(config, named),
             variables=self._changed_variables(),
@@ -162,7 +159,7 @@ class ArmPlugin:
             settings=self._collected.settings_of(config),
         )
         self._unpinned = answer["unpinned"]
-        by_name = {item.nodeid: item for item in cells}
+        by_name = {_name_of(item): item for item in cells}
         kept = [by_name[name] for name in answer["run"] if name in by_name]
         config.hook.pytest_deselected(items=[item for item in items if item not in kept])
         items[:] = kept
@@ -187,7 +184,7 @@ class ArmPlugin:
             return
         self._item = item
         before = self._background.thread_seconds()
-        is_alone = self._channel.request(kind="enter", cell=item.nodeid)["is_alone"]
+        is_alone = self._channel.request(kind="enter", cell=_name_of(item))["is_alone"]
         # The other arm may have had the whole cell meanwhile.
         worked_s = self._turn_clock.growth(before, self._background.thread_seconds())
         options: dict[str, Any] = {}
@@ -197,7 +194,7 @@ class ArmPlugin:
         given = options.get("timer") or plugin.options["timer"].target
         if getattr(given, "__name__", "") == _RANK_CLOCK:
             return
-        number = None if item.nodeid in self._unpinned else self._core
+        number = None if _name_of(item) in self._unpinned else self._core
         clock = self._turn_clock.TurnClock(
             given,
             self._turn_clock.SharedCore(number, self._background),
@@ -208,17 +205,17 @@ class ArmPlugin:
             background_s=worked_s,
         )
         _know_precision(clock, given)
-        self._clocks[item.nodeid] = clock
+        self._clocks[_name_of(item)] = clock
         item.add_marker(pytest.mark.benchmark(**{**options, "timer": clock}), append=False)
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_call(self, item: pytest.Item) -> Any:
         """Have both arms time a cell in rounds of one length."""
         fixture: Any = getattr(item, "funcargs", {}).get("benchmark")
-        if item.nodeid in self._clocks and hasattr(fixture, "_calibrate_timer"):
+        if _name_of(item) in self._clocks and hasattr(fixture, "_calibrate_timer"):
             markers = item.iter_markers("benchmark")
             sets_rounds = any({"min_rounds", "max_time"} & one.kwargs.keys() for one in markers)
-            _agree_on_rounds(fixture, self._channel, self._clocks[item.nodeid].core, sets_rounds)
+            _agree_on_rounds(fixture, self._channel, self._clocks[_name_of(item)].core, sets_rounds)
         self._is_in_call = True
         try:
             return (yield)
@@ -234,8 +231,8 @@ class ArmPlugin:
             self._item = item
             # pytest forgets the fixture before the cell is over.
             self._fixture = getattr(item, "funcargs", {}).get("benchmark")
-            if item.nodeid in self._clocks:
-                self._clocks[item.nodeid].end()
+            if _name_of(item) in self._clocks:
+                self._clocks[_name_of(item)].end()
         return report
 
     @pytest.hookimpl(tryfirst=True, optionalhook=True)
@@ -255,7 +252,7 @@ class ArmPlugin:
         report = next((one for one in reports if not one.passed), reports[-1])
         self._phases, self._subtests = [], []
         used: dict[str, Any] = {}
-        if (clock := self._clocks.pop(item.nodeid, None)) is not None:
+        if (clock := self._clocks.pop(_name_of(item), None)) is not None:
             clock.end()
             clock.core.unpin()
             used = {"turns_s": clock.turns_s, "background_s": clock.background_s}
@@ -266,7 +263,7 @@ class ArmPlugin:
         self._turn_clock.free_device_memory()
         self._channel.request(
             kind="left",
-            cell=item.nodeid,
+            cell=_name_of(item),
             outcome=report.outcome,
             reason=None if report.passed else _reason(report),
             rounds_s=[] if stats is None else list(stats.stats.data),
@@ -278,6 +275,13 @@ class ArmPlugin:
     def pytest_sessionfinish(self) -> None:
         """Say that there is no more to come."""
         self._channel.send(kind="finished")
+
+
+def _name_of(item: Any) -> str:
+    """A cell's name, in which a path of this tree is head's on both sides."""
+    name: str = item.nodeid
+    root = os.environ.get("PERFSUITE_ARM_ROOT")
+    return name if root is None else name.replace(str(item.config.rootpath), root)
 
 
 def _profile(stats: Any) -> list[tuple[str, float, float]]:
