@@ -6,6 +6,7 @@
 
 import dataclasses
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
@@ -104,6 +105,20 @@ def above_noise(limit: Limit, noise: float) -> Limit:
         return limit
     formula = f"{_NOISE_FACTOR} times {noise:.1e}, within which the device repeats itself"
     return Limit(value, formula, max(limit.worst_parameter, WORST_PARAMETER_FACTOR * value))
+
+
+@torch.no_grad()
+def nudge(parameters: Iterable[torch.Tensor]) -> None:
+    """Move each element by one rounding, up or down: what a model makes of that is its rounding.
+
+    A computed result is the exact one of weights that are so far off (Higham, Accuracy and
+    Stability of Numerical Algorithms, 2002, section 1.5).
+    """
+    for one in parameters:
+        if one.is_floating_point():
+            numbers = torch.Generator(one.device).manual_seed(one.numel())
+            signs = torch.rand(one.shape, generator=numbers, device=one.device) < 0.5
+            one.mul_(1 + torch.finfo(one.dtype).eps * (2.0 * signs - 1))
 
 
 def _limit(factor: int, epsilon: float, recipe: Recipe) -> Limit:

@@ -251,6 +251,9 @@ class UserLoop(_UserCode):
         # What ends a step: the first optimizer that does, or this object where the loop says so.
         self._ends: object = None
         self._num_ends = 0
+        # The first parameter of each group that it has stepped since: DeepSpeed's ZeRO steps one
+        # group after another.
+        self._groups: set[int] = set()
         # Steps of optimizers that end none, since the last end.
         self._num_others = 0
         self._most_others = _MOST_OTHERS * (self.num_warmup + code.num_steps)
@@ -307,7 +310,11 @@ class UserLoop(_UserCode):
             self._ends = optimizer
         if optimizer is self._ends:
             self._num_others = 0
-            self._end_step()
+            group = id(next((one for it in optimizer.param_groups for one in it["params"]), None))
+            if not self._groups or group in self._groups:
+                self._groups.clear()
+                self._end_step()
+            self._groups.add(group)
         elif self._num_others > self._most_others:
             self._is_over, self._error = True, WorkloadError(f"{self._name}: {self._why_no_step()}")
             raise StopLoop

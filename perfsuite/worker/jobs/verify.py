@@ -44,6 +44,8 @@ def record_rank(
     with open_batches(workload, job.recipe, shard, device, start, "train") as batches:
         trace = record_run(trainer, batches, num_steps=job.num_steps, on_step=board.begin_step)
         trace = dataclasses.replace(trace, indices=read_epochs(batches))
+        if workload.build_loader is not None:  # another epoch may deal samples out anew
+            trace = dataclasses.replace(trace, batches=trace.batches[: batches.steps_per_epoch])
     return _keep(trace, job.name, start, device, board)
 
 

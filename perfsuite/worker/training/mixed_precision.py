@@ -212,6 +212,9 @@ class LossScaler(GradScaler):
             for parameter in group["params"]:
                 if parameter.grad is not None:
                     gradient = local_tensor(parameter.grad)
+                    if gradient.is_sparse:  # as torch's own does
+                        parameter.grad = gradient = gradient.coalesce()
+                        gradient = gradient._values()
                     by_dtype.setdefault(gradient.dtype, []).append(gradient)
         for gradients in by_dtype.values():
             torch._amp_foreach_non_finite_check_and_unscale_(gradients, found_inf, inv_scale)

@@ -51,6 +51,16 @@ def test_gradients_that_are_zero_prove_nothing(
     assert_no_power(report, check, "all gradients are zero")
 
 
+def test_gradients_that_are_zero_prove_nothing_of_recomputation(
+    check_equivalence: Check, perceptron_workload: Build
+) -> None:
+    silent = perceptron_workload(loss=lambda *args: functional.cross_entropy(*args) * 0)
+
+    report = check_equivalence(silent, Recipe(checkpointing="every-block"), num_steps=1)
+
+    assert {row.check: row.status for row in report.rows}["T1"] == "no power"
+
+
 class Elementwise(nn.Module):
     """A model without an operator that autocast casts."""
 

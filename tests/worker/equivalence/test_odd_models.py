@@ -9,11 +9,13 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.data import Dataset
+from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
 from perfsuite import Recipe, Workload
 from perfsuite.errors import RankFailureError, RecipeError, SettingError, WorkloadError
 from perfsuite.records.equivalence import EquivalenceReport
+from perfsuite.records.workload import no_dataset
+from perfsuite.worker.equivalence import limits
 
 Check = Callable[..., EquivalenceReport]
 cross_entropy = nn.functional.cross_entropy
@@ -692,6 +694,75 @@ def test_a_model_that_refuses_float64_is_held_to_float32_and_says_so(
     )
 
 
+def deal(split: str, shard_index: int, num_shards: int) -> Any:
+    """A loader as users write it, of eight samples: an epoch of two shards has four batches."""
+    if split != "train":
+        return None
+    samples = Samples(INPUTS[:8], CLASSES[:8])
+    sampler = DistributedSampler(samples, num_shards, shard_index)
+    return DataLoader(samples, batch_size=1, sampler=sampler)
+
+
+def test_shards_of_a_loader_of_ones_own_are_compared_within_an_epoch(
+    check_equivalence: Check,
+) -> None:
+    workload = make_workload(
+        make_layers, build_dataset=no_dataset, build_loader=deal, micro_batch_size=1
+    )
+
+    report = check_equivalence(workload, Recipe(parallel="ddp:2", grad_accumulation_steps=2))
+
+    data = next(row for row in report.rows if row.check == "data")
+    assert data.status == "not exercised", data.reason
+    assert data.reason.startswith("the first 4 batches of 2 shards are all different")
+
+
+def test_a_model_that_takes_no_half_of_its_batch_is_checked_without(
+    check_equivalence: Check,
+) -> None:
+    workload = make_workload(
+        lambda: nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Linear(8, 4)),
+        micro_batch_size=3,
+    )
+
+    report = check_equivalence(workload, Recipe())
+
+    assert statuses(report)["T1"] == "equivalent", reason(report, "T1")
+    assert "no lost samples of a batch were planted" in reason(report, "T1")
+
+
+class Asserting(nn.Module):
+    """Takes float32 alone, and says so by an assertion."""
+
+    def forward(self, image: Tensor) -> Tensor:
+        assert image.dtype == torch.float32, "float32 is due"
+        return image
+
+
+def test_a_model_that_asserts_its_precision_is_held_to_float32(check_equivalence: Check) -> None:
+    workload = make_workload(lambda: nn.Sequential(Asserting(), *make_layers()))
+
+    report = check_equivalence(workload, Recipe(grad_accumulation_steps=2))
+
+    assert report.is_equivalent, report
+    assert "float64 is refused (float32 is due)" in reason(report, "T1")
+
+
+def in_strict_rounding() -> nn.Module:
+    """Built in a rank, where no sum of two parts is within the smallest limit any more."""
+    limits.SEMANTIC_FACTOR = 0.01
+    return nn.Sequential(Asserting(), *make_layers())
+
+
+def test_where_float64_is_refused_weights_off_by_a_rounding_show_how_far_rounding_goes(
+    check_equivalence: Check,
+) -> None:
+    report = check_equivalence(make_workload(in_strict_rounding), Recipe(grad_accumulation_steps=4))
+
+    assert statuses(report)["T1"] == "equivalent", reason(report, "T1")
+    assert "2 times the error" in reason(report, "T1")
+
+
 class Pooling(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -752,6 +823,7 @@ SPARSE = make_workload(Embedding, inputs=WORDS, blocks=lambda model: [model.embe
         {"parallel": "ddp:2", "grad_accumulation_steps": 2},
         {"parallel": "tp:2"},
         {"parallel": "pp:2"},
+        {"parallel": "mp:2", "precision": "amp-fp16"},
     ],
 )
 def test_a_sparse_embedding_is_equivalent(check_equivalence: Check, fields: Any) -> None:

@@ -221,6 +221,42 @@ def test_the_first_optimizer_that_steps_counts_or_the_one_that_is_named() -> Non
     assert (num_steps(), num_steps(optimizer="SGD")) == (99, 33)
 
 
+def test_an_optimizer_that_steps_one_group_after_another_ends_one_step() -> None:
+    decayed, free = nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(2))
+    adam = torch.optim.AdamW([{"params": [decayed]}, {"params": [free], "weight_decay": 0.0}])
+
+    def train() -> None:
+        groups = adam.param_groups
+        for _ in range(30):
+            decayed.grad, free.grad = torch.ones(2), torch.ones(2)
+            for group in groups:  # as DeepSpeed's ZeRO does
+                adam.param_groups = [group]
+                adam.step()
+            adam.param_groups = groups
+
+    stepped: list[int] = []
+    run_loop(train, ask(1000, stepped))
+
+    assert len(stepped) == 30
+
+
+def test_a_group_that_is_unfrozen_in_front_of_the_others_ends_steps_again() -> None:
+    first, last = nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(2))
+    sgd = torch.optim.SGD([last])
+
+    def train() -> None:
+        for number in range(30):
+            if number == 10:
+                sgd.param_groups.insert(0, {**sgd.param_groups[0], "params": [first]})
+            first.grad, last.grad = torch.ones(2), torch.ones(2)
+            sgd.step()
+
+    stepped: list[int] = []
+    run_loop(train, ask(1000, stepped))
+
+    assert len(stepped) == 29  # it cannot be known that the eleventh is none of the tenth
+
+
 def test_a_step_that_calls_that_of_its_base_class_is_one_step() -> None:
     class Mine(torch.optim.SGD):
         def step(self, closure: Any = None) -> Any:

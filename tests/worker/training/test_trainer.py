@@ -184,6 +184,17 @@ def test_an_optimizer_that_is_none_is_refused(make_trainer: Any, make_workload: 
         make_trainer(make_workload(build_optimizer=lambda parameters: None))
 
 
+def test_an_optimizer_that_needs_a_closure_is_refused(
+    make_trainer: Any, make_workload: Any
+) -> None:
+    message = (
+        "workload 'small': LBFGS takes its steps by a closure, which a recipe has none of; use "
+        "step_benchmark with a step of your own"
+    )
+    with refusal(WorkloadError, message):
+        make_trainer(make_workload(build_optimizer=torch.optim.LBFGS))
+
+
 def test_a_model_that_is_no_module_is_refused(make_trainer: Any, make_workload: Any) -> None:
     message = "workload 'small': build_model returned a str; return a torch.nn.Module"
     with refusal(WorkloadError, message):

@@ -65,7 +65,9 @@ def _bugs(gradients: Tensors, recipe: Recipe, limit: Limit) -> Iterator[Bug]:
     yield wrong_scale(gradients, recipe.plan.world_size)
     if limit.value > 0:
         return
-    name = next(name for name, gradient in gradients.items() if bool(gradient.any()))
+    name = next((name for name, gradient in gradients.items() if bool(gradient.any())), None)
+    if name is None:
+        return
     nudged = gradients[name].flatten().clone()
     nudged[nudged.abs().argmax()] *= 1 + torch.finfo(nudged.dtype).eps
     yield Bug(

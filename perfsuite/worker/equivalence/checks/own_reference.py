@@ -23,7 +23,7 @@ from perfsuite.worker.equivalence import comparison, limits
 from perfsuite.worker.equivalence.checks.expected_step import ExpectedStep
 from perfsuite.worker.equivalence.comparison import Discrepancy, Tensors
 from perfsuite.worker.equivalence.diagnosis import explain_batchnorm, explain_gradients
-from perfsuite.worker.equivalence.limits import is_low_precision
+from perfsuite.worker.equivalence.limits import is_low_precision, nudge
 from perfsuite.worker.equivalence.planted_bugs import Bug, gradient_bugs, wrong_scale
 from perfsuite.worker.equivalence.proof import Proof
 from perfsuite.worker.equivalence.trace.draws import modules_that_drew, read_random_state
@@ -114,18 +114,25 @@ class _Reference:
     """One process that takes the ranks' steps, and `follows` their weights and gradients or not."""
 
     def __init__(
-        self, case: OwnCase, arithmetic: Callable[[], AbstractContextManager[Any]]
+        self,
+        case: OwnCase,
+        arithmetic: Callable[[], AbstractContextManager[Any]] = nullcontext,
+        *,
+        is_nudged: bool = False,
     ) -> None:
         self.own = case.build()
         self.follows = self.has_drawn = False
         self._case = case
         self._arithmetic = arithmetic
+        self._is_nudged = is_nudged
 
     def take(self, step: Step, spoil: BeforeUpdate = lambda *_: None) -> RankStep:
         """Return what one step does here; `spoil` may change the gradients of one that is free."""
         self._case.on_step()
         if self.follows:
             self.own.load(step.before)
+            if self._is_nudged:
+                nudge(self.own.parameters.values())
             spoil = partial(_take_over, step.gradients)
         state = read_random_state(self._case.device)
         with self._arithmetic():
@@ -137,7 +144,7 @@ class _Reference:
 def _take_steps(case: OwnCase, truth: _Reference, plain: _Reference) -> Iterator[_OwnStep]:
     for number, step in enumerate(case.trace.steps, start=1):
         true = truth.take(step)
-        other = true if plain is truth else plain.take(step)
+        other = plain.take(step)
         yield _OwnStep(
             recipe=case.recipe,
             number=number,
@@ -166,15 +173,18 @@ def _take_over(
 
 
 def _references(case: OwnCase) -> tuple[_Reference, _Reference]:
-    """Return the truth and the plain path of the same precision, one process each."""
+    """Return the truth and the plain path of the same precision, one process each.
+
+    Where both have the same arithmetic, weights off by one rounding show how far rounding goes.
+    """
     if not is_low_precision(case.recipe):
-        truth = _Reference(case, nullcontext)
-        return truth, truth
+        return _Reference(case), _Reference(case, is_nudged=True)
     # Whatever autocast the user's code enters, in the truth nothing is cast. Without a cache, which
     # would keep weights beyond the optimizer's step.
     dtype = _AUTOCAST[case.recipe.precision]
     autocast = partial(torch.autocast, case.device.type, dtype, cache_enabled=False)
-    return _Reference(case, torch._C._DisableAutocast), _Reference(case, autocast)
+    plain = _Reference(case, autocast, is_nudged=True)
+    return _Reference(case, torch._C._DisableAutocast), plain
 
 
 def _describe_dropout(model: nn.Module | None) -> str | None:
@@ -235,7 +245,7 @@ def _plant_in_losses(case: OwnCase, steps: Sequence[_OwnStep]) -> dict[str, bool
                 for n, gradient in bug.gradients.items():
                     gradients[n].copy_(gradient)
 
-        reference = _Reference(case, nullcontext)
+        reference = _Reference(case)
         found = [one.judge_loss(reference.take(one.step, spoil).loss) for one in steps]
         if names:
             planted[names[0]] = any(not one.is_within for of_step in found for one in of_step)

@@ -38,6 +38,9 @@ from perfsuite.worker.equivalence.trace.trace import MicroBatch, Step
 from perfsuite.worker.measure.device import is_accelerator
 from perfsuite.worker.training.batches import num_samples
 
+# What a model raises that does not take a batch of another size, or numbers of another precision.
+_REFUSALS = (RuntimeError, ValueError, TypeError, AssertionError)
+
 
 def check_semantics(case: Case) -> Proof | EquivalenceRow | str:
     """Return what T1 or T2 shows, why it cannot be exercised, or why neither applies."""
@@ -113,7 +116,7 @@ class _References:
 
     def __init__(self, case: Case) -> None:
         self.notes: list[str] = []
-        self.heads_first = False
+        self.heads_first = self.has_float32_truth = False
         self.case = case
         self.truth = self.build("fp64")
         self.plain = self.build(case.recipe.precision)
@@ -133,9 +136,11 @@ class _References:
         plain = None
         if with_plain or is_low_precision(recipe) or is_accelerator(device):
             self.plain.load(step.before)
+            if self.has_float32_truth and not is_low_precision(recipe):
+                limits.nudge(self.plain.trainer.module.parameters())
             try:
                 plain = self.plain.run([batch], scale=step.scale)
-            except RuntimeError as error:
+            except _REFUSALS as error:
                 if sum(map(len, step.shards)) == 1:
                     raise
                 raise UnjoinableError(
@@ -177,16 +182,16 @@ class _References:
             return self.truth.run([batch])
         except torch.OutOfMemoryError as error:
             raise UnjoinableError(f"no room for the float64 reference ({error})") from error
-        except RuntimeError as error:
-            if self.notes:
+        except _REFUSALS as error:
+            if self.has_float32_truth:
                 raise
             reason = _first_line(error)
             self.notes.append(f"float32 is the truth, because float64 is refused ({reason})")
-            self.truth = self.build("fp32")
+            self.truth, self.has_float32_truth = self.build("fp32"), True
             return self._find_truth(step, batch)
 
 
-def _first_line(error: RuntimeError) -> str:
+def _first_line(error: Exception) -> str:
     """Of what a model raises; raises what a GPU does, which refuses everything after it."""
     if "CUDA error" in str(error):
         raise error
@@ -211,7 +216,8 @@ def _judge(
         if all(one.is_within for one in found):
             return reordered, found
         references.heads_first = False
-    if expected.plain is expected.truth and not all(one.is_within for one in evidence):
+    is_unmeasured = expected.plain is expected.truth or references.has_float32_truth
+    if is_unmeasured and not all(one.is_within for one in evidence):
         expected = references.compute(step, number)
         evidence = _judge_step(step, expected)
     return expected, evidence
@@ -252,7 +258,7 @@ def _bugs(
         if size > 1:
             half = scaled(finer.run([slice_batch(expected.batch, 0, size // 2)]).gradients, 1)
             yield planted_bugs.lost_samples(half)
-    except RuntimeError as error:
+    except _REFUSALS as error:
         reason = f"the model takes no half of it ({_first_line(error)})"
         references.notes.append(f"no lost samples of a batch were planted: {reason}")
     if expected.truth.draws:

@@ -1,5 +1,6 @@
 """The base of all parallel modes, which is the mode "single": the whole model on one device."""
 
+import inspect
 from typing import Any
 
 import torch
@@ -62,6 +63,12 @@ class Strategy:
             raise WorkloadError(
                 f"workload {self.workload.name!r}: build_optimizer returned "
                 f"a {type(optimizer).__name__}; return a torch.optim.Optimizer"
+            )
+        closure = inspect.signature(type(optimizer).step).parameters.get("closure")
+        if closure is not None and closure.default is inspect.Parameter.empty:
+            raise WorkloadError(
+                f"workload {self.workload.name!r}: {type(optimizer).__name__} takes its steps by a "
+                "closure, which a recipe has none of; use step_benchmark with a step of your own"
             )
         # DTensors of each mesh are put into groups of their own: foreach kernels take no two.
         for group in list(optimizer.param_groups):

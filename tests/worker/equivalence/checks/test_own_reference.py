@@ -36,13 +36,14 @@ def build(
     casts: Callable[[], Any] = contextlib.nullcontext,
     has_model: bool = True,
     layers: Callable[[], tuple[nn.Module, ...]] = tuple,
+    dtype: torch.dtype = torch.float32,
 ) -> OwnSteps:
     """Return a step whose gradients are the mean over so many parts of the samples.
 
     It tells the loss of one part, or their mean. `change` may spoil the gradients.
     """
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 4), *layers())
+    model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 4), *layers()).to(dtype)
     update = optimizer(model.parameters())
     numbers = itertools.count()
 
@@ -52,7 +53,7 @@ def build(
         update.zero_grad()
         for part in torch.arange(begin, begin + SIZE).chunk(parts):
             with casts():
-                outputs = model(INPUTS[part])
+                outputs = model(INPUTS[part].to(dtype))
             loss = nn.functional.cross_entropy(outputs.float(), TARGETS[part])
             (loss / parts).backward()
             losses.append(float(loss.detach()))
@@ -94,6 +95,14 @@ def test_a_right_step_is_equivalent_by_all_that_it_tells() -> None:
     assert (row.status, row.check, row.power, missing) == ("equivalent", "T1", "5/5", {})
     assert row.error is not None
     assert 0 < row.error < row.limit  # type: ignore[operator]
+
+
+def test_of_weights_in_bfloat16_a_rounding_shows_how_far_rounding_goes() -> None:
+    row, _ = check(of(dtype=torch.bfloat16), precision="bf16", dtype=torch.bfloat16)
+
+    assert (row.status, row.check) == ("equivalent", "T2"), row.reason
+    assert row.limit is not None
+    assert row.limit > 1.5 * torch.finfo(torch.bfloat16).eps  # the rest is the measured error
 
 
 @pytest.mark.parametrize("optimizer", [torch.optim.AdamW, torch.optim.Adagrad])
