@@ -731,6 +731,20 @@ def test_a_model_that_takes_no_half_of_its_batch_is_checked_without(
     assert "no lost samples of a batch were planted" in reason(report, "T1")
 
 
+def test_a_gradient_that_cancels_is_held_to_the_error_of_plain_training(
+    check_equivalence: Check,
+) -> None:
+    # Of two samples a BatchNorm makes two signs, whatever the weights before it are.
+    workload = make_workload(
+        lambda: nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Linear(8, 4)),
+        micro_batch_size=2,
+    )
+
+    report = check_equivalence(workload, Recipe())
+
+    assert statuses(report)["T1"] == "equivalent", reason(report, "T1")
+
+
 class Asserting(nn.Module):
     """Takes float32 alone, and says so by an assertion."""
 
