@@ -18,7 +18,7 @@ from perfsuite.gate.git.command import output
 from perfsuite.gate.git.find_base import commit_named
 from perfsuite.gate.git.overlay import Head, lay_configuration
 from perfsuite.gate.git.worktree import base_tree, lay_benchmarks
-from perfsuite.gate.request import GateRequest, collect, head_arm
+from perfsuite.gate.request import BOUNDS, GateRequest, collect, head_arm
 from perfsuite.gate.run_gate import HELD, run_gate
 from perfsuite.records.verdict import CellVerdict, VerdictWord
 from perfsuite.units import format_change, format_ratio, short_commit
@@ -171,6 +171,7 @@ class _Search:
                 command=Command(folder=tree, arguments=arguments),
                 tolerance=bounds[0],
                 limit=bounds[1],
+                typed=frozenset(BOUNDS),
                 judges_identical=is_good,
             )
             result = run_gate(step, say=lambda line: self.say(f"  {line}"))

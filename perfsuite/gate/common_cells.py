@@ -234,18 +234,26 @@ def _request_of_base(request: GateRequest, own: Suite) -> GateRequest:
 
 
 def _policy_of(request: GateRequest, name: str, markers: Mapping[str, Any]) -> CellPolicy:
-    """How a cell is judged: by its markers, else by the request; a SettingError for wrong ones."""
+    """How a cell is judged: as was typed, else by its markers, else by the request.
+
+    Raises a SettingError for wrong ones.
+    """
     floor_s = request.floor_s
     if floor_s is None:
         floor_s = 0.0 if markers.get("fixture") is None else _FLOOR_S
 
     def parsed(marker: str, parse: Callable[[Any], float], default: float) -> float:
-        return parse(markers[marker]) if marker in markers else default
+        is_marked = marker in markers and marker not in request.typed
+        return parse(markers[marker]) if is_marked else default
 
     try:
+        limit = parsed("limit", parse_ratio, request.limit)
+        tolerance = parsed("tolerance", parse_ratio, request.tolerance)
+        if request.typed == {"limit"}:
+            tolerance = min(tolerance, limit)
         policy = CellPolicy(
-            tolerance=parsed("tolerance", parse_ratio, request.tolerance),
-            limit=parsed("limit", parse_ratio, request.limit),
+            tolerance=tolerance,
+            limit=limit,
             floor_s=parsed("floor", parse_seconds, floor_s),
             slacks=(parse_slacks(dict(markers.get("counts", {})), "perf marker"),),
             refuses_numerics_change=request.refuses_numerics_change,

@@ -32,6 +32,7 @@ from perfsuite.system.untrusted import read_if_there
 from perfsuite.system.urls import AnyPath
 from perfsuite.units import counted, listed
 
+BOUNDS = ("tolerance", "limit")
 # Of what is kept beside the baselines: exceptions, and a calibration.
 _MAX_FILE_BYTES = 16 * 2**20
 # Rounds of 5 ms and more, for 0.3 s a launch where the gate cannot choose how many (decision 0010):
@@ -57,6 +58,7 @@ class GateRequest:
         base: A revision; None finds the merge base with `target`, the branch that a CI names.
         base_dir: A folder instead of a revision.
         found: The base, or why there is none, where that is known already.
+        typed: The bounds of the command line, which go before a test's own marker.
         fixed: Of bounds, numerics change and policy, what holds for both sides, configured or not.
         floor_s: None is 50 us for cells of perfsuite, 0 for any others.
         fingerprint: Of this machine, whose calibration at the base gives the priors.
@@ -83,6 +85,7 @@ class GateRequest:
     limit: float = 0.05
     refuses_numerics_change: bool = False
     is_advisory: bool = False
+    typed: frozenset[str] = frozenset()
     fixed: frozenset[str] = frozenset({"tolerance", "limit", "numerics-change", "policy"})
     floor_s: float | None = None
     budget: Budget

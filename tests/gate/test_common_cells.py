@@ -57,6 +57,34 @@ def test_a_change_that_tightens_both_bounds_in_two_places_is_held_to_them(tmp_pa
     assert (chosen.policies["a"].tolerance, chosen.policies["a"].limit) == (0.005, 0.01)
 
 
+@pytest.mark.parametrize(
+    ("typed", "bounds"),
+    [
+        ((), (0.1, 0.15)),
+        (("limit",), (0.03, 0.03)),
+        (("tolerance",), (0.01, 0.15)),
+        (("tolerance", "limit"), (0.01, 0.03)),
+    ],
+)
+def test_the_command_line_goes_before_a_marker_and_a_marker_before_the_rest(
+    tmp_path: Path, typed: tuple[str, ...], bounds: tuple[float, float]
+) -> None:
+    request = GateRequest(
+        command=Command(folder=tmp_path),
+        budget=BUDGET,
+        seed=1,
+        tolerance=0.01,
+        limit=0.03,
+        typed=frozenset(typed),
+    )
+    marked = {"a": {"tolerance": "10%", "limit": "15%"}}
+    suite = Suite(cells=marked, root=tmp_path, inifile=None, pythonpath=(), python_files=())
+
+    chosen = choose_cells(request, suite, suite, Accepted())
+
+    assert (chosen.policies["a"].tolerance, chosen.policies["a"].limit) == bounds
+
+
 def test_an_arm_knows_every_fixture_that_measures() -> None:
     assert set(collected._FIXTURES) == set(fixtures._MEASURING)
 

@@ -1,5 +1,6 @@
 """The verbs `gate` and `explain`: whether benchmarks became slower, and why."""
 
+import dataclasses
 import math
 import os
 from collections.abc import Mapping
@@ -19,7 +20,7 @@ from perfsuite.gate.git.find_base import target_branch
 from perfsuite.gate.judge.explain import explain_stored
 from perfsuite.gate.judge.kept_pairs import PAIRS_FILE
 from perfsuite.gate.judge.trial import LAUNCH_TIMEOUT_S, Budget
-from perfsuite.gate.request import GateRequest
+from perfsuite.gate.request import BOUNDS, GateRequest
 from perfsuite.gate.run_gate import GateResult, run_gate
 from perfsuite.records.run_file import StoredRun, Unusable, read_run
 from perfsuite.report.formats.markdown import to_markdown
@@ -108,7 +109,9 @@ def gate(
     Exit code: 0 none did, 10 a regression, 11 inconclusive, 12 no base or an unfit machine,
     13 nothing was compared, 1 a test failed.
     """
-    request = _request(context.params, context.obj)
+    sources = {name: context.get_parameter_source(name) for name in BOUNDS}
+    typed = frozenset(name for name, it in sources.items() if it and it.name == "COMMANDLINE")
+    request = dataclasses.replace(_request(context.params, context.obj), typed=typed)
     check_writable(*request.outputs)
     result = run_gate(request, say=say, machine=options.wait_for_machine())
     _show(result)

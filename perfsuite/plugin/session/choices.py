@@ -23,7 +23,7 @@ from perfsuite.gate.git.repository import Base, find_top
 from perfsuite.gate.judge.kept_pairs import PAIRS_FILE
 from perfsuite.gate.judge.trial import LAUNCH_TIMEOUT_S, Budget, draw_seed
 from perfsuite.gate.provenance.head_files import kept_files
-from perfsuite.gate.request import GateRequest
+from perfsuite.gate.request import BOUNDS, GateRequest
 from perfsuite.plugin.options import OPTIONS, Option, given
 from perfsuite.ranks.messages import INJECTABLE_FAULTS, GroupPolicy, TurnChannel
 from perfsuite.ranks.torchrun.membership import Membership, read_membership
@@ -211,6 +211,7 @@ def _gate_request(
         limit=value["limit"],
         refuses_numerics_change=value["numerics-change"] == "fail",
         is_advisory=value["policy"] == "advisory",
+        typed=frozenset(name for name in BOUNDS if f"--perf-{name}" in typed),
         fixed=frozenset(name for name in GateRequest.fixed if f"--perf-{name}" in typed),
         base=value["base"] or None,
         target=target_branch(environ),

@@ -128,6 +128,7 @@ def test_without_options_the_contracts_defaults_hold(gate: Gate, tmp_path: Path)
     (request,) = gate.requests
     assert (request.command.folder, request.command.arguments) == (tmp_path, ("benchmarks",))
     assert (request.tolerance, request.limit, request.floor_s) == (0.02, 0.05, None)
+    assert request.typed == frozenset()
     assert (request.budget.max_pairs, request.budget.max_s) == (40, 1800.0)
     assert (request.base, request.base_dir, request.base_python) == (None, None, None)
     assert request.base_environment == {}
@@ -148,6 +149,7 @@ def test_every_option_reaches_the_session(gate: Gate, tmp_path: Path) -> None:
     assert (request.base, request.base_build, request.seed) == ("v1", "make", 5)
     assert request.base_environment == {"A": "1=2", "B": ""}
     assert (request.tolerance, request.limit) == (0.01, 0.03)
+    assert request.typed == {"tolerance", "limit"}
     assert request.budget == Budget(max_pairs=8, max_s=30.0, timeout_s=900.0)
     assert request.outputs == (Path("gate.json"),)
     assert request.refuses_numerics_change
