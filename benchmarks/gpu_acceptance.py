@@ -272,6 +272,8 @@ def main(
     from perfsuite.system.files import write_atomically
     from perfsuite.system.gpus import visible_gpus
 
+    if unknown := {*(only or ())}.difference(check.name for check in CHECKS):
+        raise typer.BadParameter(f"{min(unknown)!r} is no check", param_hint="--only")
     folder = out.resolve()
     folder.mkdir(parents=True, exist_ok=True)
     checks = [

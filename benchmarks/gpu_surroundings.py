@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import sys
@@ -218,6 +219,8 @@ def two_arms_memory(figures: Any) -> None:
         del filler
     for text in texts:
         figures.must(text, "recognised", pair_evidence._OUT_OF_MEMORY.search(text) is not None)
+    for text in ("CUDA error: an illegal memory access", "CUDA error: device-side assert"):
+        figures.must(text, "no full GPU", pair_evidence._OUT_OF_MEMORY.search(text) is None)
 
 
 def _multiply() -> None:
@@ -287,20 +290,23 @@ def sensors(figures: Any) -> None:
         _stand_in_for_nvml()
     found = fitness.read_sensors().gpu_users
     figures.must("others on the GPU, by a sample of our own load", found, found == ())
+    if not device.is_real:
+        found = fitness.read_sensors().gpu_users
+        figures.must("others on the GPU that load it for long", found, found == (42,))
 
 
 def _stand_in_for_nvml() -> None:
-    """Show the last pair's load in the first sample, and an idle process that holds a context."""
+    """Show the last pair's load in the first sample, and then that of another process for good."""
     from contextlib import nullcontext
 
-    samples = iter([97, 0])
+    samples = itertools.chain([97, 0], itertools.repeat(97))
     module: Any = fitness
     module.visible_handles = lambda: nullcontext(["gpu"])
     module.time = SimpleNamespace(monotonic=time.monotonic, sleep=lambda _: None)
     played: Any = pynvml
     played.nvmlDeviceGetViolationStatus = lambda *_: SimpleNamespace(violationTime=0)
     played.nvmlDeviceGetUUID = lambda _: "GPU-1"
-    played.nvmlDeviceGetUtilizationRates = lambda _: SimpleNamespace(gpu=next(samples, 0))
+    played.nvmlDeviceGetUtilizationRates = lambda _: SimpleNamespace(gpu=next(samples))
     played.nvmlDeviceGetComputeRunningProcesses = lambda _: [SimpleNamespace(pid=42)]
 
 

@@ -121,9 +121,10 @@ def main(
 def _verify(workload: str, seed: int, recipes: list[Recipe], steps: int) -> Counter[str]:
     settings = GroupPolicy(device="auto", seed=seed, import_roots=(str(Path.cwd()),))
     begin_s = time.monotonic()
-    reports = verify_every(
-        Session(settings, say=typer.echo), workload, recipes, steps, lambda *_: None
-    )
+    outcomes = [*verify_every(Session(settings, say=typer.echo), workload, recipes, steps)]
+    if failed := [str(report) for report, fails in outcomes if fails]:
+        sys.exit("\n".join(failed))
+    reports = [report for report, _ in outcomes]
     counts = Counter(report.status for report in reports)
     shown = ", ".join(f"{number} {status}" for status, number in sorted(counts.items()))
     typer.echo(f"{workload}, seed {seed}: {time.monotonic() - begin_s:.0f} s, {shown}")

@@ -46,9 +46,10 @@ def main(epochs=60):
     generator, critic = (network.to(DEVICE) for network in build_model())
     generator_optimizer = torch.optim.Adam(generator.parameters(), lr=1e-4)
     critic_optimizer = torch.optim.RMSprop(critic.parameters(), lr=5e-5)
-    data = load_data()
+    data, number = load_data(), 0
     for epoch in range(epochs):
-        for number, real in enumerate(data, 1):
+        for real in data:
+            number += 1
             distance = -train_critic(generator, critic, critic_optimizer, real.to(DEVICE))
             if number % CRITIC_STEPS == 0:
                 train_generator(generator, critic, generator_optimizer)

@@ -161,7 +161,7 @@ def step_benchmark(request: pytest.FixtureRequest, benchmark: Any) -> Measure:
 
 @pytest.fixture
 def loop_benchmark(request: pytest.FixtureRequest, benchmark: Any) -> Measure:
-    """Measure a training loop as it is: `loop_benchmark(train, *, ranks=1, steps=40, warmup=10)`.
+    """Measure a training loop as it is: `loop_benchmark(train, *, ranks=1, steps, warmup=10)`.
 
     `train()` is called on every rank as torchrun would have it, so that it makes its own process
     group. A step ends where the first optimizer that steps has stepped, or one of the class that

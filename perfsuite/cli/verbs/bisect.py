@@ -48,7 +48,7 @@ def bisect_commits(
     """Find the commit that made a benchmark slower: bisection with the gate's verdict of each.
 
     The benchmark is the working tree's at every commit, so it may be younger than the slowdown.
-    A commit that only counts or holds more memory is bad too, as in the gate.
+    A commit is bad, too, where it is as fast and a count or its memory grew, as in the gate.
     Exit code: 0 found, 2 usage or nothing to find, 11 inconclusive, 12 an unfit machine.
     """
     bounds = None

@@ -64,7 +64,8 @@ def report(
     session are one run. Files of 'perfsuite profile --json' add their learning curves; those that
     differ only in precision share a chart. Without an option the table is printed.
 
-    Exit code: 12 where several shards leave out a part of their session, else 0.
+    Exit code: 12 where several shards leave out a part of their session, or a verdict is required
+    and missing, else 0.
     """
     bounds = option_bounds(tolerance, limit)
     paths = [locate(run, "RUN.json") for run in runs]

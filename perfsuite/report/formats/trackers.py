@@ -68,9 +68,9 @@ def log_to_wandb(runs: Sequence[Run], report: Report) -> None:
             write_folder(report, Path(folder))
             artifact = wandb.Artifact("report", type="report")
             artifact.add_dir(folder, name="report")
-            for number, run in enumerate(runs):
-                with artifact.new_file(f"runs/{number}-{run.path.name}", mode="xb") as file:
-                    file.write(read_bytes(run.path))
+            for number, part in enumerate(part for run in runs for part in run.parts or (run,)):
+                with artifact.new_file(f"runs/{number}-{part.path.name}", mode="xb") as file:
+                    file.write(read_bytes(part.path))
             tracked.log_artifact(artifact)
             tracked.summary["verdict"] = report.summary.word
             tracked.summary["cells"] = report.summary.text
