@@ -61,6 +61,10 @@ _HISTORY = {"id": str, "runs": [Point], "is_long_enough": bool} | {
     "changes": [DatedChange],
     "drift": DatedDrift | None,
 }
+_REPORTED = {"id": str, "step_time_s spread_ratio": _NUMBER, "note": _TEXT} | {
+    "verdict": Verdict | None,
+    "record": CellRecord | None,
+}
 _STEP = _type_of(
     {"**": Verdict, "commit subject": str, "mark": Mark}
     | {"reason": _TEXT, "explanation": Explanation | None},
@@ -85,6 +89,8 @@ _KINDS: Final[dict[str, Any]] = {
     "sweep": {"workload": str, "advice": _TEXT, "recipe": _RECIPE, "seed": int}
     | {**_SWEPT, "loading": _SWEPT},
     "claims": {"claims": [_CLAIM]},
+    "report": {"word": _TEXT, "text": str, "gaps unjudged": [str], "cells": [_REPORTED]}
+    | {"advice": [{"text evidence": str}], "exit_code": int},
     "explain": {"cells": [{"**": Explanation, "id": str}]},
     "history": {"cells": [_HISTORY], "refused": [{"path reason": str}]},
     "bisect": {"cell": str, "refusal": _TEXT, "first_bad": _STEP | None, "ends steps": [_STEP]}

@@ -34,7 +34,15 @@ KEYS = (Path(__file__).parent / "keys_of_schema_1.txt").read_text().splitlines()
 RECORDS = {"cell", "plain-cell", "cells-line", "run", "pairs", "calibration"}
 VERBS = {
     *("gate", "verify", "profile", "compare", "sweep", "claims", "explain", "history", "bisect"),
-    *("calibrate", "baseline-list", "baseline-accept", "baseline-prune", "doctor", "init"),
+    *(
+        "report",
+        "calibrate",
+        "baseline-list",
+        "baseline-accept",
+        "baseline-prune",
+        "doctor",
+        "init",
+    ),
 }
 
 

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from perfsuite.cli.options import explained
+from perfsuite.cli.output import JsonFile, pick, write_json
 from perfsuite.errors import ExitCode
 from perfsuite.report.charts.learning_curves import read_trainings
 from perfsuite.report.formats import trackers
@@ -57,6 +58,7 @@ def report(
     require_verdicts: Annotated[bool, typer.Option("--require-verdicts")] = False,
     tolerance: str = "2%",
     limit: str = "5%",
+    json_file: JsonFile = None,
 ) -> None:
     """Report on runs: verdicts, times, stages, memory, and what the numbers advise.
 
@@ -93,7 +95,19 @@ def report(
         trackers.log_to_mlflow(found)
     if not any((html, *files.values(), tensorboard, wandb, mlflow)):
         _print(made)
-    raise typer.Exit(_end_code(found[-1], require_verdicts=require_verdicts))
+    code = _end_code(found[-1], require_verdicts=require_verdicts)
+    write_json(
+        json_file,
+        **pick(made.summary, "word text"),
+        **pick(found[-1], "gaps unjudged"),
+        advice=[pick(one, "text evidence") for one in made.advice],
+        cells=[
+            pick(row, "id step_time_s spread_ratio verdict record note", id="name")
+            for row in made.rows
+        ],
+        exit_code=code,
+    )
+    raise typer.Exit(code)
 
 
 def _print(made: Report) -> None:

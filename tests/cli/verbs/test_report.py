@@ -53,6 +53,16 @@ def test_without_an_option_the_table_and_the_advice_are_printed(
     )
 
 
+def test_what_is_reported_is_written_as_json_too(verb: Verb, tmp_path: Path) -> None:
+    assert verb("run.json", "--require-verdicts", "--json", "report.json") == 0
+
+    said = json.loads((tmp_path / "report.json").read_text())
+    assert (said["word"], said["text"]) == ("FAIL", "2 cells: 1 FAIL, 1 PASS")
+    assert (said["gaps"], said["unjudged"], said["exit_code"]) == ([], [], 0)
+    times = {cell["id"]: (cell["step_time_s"], cell["verdict"]["word"]) for cell in said["cells"]}
+    assert times == {"fine": (0.004, "PASS"), "slow": (0.008, "FAIL")}
+
+
 def test_scaling_is_printed_with_its_notes(verb: Verb, capsys: pytest.CaptureFixture[str]) -> None:
     write_run(
         Path("two.json"),
