@@ -47,37 +47,21 @@ _SHORT_LAUNCHES = (
 
 @dataclass(frozen=True, kw_only=True)
 class GateRequest:
-    """What to gate, and how: all that the user gave, once.
+    """What to gate, and how: all that the user gave, once."""
 
-    Attributes:
-        command: The user's own call of pytest, which every launch repeats.
-        cells: Those of head's that are judged; None is all. Stored runs may decide those that are
-            `waiting`, which are judged only where no change touches them.
-        judges_identical: Whether cells that no change touches are judged too.
-        num_cells: That share the error rate, in whichever session; None is those that are judged.
-        base: A revision; None finds the merge base with `target`, the branch that a CI names.
-        base_dir: A folder instead of a revision.
-        found: The base, or why there is none, where that is known already.
-        typed: The bounds of the command line, which go before a test's own marker.
-        fixed: Of bounds, numerics change and policy, what holds for both sides, configured or not.
-        floor_s: None is 50 us for cells of perfsuite, 0 for any others.
-        fingerprint: Of this machine, whose calibration at the base gives the priors.
-        stored: Where it is written how long cells took.
-        outputs: Files that the session itself writes: they do not make a tree dirty.
-        head_environment: Variables of head's launches alone: what a calibration plants.
-        pairs_file: Where a re-run of the same trees finds what this session leaves open.
-        kept: What head's checkout holds and git does not know; None looks as the session begins.
-    """
-
-    command: Command
+    command: Command  # the user's own call of pytest, which every launch repeats
+    # Those of head's that are judged; None is all. Stored runs may decide those that are `waiting`,
+    # which are judged only where no change touches them.
     cells: frozenset[str] | None = None
     waiting: frozenset[str] = frozenset()
-    judges_identical: bool = False
+    judges_identical: bool = False  # cells that no change touches, too
+    # That share the error rate, in whichever session; None is those that are judged.
     num_cells: int | None = None
+    # A revision; None finds the merge base with `target`, the branch that a CI names.
     base: str | None = None
     target: str | None = None
-    base_dir: Path | None = None
-    found: Base | str | None = None
+    base_dir: Path | None = None  # a folder instead of a revision
+    found: Base | str | None = None  # the base, or why there is none, where that is known already
     base_python: str | None = None
     base_build: str | None = None
     base_environment: Mapping[str, str] = field(default_factory=dict)
@@ -85,19 +69,25 @@ class GateRequest:
     limit: float = 0.05
     refuses_numerics_change: bool = False
     is_advisory: bool = False
-    typed: frozenset[str] = frozenset()
+    typed: frozenset[str] = frozenset()  # bounds of the command line, which go before a marker
+    # Of bounds, numerics change and policy, what holds for both sides, configured or not.
     fixed: frozenset[str] = frozenset({"tolerance", "limit", "numerics-change", "policy"})
-    floor_s: float | None = None
+    floor_s: float | None = None  # None is 50 us for cells of perfsuite, 0 for any others
     budget: Budget
     seed: int
     priors: Mapping[str, Prior] = field(default_factory=dict)
+    # Of this machine, whose calibration at the base gives the priors.
     fingerprint: str | None = None
-    stored: AnyPath | None = None
+    stored: AnyPath | None = None  # where it is written how long cells took
+    # Files that the session itself writes: they do not make a tree dirty.
     outputs: tuple[Path, ...] = ()
+    # Of head's launches alone: what a calibration plants.
     head_environment: Mapping[str, str] = field(default_factory=dict)
     explains: bool = True
     heeds_exceptions: bool = True
+    # Where a re-run of the same trees finds what this session leaves open.
     pairs_file: Path | None = None
+    # What head's checkout holds and git does not know; None looks as the session begins.
     kept: frozenset[Path] | None = None
 
     @property

@@ -35,8 +35,9 @@ PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15
 _AT_REST = frozenset("TtZX")
 # Where the kernel has those who wait for a time or a network (proc(5)): in nanosleep(2), recv(2).
 _WAITS = frozenset({b"hrtimer_nanosleep", b"do_nanosleep", b"wait_woken", b"sk_wait_data"})
-# Of the turns: a thread that looks now and then whether there is work is of no account.
-_MOST_HIDDEN = 0.2
+# Of the turns: a thread that looks now and then whether there is work is of no account. One that
+# waits for a time or a network as a turn ends is seldom there by chance.
+_MOST_HIDDEN, _MOST_WAITS = 0.2, 0.05
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
@@ -146,14 +147,15 @@ class Waits:
     """
 
     def __init__(self) -> None:
-        self._num_turns = self._num_hidden = 0
+        self._num_turns = self._num_hidden = self._num_waits = 0
         self._is_any_waiting = False
         self._before: dict[int, Usage] = {}
 
     @property
     def are_hidden(self) -> bool:
         """Whether that was so in a good part of the turns."""
-        return self._num_hidden > _MOST_HIDDEN * self._num_turns
+        most_hidden, most_waits = (self._num_turns * it for it in (_MOST_HIDDEN, _MOST_WAITS))
+        return self._num_hidden > most_hidden or self._num_waits > most_waits
 
     def end_turn(self, children: Iterable[int]) -> None:
         """Look at the children, before they are stopped, and at the threads."""
@@ -163,11 +165,14 @@ class Waits:
     def begin_turn(self) -> None:
         """Look at the threads that ran before the other arm's turn."""
         now = thread_usage() if self._before else {}
+        # One that has ended since has run.
         has_run = any(
-            now[one].num_runs > self._before[one].num_runs for one in now.keys() & self._before
+            one not in now or now[one].num_runs > used.num_runs
+            for one, used in self._before.items()
         )
         self._num_turns += 1
-        self._num_hidden += has_run or self._is_any_waiting
+        self._num_hidden += has_run
+        self._num_waits += self._is_any_waiting
 
 
 def _is_waiting(thread: int) -> bool:

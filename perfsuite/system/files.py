@@ -77,11 +77,14 @@ def written_beside(path: Path, data: bytes) -> Iterator[Path]:
                     fcntl.flock(unfinished, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     abandoned.unlink()
             handle, name = _open_locked(path.parent)
+            mode = 0o644
             left.callback(Path(name).unlink, missing_ok=True)
             file = left.enter_context(os.fdopen(handle, "wb"))
             file.write(data)
             file.flush()
-            os.fchmod(handle, stat.S_IMODE(path.stat().st_mode) if path.is_file() else 0o644)
+            with contextlib.suppress(OSError):  # a new file
+                mode = stat.S_IMODE(path.stat().st_mode)
+            os.fchmod(handle, mode)
             os.fsync(handle)
         yield Path(name)
 

@@ -218,3 +218,29 @@ def test_a_thread_that_runs_in_the_other_arms_turn_hides_what_it_waited_for() ->
 
     assert end_turns(background.Waits(), [], meanwhile)
     assert not end_turns(background.Waits(), [], lambda: None)
+
+
+def test_a_thread_that_works_and_ends_in_the_other_arms_turn_hides_its_work() -> None:
+    waits = background.Waits()
+    for _ in range(5):
+        goes_on = threading.Event()
+        thread = threading.Thread(target=goes_on.wait)
+        thread.start()
+        waits.end_turn([])
+        goes_on.set()
+        thread.join()
+        waits.begin_turn()
+
+    assert waits.are_hidden
+
+
+def test_a_wait_at_the_end_of_each_tenth_turn_hides_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    waits = background.Waits()
+    for number in range(20):
+        monkeypatch.setattr(background, "_is_waiting", lambda _, number=number: number % 10 == 0)
+        waits.end_turn([1])
+        waits.begin_turn()
+
+    assert waits.are_hidden

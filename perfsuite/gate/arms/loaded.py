@@ -45,8 +45,12 @@ class LoadLogReader:
             *lines, _ = opened.read().split(b"\n")
             self._num_bytes += sum(len(line) + 1 for line in lines)
             for line in lines:
-                number, kind, quoted = line.decode().split(" ", 2)
-                process, text = int(number), ast.literal_eval(quoted)
+                try:
+                    number, kind, quoted = line.decode().split(" ", 2)
+                    process, text = int(number), ast.literal_eval(quoted)
+                except (ValueError, SyntaxError):  # a full disk cut it
+                    self._texts["silent"].add("a process whose log was cut")
+                    continue
                 self._processes.add(process)
                 if kind == "process" and text:
                     self._parents[process] = int(text)

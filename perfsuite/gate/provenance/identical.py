@@ -63,10 +63,14 @@ class Comparison:
         return found
 
     def _used_by(self, name: str, loaded: Loaded) -> Loaded:
-        """What a cell's processes have loaded, and earlier ones where fixtures outlive a test."""
+        """What a cell's processes have loaded; and earlier ones, unless ranks do all its work.
+
+        A fixture that outlives a test, a cache, or a file may hold what these made.
+        """
         assert self.collected.suite is not None
-        outlives = self.collected.suite.cells[name].get("outlives")
-        return replace(loaded, recent=loaded.files) if outlives else loaded
+        cell = self.collected.suite.cells[name]
+        is_apart = cell.get("fixture") is not None and not cell.get("outlives")
+        return loaded if is_apart else replace(loaded, recent=loaded.files)
 
     def _group(self, cells: Collection[str]) -> list[list[str]]:
         """Return the cells to launch together: by file where collecting them all tells nothing."""

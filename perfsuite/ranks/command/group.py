@@ -199,8 +199,9 @@ class CommandGroup(RankGroup):
 
     def _accept(self) -> None:
         pipe: Connection[Any, Any] = Connection(self._listener.accept()[0].detach())
-        with contextlib.suppress(EOFError, OSError):  # it died meanwhile
+        with contextlib.suppress(EOFError, OSError, psutil.NoSuchProcess):  # it died meanwhile
             joined: Joined = pipe.recv()
+            process = psutil.Process(joined.process)
             rank = joined.assignment.rank
             first = self._joined.setdefault(rank, joined)
             if first is not joined or rank >= joined.world_size:
@@ -211,7 +212,7 @@ class CommandGroup(RankGroup):
                 )
             self._world_size = joined.world_size
             self._pipes[rank] = pipe
-            self._running[rank] = psutil.Process(joined.process)
+            self._running[rank] = process
 
     def _begin(self) -> None:
         self._ranks = tuple(sorted(self._joined))

@@ -1,7 +1,4 @@
-"""A user's own training step, or whole loop, as an activity of a cell. Runs in a rank.
-
-A loop is not called but calls: at the end of a step torch's hook has the measurement go on.
-"""
+"""A user's own training step, or whole loop, as an activity of a cell. Runs in a rank."""
 
 from __future__ import annotations
 
@@ -222,7 +219,7 @@ class UserStep(_UserCode):
 
 
 class UserLoop(_UserCode):
-    """A whole training loop: its steps end where its optimizer has stepped, or it says so.
+    """A whole training loop, which calls: torch's hook, or the loop itself, ends its steps.
 
     Its first step, which may hold all that comes before the training, is not measured. That of a
     command runs already when this is made, and is not called.
@@ -251,17 +248,13 @@ class UserLoop(_UserCode):
         # What ends a step: the first optimizer that does, or this object where the loop says so.
         self._ends: object = None
         self._num_ends = 0
-        # The first parameter of each group that it has stepped since: DeepSpeed's ZeRO steps one
-        # group after another.
-        self._groups: set[int] = set()
-        # Steps of optimizers that end none, since the last end.
-        self._num_others = 0
+        self._groups: set[int] = set()  # that DeepSpeed has stepped since, by their first parameter
+        self._num_others = 0  # steps of optimizers that end none, since the last end
         self._most_others = _MOST_OTHERS * (self.num_warmup + code.num_steps)
         self._is_over = False
         self._error: Exception | None = None
         self._ended_by = "itself"
-        # Of steps before the first timed one.
-        self._weights = FirstWeights(code.num_warmup if digests_weights else 0)
+        self._weights = FirstWeights(code.num_warmup if digests_weights else 0)  # of untimed steps
 
     def run(self, asked: Iterations[None], begin_step: Callable[[], None]) -> None:
         """Run the loop until the measurement asks for nothing more, or it ends by itself."""
@@ -310,15 +303,19 @@ class UserLoop(_UserCode):
             self._ends = optimizer
         if optimizer is self._ends:
             self._num_others = 0
-            group = id(next((one for it in optimizer.param_groups for one in it["params"]), None))
-            if not self._groups or group in self._groups:
-                self._groups.clear()
+            if not self._steps_on(optimizer):
                 self._end_step()
-            self._groups.add(group)
         elif self._num_others > self._most_others:
             self._is_over, self._error = True, WorkloadError(f"{self._name}: {self._why_no_step()}")
             raise StopLoop
         self._num_others += 1
+
+    def _steps_on(self, optimizer: Optimizer) -> bool:
+        """Whether this is one more group of a step: DeepSpeed's ZeRO steps one after another."""
+        group = id(next((one for it in optimizer.param_groups for one in it["params"]), None))
+        is_another = bool(self._groups) and group not in self._groups
+        self._groups = {*self._groups, group} if is_another else {group}
+        return is_another and "deepspeed" in sys.modules
 
     def step_done(self) -> None:
         """End the step, unless an optimizer ends the steps of this loop."""

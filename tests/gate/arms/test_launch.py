@@ -529,3 +529,16 @@ for launch in pair({[*arms]!r}, files=(name,)).values():
     )
 
     assert ended.stdout.splitlines() == ["None {'test_cell': 'passed'}"] * 2, ended.stderr
+
+
+def test_a_clock_may_return_any_kind_of_number(tmp_path: Path) -> None:
+    arms = make_arms(
+        tmp_path,
+        "import time, numpy, pytest\n"
+        "@pytest.mark.benchmark(timer=lambda: numpy.longdouble(time.perf_counter()))\n"
+        "def test_cell(benchmark): benchmark.pedantic(sum, args=(range(1000),), rounds=3)\n",
+    )
+
+    for launch in pair(arms).values():
+        (run,) = launch.cells.values()
+        assert len(run.rounds_s) == 3

@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 from tiny_suites import is_alive, make_arms, pair
 
+from perfsuite.gate.arms.loaded import LoadLogReader
+
 pytestmark = pytest.mark.slow
 
 SUITE = """
@@ -213,3 +215,15 @@ def test_what_the_environment_imports_at_the_start_is_run_and_logged(tmp_path: P
         assert {f"{site_packages}/{name}.py" for name in ("early", "sitecustomize")} <= (
             launch.loaded.files
         )
+
+
+def test_a_line_that_a_full_disk_has_cut_makes_a_launch_one_that_did_not_say_what_it_loads(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "head.loaded").write_bytes(
+        b"7 process ''\n7 file '/head/al7 file '/head/beta.py'\n"
+    )
+
+    loaded = LoadLogReader(tmp_path / "head.loaded").read()
+
+    assert loaded.silent == {"a process whose log was cut"}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -43,7 +44,7 @@ def comparison(
     top: Path = Path("/head"),
 ) -> Comparison:
     suite = Suite(
-        cells={name: {} for name in runs},
+        cells={name: {"fixture": "train_benchmark"} for name in runs},
         root=top,
         inifile=None,
         pythonpath=(),
@@ -114,6 +115,25 @@ def test_where_collecting_loads_no_changed_module_one_launch_tells_all_cells() -
 
     assert names(comparison(changes("alpha.py"), runs, launched), A, B) == [B]
     assert launched == [[A, B]]
+
+
+@pytest.mark.parametrize(
+    ("cell", "is_judged"),
+    [
+        ({"fixture": "train_benchmark"}, False),  # all its work is that of its ranks
+        ({"fixture": "train_benchmark", "outlives": True}, True),
+        ({"fixture": None}, True),  # as by a functools.cache
+    ],
+)
+def test_a_cell_may_use_what_an_ended_process_made_for_an_earlier_one(
+    cell: dict[str, Any], is_judged: bool
+) -> None:
+    loaded = Loaded(recent=frozenset([BETA]), files=frozenset([ALPHA, BETA]))
+    found = comparison(changes("alpha.py"), {A: dataclasses.replace(run(BETA), loaded=loaded)}, [])
+    assert found.collected.suite is not None
+    found.collected.suite.cells[A] = cell
+
+    assert (names(found, A) == []) == is_judged
 
 
 def test_where_collecting_loads_a_changed_module_each_file_is_launched_alone() -> None:

@@ -266,7 +266,7 @@ class ArmPlugin:
             cell=_name_of(item),
             outcome=report.outcome,
             reason=None if report.passed else _reason(report),
-            rounds_s=[] if stats is None else list(stats.stats.data),
+            rounds_s=[] if stats is None else list(map(float, stats.stats.data)),
             record=record if isinstance(record, dict) else None,
             profile=_profile(stats),
             **used,

@@ -131,6 +131,7 @@ class SharedCore:
         self._is_settled = True
         if self._is_serial and self.number is not None:
             self._is_pinned = True
+            self._cores = os.sched_getaffinity(0)  # the user's own code may have chosen them
             os.sched_setaffinity(0, {self.number})
 
     def unpin(self) -> None:
@@ -140,7 +141,7 @@ class SharedCore:
             for process in (os.getpid(), *self._processes()):
                 with contextlib.suppress(OSError):  # it, or a thread of it, has just ended
                     for thread in Path(f"/proc/{process}/task").iterdir():
-                        os.sched_setaffinity(int(thread.name), _ALL_CORES)
+                        os.sched_setaffinity(int(thread.name), self._cores)
 
     def _processes(self) -> dict[int, float]:
         return {pid: process.cpu_s for pid, process in self.background.processes().items()}
@@ -181,6 +182,3 @@ def _children_s() -> float:
     """Processor seconds of the processes that were waited for."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
-
-
-_ALL_CORES = os.sched_getaffinity(0)

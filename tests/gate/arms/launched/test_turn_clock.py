@@ -14,7 +14,6 @@ from unittest.mock import Mock
 
 import pytest
 
-from perfsuite.gate.arms.launched import turn_clock as module
 from perfsuite.gate.arms.launched.turn_clock import SharedCore, TurnClock, synchronize
 
 
@@ -66,7 +65,7 @@ def launch(monkeypatch: pytest.MonkeyPatch) -> Launch:
     launch = Launch()
     pin = lambda _, cores: launch.cores.append(set(cores))  # noqa: E731
     monkeypatch.setattr(os, "sched_setaffinity", pin)
-    monkeypatch.setattr(module, "_ALL_CORES", {0, 1, 2, 3})
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2, 3})
     return launch
 
 
@@ -157,6 +156,20 @@ def test_a_pinned_cell_that_starts_a_thread_is_let_go_and_tells_it(launch: Launc
     assert core.is_late
     assert launch.cores[0] == {3}
     assert launch.cores[-1] == {0, 1, 2, 3}
+
+
+def test_a_cell_that_is_let_go_gets_the_cores_that_its_own_code_had_left_it(
+    launch: Launch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {2, 3})
+    core = SharedCore(3, launch)
+    core.begin_turn()
+    core.end_turn()
+    core.begin_turn()
+    launch.others.append(8)
+    core.end_turn()
+
+    assert launch.cores[-1] == {2, 3}
 
 
 def test_what_threads_do_in_the_other_arms_turns_is_counted(launch: Launch) -> None:
