@@ -8,8 +8,11 @@ A mutant is one mutation of cosmic-ray's in one of eight modules, and is killed 
 tests fail or take too long. mutants.json holds the hundred, drawn once (--draw) from a fixed seed:
 as many of each module, at most one in a place. They stay the same mutants where modules move,
 because each is known by its module's label, its definition, its operator, its order there, and the
-line before and after; see `find`. --layout names a TOML file in the place of `LAYOUT`, such as of
-an older commit: a table of files, tests and names for each label.
+line before and after; see `find`. Where a line is written anew, its mutant follows by hand, or is
+chosen anew in the same definition: tests/packaging/test_mutants.py wants every line in its place.
+Its number is then another mutant's, so that results compare under one mutants.json alone.
+--layout names a TOML file in the place of `LAYOUT`, such as of an older commit: a table of files,
+tests and names for each label.
 
 Left out, because no test can see them or every test does: annotations, which are not evaluated
 (msgspec's are, but hold no arithmetic); what is for type checkers alone; `|` between the types of
@@ -40,13 +43,11 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
+from itertools import takewhile
 from pathlib import Path
 from typing import Annotated, Any, Final
 
 import typer
-from cosmic_ray.ast import ast_nodes, get_ast
-from cosmic_ray.mutating import mutate_code
-from cosmic_ray.plugins import get_operator, operator_names
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 DRAWN: Final = Path(__file__).with_suffix(".json")
@@ -54,6 +55,8 @@ SEED: Final = 20240
 NUM_MUTANTS: Final = 100
 # The slowest of the tests take ten seconds.
 TIME_LIMIT_S: Final = 300
+# Of a line that need be no Python by itself: a bracket is a token, and other signs are in a row.
+_TOKEN: Final = re.compile(r"\w+|[()\[\]{}]|[^\w\s()\[\]{}]+")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -195,6 +198,10 @@ class Site:
     @cached_property
     def mutated_text(self) -> str:
         """The whole file, mutated."""
+        # Imported here and in `sites_of`, because our tests read this file without cosmic-ray.
+        from cosmic_ray.mutating import mutate_code
+        from cosmic_ray.plugins import get_operator
+
         text = mutate_code(self.source.text, get_operator(self.operator)(), self.occurrence)
         assert text is not None
         return str(text)
@@ -243,6 +250,9 @@ def main(
 
 def sites_of(files: Iterable[str]) -> Iterator[Site]:
     """Every mutation of the files of one module that is not left out."""
+    from cosmic_ray.ast import ast_nodes, get_ast
+    from cosmic_ray.plugins import get_operator, operator_names
+
     orders: Counter[tuple[str, str]] = Counter()
     for path in files:
         source = Source(path, (ROOT / path).read_text())
@@ -353,7 +363,8 @@ def find(mutant: Mutant, sites: Sequence[Site], names: Mapping[str, str]) -> tup
     1. "all": definition, order, and the line before and after.
     2. "line": definition and both lines; of several the one whose order is nearest.
     3. "line elsewhere": both lines, in the one other definition that has them.
-    4. "order": definition and order, where the operator has as many mutations as it had.
+    4. "order": definition and order, where the operator has as many mutations as it had, and this
+       one is of the same token between the same two: lines that come and go leave their number.
 
     The last two are to be looked at by hand.
 
@@ -374,8 +385,25 @@ def find(mutant: Mutant, sites: Sequence[Site], names: Mapping[str, str]) -> tup
     if len(same) == 1:
         return "line elsewhere", same[0]
     if len(here) == mutant.of:
-        return "order", here[mutant.order]
+        site = here[mutant.order]
+        if change_of(site.line, site.mutated) == change_of(line, mutated):
+            return "order", site
     raise LookupError(f"{mutant.label}: {mutant.definition} has no such mutation any more")
+
+
+def change_of(line: str, mutated: str) -> tuple[list[str], list[str]]:
+    """Return the tokens that a mutation replaces, with one on either side, and the new ones."""
+    before, after = _TOKEN.findall(line), _TOKEN.findall(mutated)
+    begin = num_alike(before, after)
+    num_behind = num_alike(before[begin:][::-1], after[begin:][::-1])
+    replaced = before[max(begin - 1, 0) : len(before) - num_behind + 1]
+    return replaced, after[begin : len(after) - num_behind]
+
+
+def num_alike(tokens: Sequence[str], others: Sequence[str]) -> int:
+    """How many tokens at the begin are the same."""
+    pairs = zip(tokens, others, strict=False)
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
 
 
 def copy_checkout(target: Path) -> None:
