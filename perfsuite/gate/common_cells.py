@@ -234,10 +234,7 @@ def _request_of_base(request: GateRequest, own: Suite) -> GateRequest:
 
 
 def _policy_of(request: GateRequest, name: str, markers: Mapping[str, Any]) -> CellPolicy:
-    """How a cell is judged: as was typed, else by its markers, else by the request.
-
-    Raises a SettingError for wrong ones.
-    """
+    """How a cell is judged: as typed, else as marked, else as asked; or raise a SettingError."""
     floor_s = request.floor_s
     if floor_s is None:
         floor_s = 0.0 if markers.get("fixture") is None else _FLOOR_S

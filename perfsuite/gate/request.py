@@ -79,8 +79,7 @@ class GateRequest:
     # Of this machine, whose calibration at the base gives the priors.
     fingerprint: str | None = None
     stored: AnyPath | None = None  # where it is written how long cells took
-    # Files that the session itself writes: they do not make a tree dirty.
-    outputs: tuple[Path, ...] = ()
+    outputs: tuple[Path, ...] = ()  # files that the session itself writes make no tree dirty
     # Of head's launches alone: what a calibration plants.
     head_environment: Mapping[str, str] = field(default_factory=dict)
     explains: bool = True
