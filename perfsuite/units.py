@@ -28,13 +28,13 @@ _FACTOR = 1000
 
 
 def parse_ratio(text: str) -> float:
-    """Return "2%" or "0.02" as the ratio 0.02; raises ValueError for any other text.
+    """Return "2%" or "0.02" as the ratio 0.02; raises ValueError for other texts, as for "2".
 
     >>> parse_ratio("2%"), parse_ratio("2.5 %"), parse_ratio("0.02")
     (0.02, 0.025, 0.02)
     """
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(%?)\s*", text)
-    if match is None:
+    if match is None or (not match[2] and float(match[1]) >= 1):
         raise ValueError(f"{text!r} is not a ratio; write '2%' or '0.02'")
     number = float(match[1])
     if math.isinf(number):

@@ -26,7 +26,7 @@ def test_a_ratio_is_read_with_or_without_a_percent_sign(text: str, ratio: float)
     assert parse_ratio(text) == ratio
 
 
-@pytest.mark.parametrize("text", ["", "-2%", "two", "2 percent", "1e-2", ".5", "nan", "2%%"])
+@pytest.mark.parametrize("text", ["", "-2%", "two", "2 percent", "1e-2", ".5", "nan", "2%%", "5"])
 def test_a_text_that_is_no_ratio_is_refused(text: str) -> None:
     with pytest.raises(ValueError) as refused:  # noqa: PT011 (its full text is below)
         parse_ratio(text)

@@ -55,11 +55,9 @@ class GateRequest:
     cells: frozenset[str] | None = None
     waiting: frozenset[str] = frozenset()
     judges_identical: bool = False  # cells that no change touches, too
-    # That share the error rate, in whichever session; None is those that are judged.
-    num_cells: int | None = None
-    # A revision; None finds the merge base with `target`, the branch that a CI names.
-    base: str | None = None
-    target: str | None = None
+    num_cells: int | None = None  # that share the error rate; None is those that are judged
+    base: str | None = None  # a revision; None finds the merge base with `target`
+    target: str | None = None  # the branch that a CI names
     base_dir: Path | None = None  # a folder instead of a revision
     found: Base | str | None = None  # the base, or why there is none, where that is known already
     base_python: str | None = None
@@ -76,18 +74,15 @@ class GateRequest:
     budget: Budget
     seed: int
     priors: Mapping[str, Prior] = field(default_factory=dict)
-    # Of this machine, whose calibration at the base gives the priors.
-    fingerprint: str | None = None
+    fingerprint: str | None = None  # of this machine, whose calibration gives the priors
     stored: AnyPath | None = None  # where it is written how long cells took
     outputs: tuple[Path, ...] = ()  # files that the session itself writes make no tree dirty
     # Of head's launches alone: what a calibration plants.
     head_environment: Mapping[str, str] = field(default_factory=dict)
     explains: bool = True
     heeds_exceptions: bool = True
-    # Where a re-run of the same trees finds what this session leaves open.
-    pairs_file: Path | None = None
-    # What head's checkout holds and git does not know; None looks as the session begins.
-    kept: frozenset[Path] | None = None
+    pairs_file: Path | None = None  # where a re-run of the same trees finds what this leaves open
+    kept: frozenset[Path] | None = None  # of head, unknown to git; None looks as a session begins
 
     @property
     def has_own_surroundings(self) -> bool:
@@ -248,11 +243,16 @@ class BaseSide:
         self, cells: Sequence[CellVerdict], say: Callable[[str], None]
     ) -> list[CellVerdict]:
         """Run once what the base lacks, and return the verdicts with those that fail in ERROR."""
-        if not (new := [cell.name for cell in cells if cell.word == "NEW"]):
-            return [*cells]
-        say(f"running once what the base lacks: {counted(len(new), 'cell')}")
-        launch = self.run_head(new)
-        why = {name: listed([*failures(name, {"head": launch})]) for name in new}
+        left = [cell.name for cell in cells if cell.word == "NEW"]
+        if left:
+            say(f"running once what the base lacks: {counted(len(left), 'cell')}")
+        why: dict[str, str] = {}
+        while left:
+            launch = self.run_head(left)
+            # One that ends the launch keeps those behind it from running.
+            ended = next((n for n, name in enumerate(left, 1) if name not in launch.cells), None)
+            why |= {name: listed([*failures(name, {"head": launch})]) for name in left[:ended]}
+            left = left[ended:] if ended else []
         return [
             msgspec.structs.replace(
                 cell, word="ERROR", reason=f"{cell.reason}; head failed: {why[cell.name]}"

@@ -52,7 +52,7 @@ def write_atomically(path: Path, data: bytes) -> None:
 
 def _stream(path: Path) -> TextIO | None:
     """This process's own stream: opened anew, it would lose or overwrite what stands there."""
-    return {"/dev/stdout": sys.stdout, "/dev/stderr": sys.stderr}.get(str(path))
+    return {"-": sys.stdout, "/dev/stdout": sys.stdout, "/dev/stderr": sys.stderr}.get(str(path))
 
 
 def _is_device(path: Path) -> bool:

@@ -141,6 +141,7 @@ def cell(result: GateResult, name: str) -> CellVerdict:
 def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     added = (
         "def test_new(benchmark): benchmark.pedantic(int)\n"
+        "def test_new_ends(benchmark): __import__('os')._exit(3)\n"
         "def test_new_fails(benchmark): benchmark(code.unknown)\n"
     )
     fails = "def test_fails(benchmark): benchmark.pedantic(code.broken, (CLOCK,))\n"
@@ -182,6 +183,7 @@ def test_every_cell_of_either_side_has_its_verdict(project: Path, result: GateRe
         "test_slow": "FAIL",
         "test_fails": "ERROR",
         "test_new": "NEW",
+        "test_new_ends": "ERROR",
         "test_new_fails": "ERROR",
         "test_gone": "VANISHED",
     }

@@ -78,10 +78,13 @@ def test_a_link_stays_and_what_it_leads_to_is_replaced_with_its_mode(tmp_path: P
     assert (tmp_path / "shared.toml").stat().st_mode & 0o777 == 0o664
 
 
-def test_a_stream_of_this_process_gets_the_data_after_what_was_printed(tmp_path: Path) -> None:
+@pytest.mark.parametrize("path", ["/dev/stdout", "-"])
+def test_a_stream_of_this_process_gets_the_data_after_what_was_printed(
+    tmp_path: Path, path: str
+) -> None:
     write = (
-        "import pathlib, perfsuite.system.files as files\n"
-        "path = pathlib.Path('/dev/stdout')\n"
+        "import pathlib, sys, perfsuite.system.files as files\n"
+        "path = pathlib.Path(sys.argv[1])\n"
         "files.check_writable(path, pathlib.Path('/dev/null'))\n"
         "print('before')\n"
         "files.write_atomically(path, b'{}\\n')\n"
@@ -90,9 +93,10 @@ def test_a_stream_of_this_process_gets_the_data_after_what_was_printed(tmp_path:
     kept = Path("/dev/stdout").readlink()
 
     with (tmp_path / "out").open("wb") as out:
-        subprocess.run([sys.executable, "-c", write], stdout=out, check=True)
+        subprocess.run([sys.executable, "-c", write, path], stdout=out, check=True, cwd=tmp_path)
 
     assert (tmp_path / "out").read_text() == "before\n{}\nafter\n"
+    assert names_in(tmp_path) == ["out"]
     assert Path("/dev/stdout").readlink() == kept
 
 

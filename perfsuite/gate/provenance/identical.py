@@ -63,10 +63,7 @@ class Comparison:
         return found
 
     def _used_by(self, name: str, loaded: Loaded) -> Loaded:
-        """What a cell's processes have loaded; and earlier ones, unless ranks do all its work.
-
-        A fixture that outlives a test, a cache, or a file may hold what these made.
-        """
+        """What a cell has loaded, and unless ranks do its work, what may have made what it uses."""
         assert self.collected.suite is not None
         cell = self.collected.suite.cells[name]
         is_apart = cell.get("fixture") is not None and not cell.get("outlives")

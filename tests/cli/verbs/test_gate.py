@@ -312,6 +312,7 @@ def test_a_refusal_is_printed_without_a_table(
         (("--tolerance", "200%"), "--tolerance is 200%; use less than 100%"),
         (("--tolerance", "much"), "--tolerance is 'much'; use a ratio such as 2%"),
         (("--limit", "-5%"), "--limit is '-5%'; use a ratio such as 2%"),
+        (("--limit", "5"), "--limit is '5'; use a ratio such as 2%"),
         (("--base-env", "NAME"), "--base-env is 'NAME'; use KEY=VALUE"),
         (("--base-env", "=value"), "--base-env is '=value'; use KEY=VALUE"),
         (

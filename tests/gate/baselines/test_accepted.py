@@ -226,7 +226,7 @@ def block(**changes: str | None) -> str:
             "nothing is loosened; name limit, tolerance, floor, policy or gate",
         ),
         (
-            block(kind='"limit"', ratio=None, limit='"8"', floor='"x"'),
+            block(kind='"limit"', ratio=None, limit='"8%"', floor='"x"'),
             "floor: 'x' is not a duration; write a number and one of ns, us, ms, s, min",
         ),
         (

@@ -337,8 +337,9 @@ def _reason(report: pytest.TestReport | pytest.CollectReport) -> str:
     crash = getattr(report.longrepr, "reprcrash", None)
     if crash is not None:
         return str(crash.message).partition("\n")[0]
-    lines = str(report.longrepr).strip().splitlines()
-    return lines[-1].removeprefix("E").strip() if lines else report.outcome
+    lines = str(report.longrepr).strip().splitlines() or [report.outcome]
+    is_told = any(map(str.isalpha, lines[-1]))  # a traceback may end in the mark below its line
+    return lines[-1 if is_told else 0].removeprefix("E").strip()
 
 
 def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:
