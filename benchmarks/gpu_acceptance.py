@@ -286,7 +286,8 @@ def main(
         print(row, flush=True)
         table = json.dumps([vars(one) for one in rows], indent=1)
         write_atomically(folder / "acceptance.json", table.encode())
-    if any(row.verdict == "FAIL" for row in rows):
+    # Without a GPU nothing was checked.
+    if any(row.verdict == "FAIL" for row in rows) or not (dry_run or has_gpu):
         raise typer.Exit(1)
 
 

@@ -265,6 +265,7 @@ def counts(figures: Any) -> None:
         figures.must("launches that nobody saw", found, found == {})
         return
     ones = torch.ones(64, 64, device=cuda)
+    (ones @ ones).sum().item()  # the first product makes cuBLAS's handle and workspace
     seen = [
         run_iterations(count_device_calls(cuda), lambda _: (ones @ ones).sum().item())
         for _ in range(5)
@@ -326,7 +327,8 @@ def precision(figures: Any) -> None:
         figures.must(f"{name}: convolutions, RNNs, products", found, found == [expected] * 3)
         if device.is_real:
             error = _error_of_convolution(cuda)
-            is_right = error <= 1e-6 if name == "fp32" else 1e-5 < error < 1e-2
+            # Winograd's convolutions err by some 1e-5 in fp32.
+            is_right = error <= 3e-5 if name == "fp32" else 1e-4 < error < 1e-2
             figures.must(f"{name}: error of a convolution", f"{error:.1e}", is_right)
 
 

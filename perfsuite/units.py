@@ -61,7 +61,8 @@ def option_bounds(tolerance: str, limit: str, *, prefix: str = "--") -> tuple[fl
         raise SettingError(f"{prefix}tolerance is {tolerance}; use less than 100%")
     if bounds[1] < bounds[0]:
         raise SettingError(
-            f"{prefix}limit is {limit}, below the tolerance of {tolerance}; use a larger one"
+            f"{prefix}limit is {limit}, below the tolerance of {tolerance}; use a larger one, or a "
+            f"smaller {prefix}tolerance"
         )
     return bounds
 

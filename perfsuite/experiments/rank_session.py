@@ -5,7 +5,6 @@ import functools
 import importlib.util
 import os
 import pkgutil
-import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal, cast
 
@@ -57,7 +56,7 @@ class Session:
         A cell that names no number has `num_rounds`, of `round_s` at least, as in `MeasurePlan`;
         `wait_s` is the patience with another session.
         """
-        gpus = visible_gpus()
+        gpus = [] if policy.device == "cpu" else visible_gpus()
         hardware = Hardware(
             device=("cuda" if gpus else "cpu") if policy.device == "auto" else policy.device,
             num_gpus=len(gpus),
@@ -78,7 +77,6 @@ class Session:
             collective_timeout_s=patience_s,
         )
         self._num_rounds, self._round_s = num_rounds, round_s
-        self._waited_s = 0.0
         self._sweep_once = functools.cache(sweep_stale_folders)
         self._reports: dict[tuple[object, ...], EquivalenceReport] = {}
 
@@ -93,14 +91,7 @@ class Session:
 
     def hold_machine(self) -> None:
         """Wait for the machine, and hold it until `close`; raises a BusyMachineError."""
-        began_s = time.monotonic()
         self._launcher.hold_machine()
-        self._waited_s += time.monotonic() - began_s
-
-    def take_waited_s(self) -> float:
-        """Return the seconds that `hold_machine` took since this was asked last."""
-        waited_s, self._waited_s = self._waited_s, 0.0
-        return waited_s
 
     def close(self) -> None:
         """Let the machine go."""
@@ -337,9 +328,5 @@ def _job_of(code: UserCode, plan: messages.MeasurePlan, is_timed: bool) -> messa
 
 
 def call_by_name(name: str, *args: Any) -> Any:
-    """Return what the function "package.module:name" returns of the arguments.
-
-    >>> call_by_name("math:gcd", 12, 18)
-    6
-    """
+    """Return what the function "package.module:name" returns of the arguments."""
     return pkgutil.resolve_name(name)(*args)

@@ -3,6 +3,7 @@
 import contextlib
 import inspect
 import itertools
+import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -71,7 +72,8 @@ def plan_launch(
 
 def name_of(words: Sequence[str], folder: Path) -> str:
     """Return a command's name: of its first file without the suffix, its module or its program."""
-    files = [word for word in words[1:] if (folder / word).is_file()]
+    # Of a long word, as of a script in it, `Path.is_file` raises an error.
+    files = [word for word in words[1:] if os.path.isfile(folder / word)]  # noqa: PTH113
     modules = [after for word, after in itertools.pairwise(words) if word == "-m"]
     if modules and not files:
         return modules[-1]

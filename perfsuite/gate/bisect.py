@@ -17,9 +17,9 @@ from perfsuite.gate.git import repository
 from perfsuite.gate.git.command import output
 from perfsuite.gate.git.find_base import commit_named
 from perfsuite.gate.git.overlay import Head, lay_configuration
-from perfsuite.gate.git.worktree import base_tree, lay_benchmarks
+from perfsuite.gate.git.worktree import base_tree, lay_benchmarks, share_files
 from perfsuite.gate.request import BOUNDS, GateRequest, collect, head_arm
-from perfsuite.gate.run_gate import HELD, run_gate
+from perfsuite.gate.run_gate import HELD, GateResult, run_gate
 from perfsuite.records.verdict import CellVerdict, VerdictWord
 from perfsuite.units import format_change, format_ratio, short_commit
 
@@ -174,7 +174,10 @@ class _Search:
                 typed=frozenset(BOUNDS),
                 judges_identical=is_good,
             )
-            result = run_gate(step, say=lambda line: self.say(f"  {line}"))
+            try:
+                result = run_gate(step, say=lambda line: self.say(f"  {line}"))
+            except SettingError as error:  # of this commit's settings
+                result = GateResult(refusal=str(error), differs={}, seed=step.seed)
         reason = result.refusal or "the commit has no such cell"
         missing = CellVerdict(name=cell, word="NO-BASELINE", by="collection", reason=reason)
         verdict = next((found for found in result.cells if found.name == cell), missing)
@@ -254,4 +257,5 @@ def _tree_of(suite: Suite, cell: str, commit: str) -> Iterator[tuple[Path, Path]
     base = repository.Base(revision=commit, described=short_commit(commit))
     with base_tree(suite.root, base) as tree:
         lay_benchmarks(tree, head, [suite.root / cell.partition("::")[0]])
+        share_files(suite.root, tree, suite.shared)
         yield tree, lay_configuration(tree, head, suite.inifile)

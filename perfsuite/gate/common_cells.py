@@ -100,7 +100,7 @@ def choose_cells(request: GateRequest, head: Suite, base: Suite, accepted: Accep
         policy = dataclasses.replace(
             _policy_of(request, name, head.cells[name]),
             accepted_slowdown=1.0 if slowdown is None else slowdown.ratio,
-            accepted_increase=functools.partial(_accepted_increase, accepted, name),
+            accepted_increase=functools.partial(accepted.most_ratio, name),
         )
         unmarked = {"fixture": head.cells[name].get("fixture")}
         base_policy = _base_policy(base_request, base, old_name, unmarked)
@@ -133,7 +133,7 @@ def apply_exceptions(trial: Trial, accepted: Accepted) -> list[Entry]:
         used.append(removal)
     elif trial.word == "VANISHED":
         trial.add_reason(HOW_TO_ACCEPT)
-    if trial.word == "FAIL" and _is_spent(trial.name, accepted):
+    if trial.word == "FAIL" and accepted.is_spent(trial.name, is_gone=False):
         trial.add_reason(_SPENT)
     is_slower = trial.decision is not None and trial.decision.ratio > 1 + trial.policy.tolerance
     if trial.word == "PASS" and slowdown is not None and is_slower:
@@ -194,11 +194,6 @@ def _stricter(
     # Each bound may come from another side.
     policy = dataclasses.replace(policy, tolerance=min(policy.tolerance, policy.limit))
     return policy, [*loosened], refused
-
-
-def _accepted_increase(accepted: Accepted, cell: str, count: str) -> float:
-    increase = accepted.increase(cell, count)
-    return 1.0 if increase is None else increase.most_ratio
 
 
 def _base_policy(
@@ -265,7 +260,8 @@ def _policy_of(request: GateRequest, name: str, markers: Mapping[str, Any]) -> C
     if not policy.tolerance <= policy.limit:
         raise SettingError(
             f"{name}: the limit is {format_ratio(policy.limit)}, below the tolerance of "
-            f"{format_ratio(policy.tolerance)}; give its perf marker a larger limit"
+            f"{format_ratio(policy.tolerance)}; give its perf marker a larger limit, or a smaller "
+            "tolerance"
         )
     return policy
 
@@ -293,13 +289,9 @@ def _why_vanished(name: str, accepted: Accepted) -> str:
     for entry in accepted.expired:
         if entry.cell == name:
             return f"{reason}, and what was accepted of it expired on {entry.expires}"
-    if _is_spent(name, accepted):
+    if accepted.is_spent(name, is_gone=True):
         return f"{reason}, and {_SPENT}"
     return f"{reason}; {HOW_TO_ACCEPT}"
-
-
-def _is_spent(name: str, accepted: Accepted) -> bool:
-    return any(entry.cell in (name, EVERY_CELL) for entry in accepted.spent)
 
 
 def _is_named(name: str, paths: Sequence[str]) -> bool:

@@ -166,11 +166,10 @@ class BaseSide:
 
     def tree(self) -> AbstractContextManager[Path]:
         """The counterpart of head's root, with the base's own benchmarks, made as it is entered."""
-        root = self.suite.root
         if self.base is not None:
-            return worktree.base_tree(root, self.base)
+            return worktree.base_tree(self.suite.root, self.base)
         assert self.request.base_dir is not None
-        return worktree.directory_tree(root, self.request.base_dir)
+        return worktree.directory_tree(self.head, self.request.base_dir)
 
     def prepare(
         self, tree: Path, say: Callable[[str], None], differs: dict[str, str]
@@ -335,9 +334,18 @@ class BaseSide:
 
 
 def _top(request: GateRequest, root: Path) -> Path:
-    """The folder of head that is compared: its checkout, or the root where the base is a folder."""
-    checkout = find_top(root) if request.base_dir is None else None
-    return checkout or root.resolve()
+    """The folder of head that is compared: its checkout, or the root outside of any."""
+    checkout, base_dir, root = find_top(root), request.base_dir, root.resolve()
+    if checkout in (None, root) or base_dir is None:
+        return checkout or root
+    inner, other = root.relative_to(checkout), find_top(base_dir)
+    if other is None or other / inner != base_dir.resolve():
+        raise SettingError(
+            f"pytest's root is {inner} in the checkout {checkout}, and {base_dir} is not that of "
+            "another checkout: the rest would not be compared; name it in one, as 'git worktree "
+            "add' makes, or name a revision"
+        )
+    return checkout
 
 
 def import_roots(tree: Path, suite: Suite | None) -> tuple[Path, ...]:

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import msgspec
 
-from perfsuite.errors import ExitCode, StorageError
+from perfsuite.errors import ExitCode, StorageError, WriteError
 from perfsuite.gate.arms.arm import Arm, Launch, PairPlan
-from perfsuite.gate.arms.command import device_of
+from perfsuite.gate.arms.command import options_of_cells
 from perfsuite.gate.arms.launch import launch_pair, scratch_folder
 from perfsuite.gate.baselines.accepted import Entry, in_words
 from perfsuite.gate.baselines.select import read_durations
@@ -37,10 +37,10 @@ from perfsuite.gate.judge.explain import explain
 from perfsuite.gate.judge.forecast import describe_cost, forecast_pair_s, why_too_much
 from perfsuite.gate.judge.judge import judge
 from perfsuite.gate.judge.kept_pairs import KeptPairs, read_kept_pairs
-from perfsuite.gate.judge.pair_evidence import why_vanished
+from perfsuite.gate.judge.pair_evidence import why_missing, why_vanished
 from perfsuite.gate.judge.trial import CellPolicy, Judgement, Trial
 from perfsuite.gate.provenance import head_files
-from perfsuite.gate.provenance.dependencies import ANY, changed_dependencies
+from perfsuite.gate.provenance.dependencies import describe_dependencies
 from perfsuite.gate.provenance.identical import Comparison
 from perfsuite.gate.provenance.symmetry import name_untracked
 from perfsuite.gate.request import BaseSide, GateRequest, base_of, collect, head_arm, import_roots
@@ -107,8 +107,8 @@ def run_gate(
         cells, judgement = session.compare()
         if side.base is not None and side.base.instead is not None:
             identical = {cell.name for cell in cells if cell.by == "identical"}
-            is_all = all(cell.by in ("identical", "collection") for cell in cells)
-            if identical and is_all and request.waiting <= identical:
+            by = {"NEW" if cell.word == "NEW" else cell.by for cell in cells}
+            if identical and by <= {"identical", "collection"} and request.waiting <= identical:
                 session = session.against(side.base.instead)
                 cells, judgement = session.compare()
         if files is not None and (new := {*tree_files(side.head.top)}.difference(files)):
@@ -268,7 +268,8 @@ class _Session:
             """Keep what the pairs showed, unless head was edited meanwhile; say which sources."""
             edited = head_files.why_edited(self.side.head.top, before)
             if kept is not None and edited is None and kept.head == self._digest_head():
-                kept.write(trials)
+                with contextlib.suppress(WriteError):  # it costs a re-run its start, no verdict
+                    kept.write(trials)
             return edited
 
         judgement = judge(
@@ -330,7 +331,7 @@ class _Session:
             return None
         how = (
             *(request.base_python, request.base_build, sorted(request.base_environment.items())),
-            *(request.command.python_options, device_of(request.command.arguments)),
+            *(request.command.python_options, options_of_cells(request.command.arguments)),
         )
         kept = read_kept_pairs(request.pairs_file, f"{base.revision} {how}", head)
         if (told := kept.describe(names)) is not None:
@@ -345,9 +346,7 @@ class _Session:
             told = f"lacks submodules or git-lfs files, {listed(lacked)}; {_HAS_THEM}"
             self.differs["base's tree"] = told
             self.say(f"the base's tree {told}")
-        for file, names in changed_dependencies(base_top, head_top).items():
-            which = listed(sorted(names - {ANY})) or "other ones"
-            self.differs[file] = f"declares {which}; both arms run with those that are installed"
+        self.differs |= describe_dependencies(base_top, head_top)
         if changed:
             self.differs["benchmark files"] = f"head's run on both sides: {listed(changed)}"
             self.say(f"changed benchmark files; {self.differs['benchmark files']}")
@@ -372,6 +371,8 @@ class _Session:
             if run is not None and run.outcome == "passed" and run.rounds_s:
                 trial.word = "VANISHED"
                 trial.reason = why_vanished(trial.last["head"])
+            elif run is None:
+                trial.word, trial.reason = why_missing(name, "base", launches["base"])
 
     def _explain(self, arms: Sequence[Arm], judgement: Judgement) -> dict[str, Explanation]:
         """What moved in each cell that failed or improved, from one more pair that is profiled."""

@@ -58,7 +58,7 @@ _SHOWN = (
 _HIDDEN = (
     Option("tolerance", "RATIO", "2%", "slowdown that is accepted"),
     Option("base-dir", "DIR", "", "a folder to compare with, instead of a revision"),
-    Option("max-pairs", "N", "40", "launches of each side, at most"),
+    Option("max-pairs", "N", "40", "launches of each side, at most; from 200 cells on 12 more"),
     Option("seed", "N", "0", "seed of weights, data order and random numbers"),
     Option(
         *("collective-timeout", "SECONDS", "30"), "a rank fails that has waited so long for another"

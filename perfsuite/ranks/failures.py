@@ -57,13 +57,7 @@ class Died:
 
 
 def patience_s(timeout_s: float, *, compiles: bool, phases: Iterable[str]) -> float:
-    """Return for how long ranks in these phases may make no mark: torch.compile makes none.
-
-    >>> patience_s(120.0, compiles=True, phases=["warm-up", "build"])
-    1200.0
-    >>> patience_s(120.0, compiles=True, phases=["warm-up", "measure"])
-    120.0
-    """
+    """Return for how long ranks in these phases may make no mark: torch.compile makes none."""
     return timeout_s * (_COMPILING if compiles and _COMPILING_PHASES.issuperset(phases) else 1)
 
 
@@ -82,11 +76,7 @@ def came_too_late(failures: Mapping[int, Failed | Died | RankFailureError]) -> t
 
 
 def blamed_peer(text: str) -> PeerState | None:
-    """Return what an error or a log only says of another rank; ranks ask this too.
-
-    >>> blamed_peer("Socket Timeout"), blamed_peer("Broken pipe"), blamed_peer("KeyError: 'a'")
-    ('late', 'gone', None)
-    """
+    """Return what an error or a log only says of another rank; ranks ask this too."""
     if _OWN_ERROR in text:
         return None
     if any(sign in text for sign in _LATE_PEER_SIGNS):
@@ -100,13 +90,7 @@ def furthest_behind(positions: Mapping[int, Position]) -> int:
 
 
 def latest(positions: Mapping[int, Position], stacks: Mapping[int, Sequence[str]]) -> int:
-    """Return the rank that the others wait for: the furthest behind of those that do not wait.
-
-    >>> here = Position(num_marks=1, phase="measure", stage=None, step=7)
-    >>> waits = 'File "/usr/lib/torch/distributed/distributed_c10d.py", line 3, in all_reduce'
-    >>> latest({0: here, 1: here}, {0: [waits], 1: ['File "train.py", line 9, in step']})
-    1
-    """
+    """Return the rank that the others wait for: the furthest behind of those that do not wait."""
     at_work = {
         rank: position
         for rank, position in positions.items()
@@ -194,12 +178,7 @@ def current_stack(lines: Sequence[str]) -> tuple[str, ...]:
 
 
 def last_output(lines: Sequence[str]) -> tuple[str, ...]:
-    """Return the last lines of a rank's log; after a crash, what came before it and its stack.
-
-    >>> last_output(["epoch 1", "Fatal Python error: Segmentation fault", "",
-    ...              "Current thread 0x7f (most recent call first):", '  File "a.py", line 3 in f'])
-    ('epoch 1', 'Fatal Python error: Segmentation fault', 'File "a.py", line 3 in f')
-    """
+    """Return the last lines of a rank's log; after a crash, what came before it and its stack."""
     crashes = [at for at, line in enumerate(lines) if line.startswith(_CRASH_HEADER)]
     if not crashes:
         return tuple(lines[-NUM_LOG_LINES:])

@@ -89,8 +89,8 @@ class Joined:
     """What a process of a command says of itself first, to be answered with a `RankStart`."""
 
     process: int
+    rank: int
     world_size: int
-    assignment: Assignment
     device: str
 
 

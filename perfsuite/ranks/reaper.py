@@ -8,13 +8,12 @@ from both, kills it and removes the files of all of them.
 
 import ctypes
 import os
-import select
 import signal
 import warnings
 from multiprocessing.util import Finalize
 
 from perfsuite.ranks import bootstrap
-from perfsuite.system.background import launched_processes, list_processes, signal_all
+from perfsuite.system.background import launched_processes, list_processes, signal_all, wait_for_end
 
 # prctl(2), <linux/prctl.h>.
 _PR_SET_CHILD_SUBREAPER = 36
@@ -35,35 +34,22 @@ def _begin(controller: int) -> None:
 
 def _start_watcher(controller: int) -> None:
     server = os.getpid()
-    try:
-        parent = os.pidfd_open(controller)
-    except ProcessLookupError:  # it was killed, and its parent has waited for it
-        bootstrap.sweep_stale_folders()
-        _end(server)
-    own = os.pidfd_open(server)
     child = os.fork()
     if child == 0:
         if os.fork() == 0:
-            _watch(parent, own, server)
+            _watch(controller, server)
         os._exit(0)
     os.waitpid(child, 0)
-    os.close(parent)
-    os.close(own)
 
 
-def _watch(controller: int, own: int, server: int) -> None:
-    """Wait by pidfds until the controller ends, then until the server does, and clean up."""
+def _watch(controller: int, server: int) -> None:
+    """Wait until the controller ends, then until the server does, and clean up."""
     # A server that ends first is replaced, by none where the controller is killed before that.
-    select.select([controller], [], [])
-    if not select.select([own], [], [], _GRACE_S)[0]:
-        _end(server)
+    wait_for_end(controller)
+    if not wait_for_end(server, _GRACE_S):
+        _end_children(server)
+        signal_all([server], signal.SIGKILL)
     bootstrap.sweep_stale_folders()
-
-
-def _end(server: int) -> None:
-    """Kill the server, which may be this very process, and all of its descendants."""
-    _end_children(server)
-    signal_all([server], signal.SIGKILL)
 
 
 def _end_children(server: int) -> None:

@@ -8,7 +8,7 @@ where they do nothing outside of a measurement, and need nothing but Python.
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 STAGES = ("load", "forward", "backward", "optimizer", "evaluation")
 
@@ -41,20 +41,8 @@ class StopLoop(BaseException):  # like StopIteration, it says that all went well
     """Ends a training loop, on every rank, once enough of its steps are measured."""
 
 
-class Listener(Protocol):
-    """Who measures the code that runs now."""
-
-    def stage(self, name: str) -> AbstractContextManager[None]:
-        """Return the context manager of the stage of this name."""
-
-    def step_done(self) -> None:
-        """Hear that a step ends here."""
-
-    def log_loss(self, loss: Any) -> None:
-        """Hear of the loss of this step."""
-
-
-_listener: Listener | None = None
+# Who measures the code that runs now: it has the three functions below as methods.
+_listener: Any = None
 
 
 def stage(name: str) -> AbstractContextManager[None]:
@@ -74,14 +62,14 @@ def log_loss(loss: Any) -> None:
         _listener.log_loss(loss)
 
 
-def listen(listener: Listener | None = None) -> None:
+def listen(listener: Any = None) -> None:
     """Let a listener hear what code tells; None ends that, also in a forked process."""
     global _listener
     _listener = listener
 
 
 @contextmanager
-def listening(listener: Listener) -> Iterator[None]:
+def listening(listener: Any) -> Iterator[None]:
     """Let the listener hear what the code in the block tells."""
     listen(listener)
     try:

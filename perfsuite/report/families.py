@@ -57,12 +57,7 @@ def shared_fields(row: Row, *fields: str) -> tuple[Any, ...]:
 
 
 def mode_name(plan: ParallelPlan) -> str:
-    """Return the mode, with its schedule or the names of its axes where it has them.
-
-    >>> from perfsuite.records.parallel import parse_parallel
-    >>> [mode_name(parse_parallel(text)) for text in ("ddp:4", "pp:2", "mesh:fsdp=2,tp=2")]
-    ['ddp', 'pp 1f1b', 'mesh fsdp,tp']
-    """
+    """Return the mode, with its schedule or the names of its axes where it has them."""
     details = plan.schedule or ",".join(axis.name for axis in plan.axes)
     return f"{plan.mode} {details}" if details else plan.mode
 

@@ -193,8 +193,9 @@ def follow(
     begins = np.zeros_like(ends)
     for stage in later:
         num_pairs = pairs.log_ratios.shape[1]
-        for begin in np.unique(ends[words == "FAIL"]):
-            flagged = np.flatnonzero((words == "FAIL") & (ends == begin) & (begins == 0))
+        is_flagged = np.isin(words, ("FAIL", "IMPROVED"))
+        for begin in np.unique(ends[is_flagged]):
+            flagged = np.flatnonzero(is_flagged & (ends == begin))
             fresh = pairs.select(flagged, begin, num_pairs)
             words[flagged], num_fresh = _follow_stage(fresh, stage)
             begins[flagged], ends[flagged] = begin, begin + num_fresh

@@ -10,6 +10,7 @@ As a program it runs a command that ends so too: `PID NAME=VALUE COMMAND`, see `
 import contextlib
 import ctypes
 import functools
+import math
 import os
 import select
 import signal
@@ -38,6 +39,7 @@ _WAITS = frozenset({b"hrtimer_nanosleep", b"do_nanosleep", b"wait_woken", b"sk_w
 # Of the turns: a thread that looks now and then whether there is work is of no account. One that
 # waits for a time or a network as a turn ends is seldom there by chance.
 _MOST_HIDDEN, _MOST_WAITS = 0.2, 0.05
+_POLL_S = 0.05
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
@@ -60,10 +62,7 @@ class Background:
         self._known: set[int] = set()
         self._stopped: set[int] = set()
         self._told: set[int] = set()
-        before = newest_process()
         self._waker = end_with(int(os.environ[GATE]), f"{LOG}={os.environ[LOG]}")
-        # A container's own /proc may not count.
-        self._counts_starts = newest_process() != before
         self._newest = b""
 
     def stop(self, *, looks: bool = False) -> None:
@@ -71,8 +70,6 @@ class Background:
 
         Without a child there are none, unless this `looks`, for milliseconds, for orphans too.
         """
-        if self._waker is None:  # the kernel cannot wait for an end (pidfd_open(2), Linux 5.3)
-            return
         signal_all(self._known, signal.SIGSTOP)
         self._stopped |= self._known
         found = self.processes(looks=looks)
@@ -95,7 +92,7 @@ class Background:
         if not (looks or self._found or has_children()):
             return {}
         newest = newest_process()
-        if looks or newest != self._newest or not self._counts_starts:
+        if looks or newest != self._newest:
             found = launched_processes(os.getpid(), list_processes())
             self._newest = newest
         else:  # nothing has started since, and a look at all processes takes milliseconds
@@ -227,7 +224,22 @@ def read_start_s(pid: int) -> float:
 
 
 def newest_process() -> bytes:
-    """The id of the process or thread that was started last on this machine (proc(5))."""
+    """Return what differs when a process or thread was started since; always where none counts."""
+    return _last_started() if _are_starts_counted() else b"%d" % time.monotonic_ns()
+
+
+@functools.cache
+def _are_starts_counted() -> bool:
+    """Whether this /proc counts: a sandbox's or a container's own may not."""
+    before = _last_started()
+    thread = threading.Thread(name=OUR_THREADS, target=bool)
+    thread.start()
+    thread.join()
+    return _last_started() != before
+
+
+def _last_started() -> bytes:
+    """Return the id of the process or thread that was started last on this machine (proc(5))."""
     with open("/proc/loadavg", "rb") as opened:  # noqa: PTH123  # faster
         return opened.read().rpartition(b" ")[2]
 
@@ -299,33 +311,47 @@ def signal_all(pids: Iterable[int], number: signal.Signals) -> None:
             os.kill(pid, number)
 
 
-def end_with(gate: int, variable: str) -> int | None:
+def wait_for_end(pid: int, timeout_s: float | None = None) -> bool:
+    """Return whether a process has ended in time."""
+    try:
+        ended = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return True
+    except (AttributeError, OSError):  # not every Python, kernel or sandbox has it
+        end_s = time.monotonic() + (math.inf if timeout_s is None else timeout_s)
+        while (found := read_process(pid)) is not None and found.state not in "ZX":
+            if time.monotonic() > end_s:
+                return False
+            time.sleep(_POLL_S)
+        return True
+    try:
+        return bool(select.select([ended], [], [], timeout_s)[0])
+    finally:
+        os.close(ended)
+
+
+def end_with(gate: int, variable: str) -> int:
     """Have this process, and all that it starts, end when the gate, its parent, has ended.
 
     What it starts is known by a variable of its environment, NAME=VALUE. It forks a process that
     outlives this one, and returns a pipe to it: processes whose ids are written there are resumed
-    when this one has ended. None where the kernel cannot wait for an end.
+    when this one has ended.
     """
     # Not between the gate's fork and exec: Python's own handlers around it lose a Ctrl-C.
     prctl = ctypes.CDLL(None).prctl
     prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    try:
-        own = os.pidfd_open(os.getpid())
-        ending = os.pidfd_open(gate)
-    except OSError:
-        return None
+    process = os.getpid()
     reader, writer = os.pipe()
     if (child := os.fork()) == 0:
         try:
             os.setsid()  # what ends the launch's group must not end this one
             prctl(_PR_SET_NAME, WATCHER.encode(), 0, 0, 0)
             if os.fork() == 0:  # not a child of the launch, which may wait for all of its children
-                _clear_up(own, ending, reader, writer, variable)
+                _clear_up(process, gate, reader, writer, variable)
         finally:
             os._exit(0)
     os.waitpid(child, 0)
-    for descriptor in (own, ending, reader):
-        os.close(descriptor)
+    os.close(reader)
     os.set_blocking(writer, False)
     return writer
 
@@ -335,7 +361,7 @@ def _clear_up(process: int, gate: int, reader: int, writer: int, variable: str) 
     os.close(writer)
     os.closerange(0, 3)  # the gate reads what the process says up to its end
     os.chdir("/")
-    select.select([process], [], [])
+    wait_for_end(process)
     os.set_blocking(reader, False)
     told = b""
     with contextlib.suppress(BlockingIOError):  # a child of the process still holds the pipe
@@ -344,10 +370,12 @@ def _clear_up(process: int, gate: int, reader: int, writer: int, variable: str) 
     processes = list_processes()
     stopped = {int(pid) for pid in told.split()} & processes.keys()
     signal_all([pid for pid in stopped if processes[pid].state == "T"], signal.SIGCONT)
-    select.select([gate], [], [])  # one that lives kills all that itself, and this process too
+    wait_for_end(gate)  # one that lives kills all that itself, and this process too
     signal_all(processes_with(variable), signal.SIGKILL)
 
 
 if __name__ == "__main__":
     end_with(int(sys.argv[1]), sys.argv[2])
+    for ignored in (signal.SIGPIPE, signal.SIGXFSZ):  # by Python, and then by what it starts
+        signal.signal(ignored, signal.SIG_DFL)
     os.execvp(sys.argv[3], sys.argv[3:])

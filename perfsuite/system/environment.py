@@ -149,13 +149,7 @@ _PULL_REQUEST_NUMBERS: Final = (
 
 
 def is_pull_request(environ: Mapping[str, str]) -> bool:
-    """Whether a CI service says that it builds a pull request or a merge queue's candidate.
-
-    >>> is_pull_request({"GITHUB_EVENT_NAME": "pull_request"})
-    True
-    >>> is_pull_request({"GITHUB_EVENT_NAME": "push"}), is_pull_request({"CHANGE_ID": ""})
-    (False, False)
-    """
+    """Whether a CI service says that it builds a pull request or a merge queue's candidate."""
     return any(environ.get(name) in events for name, events in _PULL_REQUEST_EVENTS.items()) or any(
         environ.get(name, "") not in ("", "false") for name in _PULL_REQUEST_NUMBERS
     )

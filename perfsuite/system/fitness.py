@@ -95,12 +95,8 @@ def read_sensors() -> Reading:
 
 
 def why_unfit(before: Reading, after: Reading, num_cores: int) -> str | None:
-    """Return what disturbed the time between two readings, None for a fit machine."""
-    if before.gpu_users:
-        return f"other processes compute on the GPU: {', '.join(map(str, before.gpu_users))}"
+    """Return what disturbed processors between two readings, None for a fit machine."""
     wall_s = after.at_s - before.at_s
-    if hot := _most_held(before.throttled_s, after.throttled_s, wall_s):
-        return f"GPU {hot[0]} was slowed down for its heat for {hot[1]} of the time"
     stolen = (after.stolen_s - before.stolen_s) / max(after.total_s - before.total_s, wall_s)
     if stolen > _MOST_STOLEN:
         return f"the hypervisor took {format_ratio(stolen)} of the processors' time"
@@ -132,6 +128,14 @@ def why_unfit(before: Reading, after: Reading, num_cores: int) -> str | None:
             took = f"{format_ratio(foreign)} of the processors' time"
             return f"other containers, or their host, took {took}"
     return None
+
+
+def why_gpus_unfit(before: Reading, after: Reading) -> str | None:
+    """Return what disturbed the visible GPUs between two readings, None for fit ones."""
+    if before.gpu_users:
+        return f"other processes compute on the GPU: {', '.join(map(str, before.gpu_users))}"
+    hot = _most_held(before.throttled_s, after.throttled_s, after.at_s - before.at_s)
+    return hot and f"GPU {hot[0]} was slowed down for its heat for {hot[1]} of the time"
 
 
 def describe_power_limit(before: Reading, after: Reading) -> str | None:

@@ -41,7 +41,7 @@ def visible_gpus(environ: Mapping[str, str] = os.environ) -> list[GpuFacts]:
     them; the list ends at the first entry that names no device, so "" and "-1" name none, and
     a device named twice makes it empty. Indices are in NVML's order, by PCI bus, which is CUDA's
     own wherever the GPUs are alike or CUDA_DEVICE_ORDER is PCI_BUS_ID. Where a GPU is cut into MIG
-    instances and none is named, CUDA shows the first instance alone, and no other GPU (NVIDIA
+    instances, CUDA shows the first instance, or the first that is named, and no other GPU (NVIDIA
     Multi-Instance GPU User Guide, "CUDA Device Enumeration"). Raises a DeviceError for a lost GPU.
     """
     with visible_handles(environ) as handles:
@@ -71,7 +71,7 @@ def read_energy(index: int) -> tuple[str, float] | None:
     nvmlDeviceGetTotalEnergyConsumption), and of a MIG instance.
     """
     with visible_handles() as handles:
-        gpu = handles[index] if handles else None
+        gpu = handles[index] if index < len(handles) else None
         used_mj = gpu and if_shown(pynvml.nvmlDeviceGetTotalEnergyConsumption, gpu)
         return None if used_mj is None else (str(pynvml.nvmlDeviceGetUUID(gpu)), used_mj / 1e3)
 
@@ -88,7 +88,8 @@ def visible_handles(environ: Mapping[str, str] = os.environ) -> Iterator[list[An
         places = [(gpu, at) for gpu in cut for at in range(most(gpu))]
         found = [if_shown(pynvml.nvmlDeviceGetMigDeviceHandleByIndex, *place) for place in places]
         instances = [one for one in found if one is not None]
-        yield instances[:1] or [gpu for gpu in visible if gpu not in cut]
+        named = [one for one in visible if pynvml.nvmlDeviceGetUUID(one).startswith("MIG-")]
+        yield (named or instances)[:1] or [gpu for gpu in visible if gpu not in cut]
 
 
 def driver_version() -> str | None:

@@ -56,7 +56,8 @@ class TimingLock:
         """
         if self._lock.is_locked:
             return
-        with explained(f"lock {self._lock.lock_file}"):
+        advice = f"; set {LOCK_DIR} to a folder that can be written"
+        with explained(f"lock {self._lock.lock_file}", advice):
             try:
                 self._lock.acquire(timeout=0)
             except Timeout:

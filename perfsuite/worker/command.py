@@ -19,7 +19,6 @@ import torch
 import torch.distributed as dist
 
 from perfsuite.ranks import messages
-from perfsuite.ranks.assignments import Assignment
 from perfsuite.ranks.messages import Joined
 from perfsuite.ranks.progress import Board
 from perfsuite.records import stages
@@ -30,6 +29,7 @@ from perfsuite.worker.jobs.user_code import UserLoop
 from perfsuite.worker.main import failed
 from perfsuite.worker.measure.environment import describe_environment
 from perfsuite.worker.store import meet_ranks
+from perfsuite.worker.training.optimizers import device_of
 
 # Before any other finalizer of the process: workers and process groups still live.
 _FIRST = 1000
@@ -49,14 +49,7 @@ def join(path: str, loss: Any, optimizer: Any) -> CommandRank:
     group = dist.is_available() and dist.is_initialized()
     rank = int(os.environ.get("RANK", dist.get_rank() if group else 0))
     world_size = int(os.environ.get("WORLD_SIZE", dist.get_world_size() if group else 1))
-    place = int(os.environ.get("LOCAL_RANK", rank))
-    num_neighbours = int(os.environ.get("LOCAL_WORLD_SIZE", world_size))
-    assignment = Assignment(
-        rank=rank, place=place, num_neighbours=num_neighbours, gpu=place, backend="gloo"
-    )
-    joined = Joined(
-        process=os.getpid(), world_size=world_size, assignment=assignment, device=device.type
-    )
+    joined = Joined(process=os.getpid(), rank=rank, world_size=world_size, device=device.type)
     channel = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     channel.connect(path)
     pipe: Connection[Any, Any] = Connection(channel.detach())
@@ -68,15 +61,6 @@ def join(path: str, loss: Any, optimizer: Any) -> CommandRank:
     if loss is not None:
         command.log_loss(loss)
     return command
-
-
-def device_of(optimizer: Any) -> torch.device:
-    """Return the device of an optimizer's first CUDA parameter, else the one in use now."""
-    groups = getattr(optimizer, "param_groups", ())
-    is_used = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
-    now = f"cuda:{torch.cuda.current_device()}" if is_used else "cpu"
-    trained = (one.device for group in groups for one in group["params"] if one.is_cuda)
-    return torch.device(next(trained, now))
 
 
 class CommandRank:

@@ -165,5 +165,7 @@ def _run(
         lacks_kernel = "does not have a deterministic implementation" in str(error)
         if not (lacks_kernel and isinstance(job, _PROOFS)):
             raise
-        torch.use_deterministic_algorithms(True, warn_only=True)
-        return run(job, start, device, board)
+    # Out of the handler, whose traceback holds the model that raised, and its activations.
+    gc.collect()
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    return run(job, start, device, board)

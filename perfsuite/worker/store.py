@@ -20,6 +20,8 @@ __all__ = ["Store"]
 _PORT = "port of the loop"
 # Torch's own default for NCCL.
 _PREPARATION_S = 600.0
+# Ranks that wait for the first one may wait long; the controller ends them where it has ended.
+FOR_A_TURN = datetime.timedelta(days=1)
 
 # The base of all that torch raises about a store.
 StoreError = dist.DistError
@@ -44,7 +46,10 @@ def group_store(start: RankStart) -> Store:
     """Return a store of this group of ranks alone."""
     rendezvous = start.assignment.rendezvous
     if rendezvous is None:
-        return FileStore(str(Path(start.folder) / "store"), start.request.world_size)
+        store = FileStore(str(Path(start.folder) / "store"), start.request.world_size)
+        if start.request.policy.turns is not None:
+            store.set_timeout(FOR_A_TURN)
+        return store
     timeout_s = start.request.policy.collective_timeout_s
     return open_store(rendezvous.host, rendezvous.port, rendezvous.prefix, timeout_s)
 
@@ -61,8 +66,8 @@ def patience(start: RankStart) -> datetime.timedelta:
 
 def shorten_patience(start: RankStart) -> None:
     """Have a collective that waits for `collective_timeout_s` fail, now that ranks are alike."""
-    if start.assignment.backend != "nccl" or not dist.is_initialized():
-        return
+    if start.assignment.backend != "nccl" or not start.request.needs_group:
+        return  # there is none, or a loop's own
     timeout = datetime.timedelta(seconds=start.request.policy.collective_timeout_s)
     # Until torch 2.15 it had no public name.
     getattr(dist, "set_timeout", dist.distributed_c10d._set_pg_timeout)(timeout)
@@ -78,8 +83,9 @@ def prefer_loopback(start: RankStart) -> None:
 
 
 def _meet(start: RankStart, store: Store) -> Largest:
-    timeout = datetime.timedelta(seconds=start.request.policy.collective_timeout_s)
-    ranks = start.rank, start.request.world_size
+    policy, ranks = start.request.policy, (start.rank, start.request.world_size)
+    timeout = datetime.timedelta(seconds=policy.collective_timeout_s)
+    timeout = timeout if policy.turns is None else FOR_A_TURN
     # Not the group of the loop, which may do as it likes with its own.
     group = dist.ProcessGroupGloo(PrefixStore("perfsuite", store), *ranks, timeout)
     options = dist.AllreduceOptions()

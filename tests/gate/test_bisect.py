@@ -10,6 +10,7 @@ import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 from made_up_machine import Machine
@@ -136,13 +137,19 @@ def shop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Shop:
     return shop
 
 
-def give_cells(monkeypatch: pytest.MonkeyPatch, root: Path, cells: Sequence[str]) -> None:
+def give_cells(
+    monkeypatch: pytest.MonkeyPatch,
+    root: Path,
+    cells: Sequence[str],
+    shared: tuple[str, ...] = (),
+) -> None:
     suite = Suite(
         cells={cell: {} for cell in cells},
         root=root,
         inifile=root / "pytest.ini",
         pythonpath=(),
         python_files=("test_*.py",),
+        shared=shared,
     )
     monkeypatch.setattr(bisect_module, "collect", lambda arm: Launch(arm=arm, suite=suite))
 
@@ -162,6 +169,27 @@ def test_the_first_slow_of_eight_commits_is_found_in_three_steps(
     assert result.first_bad.subject == "make it slow"
     assert [end.commit for end in result.ends] == [shop.commits[7], shop.commits[0]]
     assert len(result.steps) <= 3
+
+
+def test_what_both_arms_may_share_is_there_at_each_commit(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for speed in ("fast", "slow"):
+        shop.commit(speed)
+    (shop.path / "made.txt").write_text("by a build")
+    give_cells(monkeypatch, shop.path, [CELL], shared=("made.txt",))
+    judge, found = bisect_module.run_gate, list[str]()
+
+    def read_shared(request: GateRequest, **others: Any) -> GateResult:
+        assert request.base_dir is not None
+        for tree in (request.command.folder, request.base_dir):
+            found.append((tree / "made.txt").read_text())
+        return judge(request, **others)
+
+    monkeypatch.setattr(bisect_module, "run_gate", read_shared)
+
+    assert shop.bisect().first_bad is not None
+    assert found == ["by a build"] * 4
 
 
 def test_each_step_is_announced_and_shown(shop: Shop) -> None:
@@ -195,6 +223,27 @@ def test_a_faster_commit_is_good_and_one_that_cannot_be_judged_is_skipped(shop: 
     assert marks.items() >= {("IMPROVED", "good"), ("NO-BASELINE", "skip")}
     assert result.first_bad is None
     assert {commit for commit, _ in result.possible} == set(shop.commits[3:5])
+
+
+def test_a_commit_whose_settings_are_refused_is_skipped(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for speed in ("fast", "fast", "wrong", "slow", "slow"):
+        shop.commit(speed)
+    judge = bisect_module.run_gate
+
+    def refuse_wrong(request: GateRequest, **others: Any) -> GateResult:
+        if (request.command.folder / "speed").read_text() == "wrong":
+            raise SettingError("perf_share names 'data', which git tracks")
+        return judge(request, **others)
+
+    monkeypatch.setattr(bisect_module, "run_gate", refuse_wrong)
+
+    result = shop.bisect()
+
+    (skipped,) = [step for step in result.steps if step.mark == "skip"]
+    assert skipped.verdict.reason == "perf_share names 'data', which git tracks"
+    assert {commit for commit, _ in result.possible} == set(shop.commits[2:4])
 
 
 def test_a_refused_commit_says_why(shop: Shop) -> None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 
 import pytest
+from tiny_suites import FEW_PLUGINS
 
 HOLDER = """
 from perfsuite.system.timing_lock import TimingLock
@@ -87,7 +89,39 @@ def test_a_session_that_waits_for_the_machine_says_so_before_it_waits(
 ) -> None:
     pytester.makepyfile(test_inner=WAITING)
 
-    wait_until_seen(pytester, holder, verbosity, capture, "-p", "no:hypothesispytest")
+    wait_until_seen(pytester, holder, verbosity, capture, *FEW_PLUGINS[2:])
+
+
+SKIPPED_FIRST = """
+    import pytest
+
+    @pytest.mark.skip
+    def test_first(all_reduce_benchmark):
+        pass
+"""
+
+
+def test_no_time_out_of_a_test_counts_the_waiting_and_no_file_changes_meanwhile(
+    pytester: pytest.Pytester, holder: subprocess.Popen[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytester.makepyfile(test_inner=SKIPPED_FIRST)
+    kept = pytester.path / "results" / "cells.jsonl"
+    kept.parent.mkdir()
+    kept.write_text("of the session that holds the machine\n")
+    # The holder ends only where its own lines are still there, and later than a timer would.
+    end = holder.communicate
+
+    def look_and_end(text: str) -> tuple[str, str]:
+        time.sleep(2)
+        assert kept.read_text() == "of the session that holds the machine\n"
+        return end(text)
+
+    monkeypatch.setattr(holder, "communicate", look_and_end)
+    timer = "-o", "faulthandler_timeout=1.5", "-o", "faulthandler_exit_on_timeout=true"
+
+    said = wait_until_seen(pytester, holder, "-q", "--perf-device=cpu", *timer)
+
+    assert "1 skipped" in said
 
 
 def test_a_timed_cell_waits_and_says_so(

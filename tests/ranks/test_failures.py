@@ -6,7 +6,7 @@ import pytest
 
 from perfsuite.ranks import failures as failures_module
 from perfsuite.ranks.messages import Failed
-from perfsuite.ranks.progress import Board
+from perfsuite.ranks.progress import Board, Position
 
 LOST = "Connection closed by peer [127.0.0.1]:408. This may indicate a remote worker crashing"
 
@@ -97,4 +97,30 @@ def test_a_stack_ends_where_the_frames_of_every_rank_begin() -> None:
     assert failures_module.current_stack(lines) == (
         'File "mine.py", line 7 in inner',
         'File "mine.py", line 3 in outer',
+    )
+
+
+@pytest.mark.parametrize(
+    ("phases", "patience_s"), [(["warm-up", "build"], 1200.0), (["warm-up", "measure"], 120.0)]
+)
+def test_what_compiles_may_be_silent_for_longer(phases: list[str], patience_s: float) -> None:
+    assert failures_module.patience_s(120.0, compiles=True, phases=phases) == patience_s
+
+
+def test_the_others_wait_for_the_one_that_does_not_wait() -> None:
+    here = Position(num_marks=1, phase="measure", stage=None, step=7)
+    waits = 'File "/usr/lib/torch/distributed/distributed_c10d.py", line 3, in all_reduce'
+    stacks = {0: [waits], 1: ['File "train.py", line 9, in step']}
+
+    assert failures_module.latest({0: here, 1: here}, stacks) == 1
+
+
+def test_after_a_crash_the_last_output_is_what_came_before_it_and_its_stack() -> None:
+    log = [
+        *("epoch 1", "Fatal Python error: Segmentation fault", ""),
+        *("Current thread 0x7f (most recent call first):", '  File "a.py", line 3 in f'),
+    ]
+
+    assert failures_module.last_output(log) == (
+        *("epoch 1", "Fatal Python error: Segmentation fault", 'File "a.py", line 3 in f'),
     )

@@ -307,6 +307,30 @@ def test_processes_that_a_rank_leaves_behind_are_ended(rank_group: RunRanks) -> 
     assert not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
 
 
+@pytest.mark.slow
+def test_ranks_start_where_python_or_the_kernel_has_no_pidfds(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text("import os\n\ndel os.pidfd_open\n")
+    run = textwrap.dedent(
+        """
+        import math
+        from perfsuite.experiments.rank_session import Session
+        from perfsuite.ranks.messages import GroupPolicy
+
+        print(Session(GroupPolicy(), say=print).run_function(1, math.sqrt, (16,)))
+        """
+    )
+
+    ended = subprocess.run(
+        [sys.executable, "-c", run],
+        env=os.environ | {"PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert (ended.stdout, ended.returncode) == ("[4.0]\n", 0), ended.stderr
+
+
 def test_processes_of_a_rank_that_was_killed_are_ended(rank_group: RunRanks) -> None:
     def leave_a_process_and_die() -> None:
         print(subprocess.Popen(["sleep", "600"], stdout=subprocess.DEVNULL).pid, flush=True)

@@ -1,6 +1,6 @@
 """The gate on a user's commands: launchers of two trees, whose ranks take turns at step borders.
 
-Times may differ by any factor that a machine makes: what decides is two hundred times the work.
+Times may differ by any factor that a machine makes: what decides is ten times the work.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def repository(tmp_path: Path) -> Repository:
     with socket.create_server(("127.0.0.1", 0)) as free:
         train = TRAIN.replace("PORT", str(free.getsockname()[1]))
     repository.write(model=MODEL, train=train, benchmarks__test_commands=CELLS)
-    (repository.path / "pytest.ini").write_text("[pytest]\nperf_gate = on\n")
+    (repository.path / "pytest.ini").write_text("[pytest]\nperf_gate = on\nperf_max_pairs = 4\n")
     repository.git("init", "--quiet", "--initial-branch=main")
     repository.commit()
     repository.write(model=f"{MODEL}\n    # the same\n")
@@ -129,7 +129,7 @@ def test_the_arms_of_a_command_take_turns_or_run_launch_after_launch(
 def test_the_verb_needs_no_benchmark_and_leaves_the_repository_as_it_is(
     repository: Repository, path: str
 ) -> None:
-    slower = MODEL.replace("100_000", "5_000_000")
+    slower = MODEL.replace("100_000", "1_000_000")
     repository.write(model=slower)
     repository.commit()
     result = repository.path.parent / "gate.json"
@@ -137,7 +137,7 @@ def test_the_verb_needs_no_benchmark_and_leaves_the_repository_as_it_is(
     failed = gate_command(
         repository,
         path,
-        *(*NAMES, "--base=HEAD~1", f"--json={result}", "--"),
+        *(*NAMES, "--base=HEAD~1", "--max-pairs=3", f"--json={result}", "--"),
         *("python", "train.py"),
     )
 
@@ -162,6 +162,12 @@ LOGS = """
 """
 
 
+LOGGED = (
+    *("--steps=20", "--warmup=3", "--metrics=jsonl:times.jsonl:ms*0.001", "--name=ours"),
+    "--max-pairs=3",
+)
+
+
 def test_a_command_that_is_not_touched_is_judged_by_its_logs_and_what_it_leaves_is_named(
     repository: Repository, path: str
 ) -> None:
@@ -173,7 +179,7 @@ def test_a_command_that_is_not_touched_is_judged_by_its_logs_and_what_it_leaves_
     failed = gate_command(
         repository,
         path,
-        *("--steps=20", "--warmup=3", "--metrics=jsonl:times.jsonl:ms*0.001", "--name=ours"),
+        *LOGGED,
         *("--", "python", "logs.py", "times.jsonl"),
     )
 
@@ -190,7 +196,7 @@ def test_a_script_among_the_documentation_is_judged(repository: Repository, path
     failed = gate_command(
         repository,
         path,
-        *("--steps=20", "--warmup=3", "--metrics=jsonl:times.jsonl:ms*0.001", "--name=ours"),
+        *LOGGED,
         *("--", "python", "docs/logs.py", "times.jsonl"),
     )
 
@@ -209,7 +215,7 @@ def test_a_command_is_quarantined_by_its_name_and_its_gate_may_advise(
     gated = gate_command(
         repository,
         path,
-        *("--steps=20", "--warmup=3", "--metrics=jsonl:times.jsonl:ms*0.001", "--name=ours"),
+        *LOGGED,
         *("--policy=advisory", "--", "python", "logs.py", "times.jsonl"),
     )
 

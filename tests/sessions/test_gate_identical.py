@@ -168,6 +168,18 @@ def test_where_no_cell_loads_what_is_uncommitted_the_commit_itself_is_judged(
     )
 
 
+def test_a_new_benchmark_that_is_uncommitted_makes_no_older_commit_the_base(
+    shop: Repository,
+) -> None:
+    shop.write(shop=SLOW_SHOP)
+    shop.commit()
+    shop.write(benchmarks__test_new=ONE_CELL.replace("test_price", "test_new"))
+
+    gated = shop.gate()
+
+    gated.expect(0, "base: HEAD, *", f"{PRICE} PASS*", "*::test_new NEW*")
+
+
 def test_documentation_upon_a_slow_commit_hides_nothing_where_the_default_branch_is_trunk(
     shop: Repository,
 ) -> None:

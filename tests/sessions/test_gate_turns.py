@@ -55,7 +55,7 @@ TEN_ROUNDS = """
 
 
 def test_parallel_work_that_a_change_makes_serial_fails(tmp_path: Path) -> None:
-    repository = make_shop(tmp_path, max_pairs=40)
+    repository = make_shop(tmp_path, max_pairs=4)
     repository.write(shop=PARALLEL, benchmarks__test_steps=TEN_ROUNDS)
     repository.commit()
     repository.write(shop=SERIAL)
@@ -135,7 +135,7 @@ STEPS = """
 def test_a_slower_loader_process_fails_and_threads_work_without_the_other_arm(
     tmp_path: Path,
 ) -> None:
-    repository = make_shop(tmp_path, max_pairs=40)
+    repository = make_shop(tmp_path, max_pairs=4)
     repository.write(shop=LOADER.format(milliseconds=4), benchmarks__test_steps=STEPS)
     repository.commit()
     repository.write(shop=LOADER.format(milliseconds=8))
@@ -187,7 +187,7 @@ LOSSES = """
 
 
 def test_a_change_of_the_mathematics_fails_where_its_base_asks_for_that(tmp_path: Path) -> None:
-    repository = make_shop(tmp_path, max_pairs=40)
+    repository = make_shop(tmp_path, max_pairs=3)
     settings = tmp_path / "pytest.ini"
     told = settings.read_text()
     settings.write_text(f"{told}perf_numerics_change = fail\n")

@@ -112,7 +112,7 @@ CELLS = """
 
 
 def test_loops_are_told_apart_by_their_times_and_by_what_they_compute(tmp_path: Path) -> None:
-    repository = make_shop(tmp_path, max_pairs=40)
+    repository = make_shop(tmp_path, max_pairs=4)
     repository.write(**MODULES, benchmarks__test_steps=CELLS)
     repository.commit()
     repository.write(**{name: text.replace(*CHANGES[name]) for name, text in MODULES.items()})

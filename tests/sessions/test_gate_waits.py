@@ -74,7 +74,7 @@ CELLS = """
 
 
 def test_a_wait_that_another_thread_or_process_began_is_timed(tmp_path: Path) -> None:
-    shop = make_shop(tmp_path / "shop", max_pairs=12)
+    shop = make_shop(tmp_path / "shop", max_pairs=4)
     shop.write(benchmarks__test_steps=CELLS, read=READ.format(seconds=0.003))
     shop.commit()
     shop.write(read=READ.format(seconds=0.015))

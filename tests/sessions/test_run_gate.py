@@ -16,6 +16,7 @@ from gated_repository import CLOCK
 from git_checkouts import git
 from made_up_machine import Machine
 from made_up_runs import stamp, write_run
+from tiny_suites import FEW_PLUGINS
 
 from perfsuite.errors import SettingError, StorageError, WorkloadError
 from perfsuite.gate import run_gate as run_gate_module
@@ -28,9 +29,7 @@ from perfsuite.gate.run_gate import HELD, GateResult, run_gate
 from perfsuite.records.verdict import CellVerdict, exit_code
 from perfsuite.stats.sequential import Prior
 
-# A pytest that loads nothing these suites have no use for.
-ARGUMENTS = ("-p", "no:perfsuite", "-p", "no:hypothesispytest")
-CALL = ("bench", *ARGUMENTS)
+CALL = ("bench", *FEW_PLUGINS)
 
 # Measured with a clock that only the code under test moves: no verdict depends on the machine.
 CODE = """
@@ -269,7 +268,7 @@ def test_a_base_may_be_a_folder_an_interpreter_and_an_environment(tmp_path: Path
 
     result = gate(
         tmp_path / "new",
-        arguments=("bench/test_a.py::test_env", *ARGUMENTS),
+        arguments=("bench/test_a.py::test_env", *FEW_PLUGINS),
         base_dir=old,
         base_python=sys.executable,
         base_environment={"SECONDS": "0.002"},
@@ -286,6 +285,26 @@ def test_a_base_may_be_a_folder_an_interpreter_and_an_environment(tmp_path: Path
     assert sorted(path.name for path in old.rglob("*") if path.is_file()) == [
         *("__init__.py", "code.py", "test_a.py", "work_clock.py"),
     ]
+
+
+def test_where_pytests_root_is_a_part_of_its_checkout_the_rest_is_compared_too(
+    tmp_path: Path,
+) -> None:
+    bench = {"bench/pytest.ini": f"{INI}pythonpath = ..\n", "bench/test_a.py": BENCH}
+    old = make_project(tmp_path / "old", {"pkg/code.py": CODE.format(slow=50_000), **bench}, {})
+    new = make_project(tmp_path / "new", {"pkg/code.py": CODE.format(slow=100_000), **bench}, {})
+
+    result = gate(new, base_dir=old / "bench", arguments=("-c", "bench/pytest.ini", *CALL))
+
+    assert words(result) == {"test_same": "PASS", "test_slow": "FAIL"}
+    for elsewhere in (old, new / "pkg"):
+        with pytest.raises(SettingError) as refused:
+            gate(new, base_dir=elsewhere, arguments=("-c", "bench/pytest.ini", *CALL))
+        assert str(refused.value) == (
+            f"pytest's root is bench in the checkout {new}, and {elsewhere} is not that of another "
+            "checkout: the rest would not be compared; name it in one, as 'git worktree add' "
+            "makes, or name a revision"
+        )
 
 
 def test_uncommitted_changes_are_part_of_head(tmp_path: Path) -> None:
@@ -333,7 +352,7 @@ def test_tests_of_another_checkout_than_the_folders_are_refused_before_any_base_
         commit(folder)
     part = make_project(folder / "part", {"bench/test_a.py": BENCH}, {})
 
-    result = gate(folder, base=None, arguments=("part/bench", *ARGUMENTS))
+    result = gate(folder, base=None, arguments=("part/bench", *FEW_PLUGINS))
 
     assert (result.cells, result.judgement) == ((), None)
     assert result.refusal == (
@@ -413,6 +432,20 @@ def test_options_that_the_bases_pytest_refuses_are_left_out(tmp_path: Path) -> N
     assert exit_code(words(result).values()) == 12
 
 
+def test_a_skip_is_not_believed_where_the_base_cannot_be_asked(tmp_path: Path) -> None:
+    old = {"bench/test_a.py": BENCH, "pkg/code.py": CODE.format(slow=1)}
+    gone = {"pytest.ini": "[pytest]\naddopts = --option-of-a-plugin-that-is-gone\n"}
+    folder = make_project(tmp_path, old | gone, {"pytest.ini": INI, "bench/test_a.py": MARKED})
+
+    # What helps a re-run cannot be written, which costs no verdict.
+    result = gate(folder, pairs_file=folder / "pytest.ini" / "pairs.json")
+
+    assert words(result) == {"test_same": "PASS", "test_slow": "INVALID"}
+    assert str(cell(result, "test_slow").reason).startswith(
+        "the base launch did not measure it: its pytest ended"
+    )
+
+
 def test_a_base_whose_perfsuite_cannot_take_turns_is_no_baseline(tmp_path: Path) -> None:
     folder = make_project(
         tmp_path,
@@ -425,7 +458,7 @@ def test_a_base_whose_perfsuite_cannot_take_turns_is_no_baseline(tmp_path: Path)
         {"perfsuite/plugin/hooks.py": "TAKES_TURNS = 2\n"},
     )
 
-    result = gate(folder, arguments=("bench", *ARGUMENTS[2:]))
+    result = gate(folder, arguments=("bench", *FEW_PLUGINS[2:]))
 
     assert words(result) == {"test_same": "NO-BASELINE", "test_slow": "NO-BASELINE"}
     assert cell(result, "test_slow").reason == "the base's perfsuite is too old to take turns"
@@ -501,7 +534,7 @@ def test_temporary_folders_in_heads_tree_are_no_part_of_it(
     (folder / "tmp").mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(folder / "tmp"))
 
-    result = gate(folder, base="HEAD", arguments=ARGUMENTS)
+    result = gate(folder, base="HEAD", arguments=FEW_PLUGINS)
 
     assert words(result) == {"test_same": "PASS", "test_slow": "FAIL"}
 
@@ -529,7 +562,7 @@ def test_where_nothing_is_selected_that_is_said(tmp_path: Path) -> None:
 
     assert result.cells == ()
     assert said == [
-        f"nothing to compare: pytest bench {' '.join(ARGUMENTS)} -k nothing selects no test with "
+        f"nothing to compare: pytest bench {' '.join(FEW_PLUGINS)} -k nothing selects no test with "
         "the benchmark fixture"
     ]
 
@@ -705,8 +738,8 @@ def test_a_budget_that_is_known_to_be_too_small_is_refused_before_the_first_pair
     assert (result.judgement, words(result)) == (None, {"test_slow": "INCONCLUSIVE"})
     assert exit_code(words(result).values()) == 11
     assert re.fullmatch(
-        r"2 pairs are the fewest that decide, one takes about 72(\.\d)? min, and the budget is "
-        r"5 min; allow more with --max-minutes \(pytest: --perf-max-minutes\)",
+        r"2 pairs are the fewest that decide, one takes about 72(\.\d)? min, and 5 min of the "
+        r"budget are left; allow more with --max-minutes \(pytest: --perf-max-minutes\)",
         cell(result, "test_slow").reason or "",
     )
 

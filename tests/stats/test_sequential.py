@@ -213,6 +213,14 @@ def test_of_many_cells_a_slowdown_is_judged_again_on_fresh_pairs() -> None:
     assert confirmed.ratio == pytest.approx(math.exp(0.145))  # of the fresh pairs alone
 
 
+def test_of_many_cells_an_improvement_is_judged_again_too() -> None:
+    faster = [-one for one in FLAGGED]
+
+    assert decide(without_stalls(faster), MANY).word is None
+    assert decide(without_stalls([*faster, *(-0.14, -0.15) * 6]), MANY).word == "IMPROVED"
+    assert decide(without_stalls([*faster, *(0.001, -0.001) * 6]), MANY).word == "PASS"
+
+
 @pytest.mark.parametrize(
     ("fresh", "word"),
     [

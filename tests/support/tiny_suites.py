@@ -14,8 +14,12 @@ from perfsuite.gate.arms.arm import Arm, Launch, PairPlan
 from perfsuite.gate.arms.launch import run_pair
 
 # No plugin that these suites have no use for: a launch begins in a third of the time.
-ARGUMENTS = (
+FEW_PLUGINS = (
     *("-p", "no:perfsuite", "-p", "no:hypothesispytest"),
+    *("-p", "no:anyio", "-p", "no:platformdirs"),
+)
+ARGUMENTS = (
+    *FEW_PLUGINS,
     *("--benchmark-min-time=0.0001", "--benchmark-max-time=0.001", "--benchmark-min-rounds=3"),
 )
 

@@ -84,11 +84,26 @@ def test_both_copies_read_one_variable() -> None:
     assert background.LOG == load_log.LOG
 
 
-@pytest.fixture
-def launch(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
+# Conda's Python was built without it, and old seccomp profiles forbid it.
+WITHOUT_PIDFD = [
+    "",
+    "import os; del os.pidfd_open",
+    """
+import os
+
+def pidfd_open(pid, flags=0):
+    raise OSError(1, "Operation not permitted")
+
+os.pidfd_open = pidfd_open
+""",
+]
+
+
+@pytest.fixture(params=WITHOUT_PIDFD, ids=["pidfd", "old Python", "old sandbox"])
+def launch(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
     log = str(tmp_path / "log")
     process = subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(LAUNCH)],
+        [sys.executable, "-c", request.param + textwrap.dedent(LAUNCH)],
         env={**os.environ, background.GATE: str(os.getpid()), background.LOG: log},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
@@ -117,6 +132,33 @@ def test_all_that_a_launch_started_is_stopped_and_goes_on_though_the_launch_is_k
     for pid in (child, orphan):
         while psutil.Process(pid).status() == psutil.STATUS_STOPPED:
             os.sched_yield()
+
+
+@pytest.mark.parametrize("pidfd_open", [os.pidfd_open, None])
+def test_the_end_of_a_process_is_waited_for_with_or_without_pidfds(
+    monkeypatch: pytest.MonkeyPatch, pidfd_open: object
+) -> None:
+    if pidfd_open is None:
+        monkeypatch.delattr(os, "pidfd_open")
+    with subprocess.Popen([sys.executable, "-S", "-c", "input()"], stdin=-1) as process:
+        assert not background.wait_for_end(process.pid, 0.1)
+        assert process.stdin is not None
+        process.stdin.close()
+        assert background.wait_for_end(process.pid)  # before its parent has waited for it
+    assert background.wait_for_end(process.pid)
+
+
+def test_where_proc_counts_no_starts_each_look_is_a_new_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    background._are_starts_counted.cache_clear()
+    assert background._are_starts_counted()
+    background._are_starts_counted.cache_clear()
+    monkeypatch.setattr(background, "_last_started", lambda: b"0\n")
+
+    assert background.newest_process() != background.newest_process()
+    monkeypatch.undo()
+    background._are_starts_counted.cache_clear()
 
 
 def test_a_process_that_has_hidden_its_environment_ends_with_what_started_it(

@@ -143,3 +143,15 @@ def test_describing_the_host_imports_no_torch() -> None:
     ended = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True)
 
     assert ended.stdout == b"[]\n"
+
+
+@pytest.mark.parametrize(
+    ("variables", "expected"),
+    [
+        ({"GITHUB_EVENT_NAME": "pull_request"}, True),
+        ({"GITHUB_EVENT_NAME": "push"}, False),
+        ({"CHANGE_ID": ""}, False),
+    ],
+)
+def test_ci_services_say_what_they_build(variables: dict[str, str], expected: bool) -> None:
+    assert environment.is_pull_request(variables) == expected

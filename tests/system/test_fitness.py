@@ -24,6 +24,7 @@ from perfsuite.system.fitness import (
     probe_host,
     quota_periods,
     read_sensors,
+    why_gpus_unfit,
     why_unfit,
 )
 
@@ -103,11 +104,12 @@ def test_time_that_the_hypervisor_took_makes_it_unfit() -> None:
     assert why_unfit(before, after, 2) == ("the hypervisor took 10.5 % of the processors' time")
 
 
-def test_a_gpu_that_was_too_hot_makes_it_unfit() -> None:
+def test_a_gpu_that_was_too_hot_is_unfit() -> None:
     before = reading(100.0, throttled_s={"GPU-1": 3.0})
     after = reading(110.0, throttled_s={"GPU-1": 4.0})
 
-    assert why_unfit(before, after, 2) == (
+    assert why_unfit(before, after, 2) is None
+    assert why_gpus_unfit(before, after) == (
         "GPU GPU-1 was slowed down for its heat for 10.0 % of the time"
     )
 
@@ -116,7 +118,7 @@ def test_a_power_limit_is_told_of_the_gpu_that_it_held_most_and_leaves_the_machi
     before = reading(100.0, capped_s={"GPU-1": 3.0, "GPU-2": 1.0})
     after = reading(110.0, capped_s={"GPU-1": 4.0, "GPU-2": 5.3, "GPU-3": 9.0})
 
-    assert why_unfit(before, after, 2) is None
+    assert why_gpus_unfit(before, after) is None
     assert describe_power_limit(before, after) == (
         "GPU GPU-2 was held at its power limit for 43.0 % of the time"
     )
@@ -126,7 +128,7 @@ def test_a_power_limit_is_told_of_the_gpu_that_it_held_most_and_leaves_the_machi
 
 
 def test_others_on_the_gpu_make_it_unfit() -> None:
-    assert why_unfit(reading(100.0, gpu_users=(12, 13)), reading(110.0), 2) == (
+    assert why_gpus_unfit(reading(100.0, gpu_users=(12, 13)), reading(110.0)) == (
         "other processes compute on the GPU: 12, 13"
     )
 

@@ -224,6 +224,17 @@ def test_of_a_gpu_that_is_cut_cuda_shows_one_instance_and_nothing_beside_it(nvml
     assert [gpu.uuid for gpu in visible_gpus({"CUDA_VISIBLE_DEVICES": "0"})] == ["GPU-aa11"]
 
 
+def test_of_two_instances_that_are_named_cuda_shows_the_first(nvml, monkeypatch):
+    nvml.cut()
+    other = nvml.instance | {"uuid": "MIG-dd55"}
+    named = {"MIG-cc44": nvml.instance, "MIG-dd55": other}
+    monkeypatch.setattr(nvml, "nvmlDeviceGetHandleByUUID", named.__getitem__)
+
+    found = visible_gpus({"CUDA_VISIBLE_DEVICES": "MIG-dd55,MIG-cc44"})
+
+    assert [gpu.uuid for gpu in found] == ["MIG-dd55"]
+
+
 def test_the_first_instance_of_a_gpu_need_not_have_the_first_index(nvml):
     nvml.cut()
     nvml.instance["index"] = 3
@@ -301,6 +312,13 @@ def test_the_joules_are_those_of_a_visible_gpu_that_counts_them(nvml, monkeypatc
     nvml.gpus[0]["energy_mj"] = 7_001_500
 
     assert (read_energy(1), read_energy(0)) == (("GPU-aa11", 7001.5), None)
+
+
+def test_where_variables_have_changed_since_an_unknown_gpu_has_no_joules(nvml, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")  # by a training, once CUDA had begun
+    nvml.gpus[0]["energy_mj"] = 7_001_500
+
+    assert read_energy(1) is None
 
 
 def test_a_machine_without_gpus_has_no_joules(nvml):

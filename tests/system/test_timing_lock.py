@@ -161,7 +161,9 @@ def test_a_lock_that_cannot_be_made_names_its_path(tmp_path: Path) -> None:
     with pytest.raises(WriteError) as failure:
         TimingLock(wait_s=0, say=print).acquire()
 
-    assert str(failure.value) == f"cannot lock {lock}: Is a directory"
+    assert str(failure.value) == (
+        f"cannot lock {lock}: Is a directory; set {LOCK_DIR} to a folder that can be written"
+    )
 
 
 def test_a_session_that_cannot_leave_its_name_does_not_keep_the_machine(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from perfsuite.worker.command import device_of
+from perfsuite.worker.training.optimizers import device_of
 
 
 def optimizer_on(*devices: str) -> SimpleNamespace:

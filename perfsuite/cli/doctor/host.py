@@ -1,5 +1,6 @@
 """Processors, clocks and memory: what a time on the CPU depends on."""
 
+import itertools
 import os
 import shutil
 from collections.abc import Sequence
@@ -135,17 +136,21 @@ def shared_memory_finding(folder: Path) -> Finding:
 
 def cpu_quota(groups: Path = OWN_GROUPS, mount: Path = MOUNT) -> float | None:
     """Return how many processors' worth of time the process may use; None without a limit."""
-    limits = (read_text(folder / "cpu.max") for folder in group_folders("cpu", groups, mount))
-    pairs = (limit.split() for limit in limits if limit)
-    quotas = (int(quota) / int(period) for quota, period in pairs if quota != "max")
+    quotas = []
+    for folder in group_folders("cpu", groups, mount):
+        first = [read_text(folder / f"cpu.cfs_{name}_us") for name in ("quota", "period")]
+        quota, period = (read_text(folder / "cpu.max") or "").split() or first
+        if quota and period and quota not in ("max", "-1"):
+            quotas.append(int(quota) / int(period))
     return min(quotas, default=None)
 
 
 def memory_left_bytes(groups: Path = OWN_GROUPS, mount: Path = MOUNT) -> int | None:
     """Return how many more bytes the process's groups may use; None without a limit."""
     left = []
-    for folder in group_folders("memory", groups, mount):
-        limit, usage = (read_text(folder / f"memory.{name}") for name in ("max", "current"))
+    names = ("max", "current"), ("limit_in_bytes", "usage_in_bytes")
+    for folder, of in itertools.product(group_folders("memory", groups, mount), names):
+        limit, usage = (read_text(folder / f"memory.{name}") for name in of)
         if limit and usage and limit != "max":
             # Cached files, which the kernel drops first, count as usage.
             cached = read_values(folder / "memory.stat").get("inactive_file", 0)

@@ -14,6 +14,7 @@ from perfsuite import errors
 from perfsuite.cli.doctor.findings import Finding, Status
 from perfsuite.experiments.rank_session import Session
 from perfsuite.ranks.messages import GroupPolicy
+from perfsuite.system.gpus import visible_gpus
 from perfsuite.units import counted
 
 # Two ranks load torch in 4 s and have their sum 0.1 s later (on 2 cores): later ones are stuck.
@@ -31,11 +32,11 @@ def examine_torch(environ: Mapping[str, str] = os.environ) -> Iterator[Finding]:
         yield Finding("torch", status, str(error), "only cells that train need it")
         return
     try:
-        session = Session(_POLICY, say=print)
+        num_gpus = len(visible_gpus())
     except errors.DeviceError as error:
         yield Finding("ranks", "fail", f"cannot be started: {error}", "see nvidia-smi")
         return
-    num_gpus = session.hardware.num_gpus
+    session = Session(_POLICY, say=print)
     yield finding_of_ranks(
         lambda: session.run_function(1, read_torch, ()),
         "torch",

@@ -1,7 +1,7 @@
 """The user's own call of pytest: what it was given, and the same call in another tree."""
 
-import argparse
 import dataclasses
+import itertools
 import os
 import re
 import shlex
@@ -105,16 +105,17 @@ class Command:
         )
 
 
-def device_of(arguments: Iterable[str]) -> str | None:
-    """Return the device that a call asks for; None where it leaves the choice to a default.
+def options_of_cells(arguments: Sequence[str]) -> list[tuple[str, str]]:
+    """Return the long options, with the words after them, that may choose what a cell runs.
 
-    >>> device_of(["a.py", "--perf-device", "cpu", "--perf-device=cuda", "--perf-seed=7"])
-    'cuda'
+    >>> options_of_cells(["a.py", "--perf-device", "cpu", "--perf-seed=7", "--size=big", "-v"])
+    [('--perf-device', 'cpu'), ('--size=big', '')]
     """
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.add_argument("--perf-device", nargs="?")
-    device: str | None = parser.parse_known_args(list(arguments))[0].perf_device
-    return device
+    return [
+        (word, "" if "=" in word else after)
+        for word, after in itertools.pairwise([*arguments, ""])
+        if re.match("--(?!perf-(?!device)|benchmark-)", word)
+    ]
 
 
 def less_ours(arguments: Iterable[str]) -> tuple[str, ...]:

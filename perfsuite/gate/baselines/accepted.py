@@ -6,16 +6,15 @@ it heeds from then on.
 
 import dataclasses
 import datetime
-import itertools
 import math
 import re
 import tomllib
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, MutableMapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import compress, pairwise
 from pathlib import Path
-from typing import Any, Final, Literal, TypeVar
+from typing import Final, Literal, TypeVar
 
 import msgspec
 
@@ -180,6 +179,16 @@ class Accepted:
         entries = (one for one in self.of(cell, Increase) if one.count in (None, count))
         return max(entries, key=lambda entry: entry.most_ratio, default=None)
 
+    def most_ratio(self, cell: str, count: str) -> float:
+        """Return how many times the base's one of the cell's counts may be."""
+        increase = self.increase(cell, count)
+        return 1.0 if increase is None else increase.most_ratio
+
+    def is_spent(self, cell: str, *, is_gone: bool) -> bool:
+        """Whether the base has an entry too: that the cell is gone, or else that it costs more."""
+        kinds = (Removal, Rename) if is_gone else (Slowdown, Increase)
+        return any(isinstance(one, kinds) and one.cell in (cell, EVERY_CELL) for one in self.spent)
+
     def quarantine(self, cell: str) -> str | None:
         """Return what keeps the cell's verdict from the exit code, in words."""
         return next(map(in_words, self.of(cell, Quarantine)), None)
@@ -216,7 +225,8 @@ def read_brought(path: Path, base: bytes, today: datetime.date) -> Accepted:
     vain = {one.cell: new for one in entries if isinstance(one, Quarantine)}
     vain |= {one.cell: f"its quarantine expired on {one.expires}" for one in quarantines}
     accepted = _accept((*quarantines, *(ours - listed)), today)
-    return dataclasses.replace(accepted, spent=tuple(ours & listed), vain=vain)
+    spent = () if listed is ours else tuple(ours & listed)
+    return dataclasses.replace(accepted, spent=spent, vain=vain)
 
 
 def _accept(entries: Iterable[Entry], today: datetime.date) -> Accepted:
@@ -250,7 +260,6 @@ def in_words(entry: Entry) -> str:
 def append_entry(path: Path, entry: Entry) -> None:
     """Add an exception to a file, whose comments and formatting stay as people wrote them."""
     import tomlkit  # here, because sessions only read
-    from tomlkit.items import Array
 
     data = _read(path)
     entries = _parse(path, data)
@@ -258,16 +267,9 @@ def append_entry(path: Path, entry: Entry) -> None:
     order = dict.fromkeys(("cell", "kind", *plain))
     fields = {name: plain[name] for name in order if plain[name] is not None}
     fields |= {name: fields.pop(name) for name in ("reason", "expires")}
-    document = _parse_formatted(path, data)
-    inline = document.get("accepted")
-    if isinstance(inline, Array):
-        inline.append(tomlkit.inline_table() | fields)
-        text = tomlkit.dumps(document)
-    else:
-        separator = "" if not data else "\n" if data.endswith(b"\n") else "\n\n"
-        text = data.decode() + separator + tomlkit.dumps({"accepted": [fields]})
+    separator = "" if not data else "\n" if data.endswith(b"\n") else "\n\n"
     try:
-        edited = text.encode()
+        edited = data + (separator + tomlkit.dumps({"accepted": [fields]})).encode()
     except UnicodeEncodeError as error:
         raise SettingError(
             f"{entry.cell!r} cannot be accepted because of {entry.reason!r}: what is written to "
@@ -278,8 +280,6 @@ def append_entry(path: Path, entry: Entry) -> None:
 
 def prune(path: Path, today: datetime.date) -> tuple[tuple[Entry, ...], tuple[Entry, ...]]:
     """Remove expired exceptions and the comments right above; return them, and those that stay."""
-    import tomlkit
-
     data = _read(path)
     entries = _parse(path, data)
     parted = _accept(entries, today)
@@ -287,37 +287,22 @@ def prune(path: Path, today: datetime.date) -> tuple[tuple[Entry, ...], tuple[En
         return (), entries
     is_kept = [entry.expires >= today for entry in entries]
     starts = [header.start() for header in _HEADER.finditer(data)]
-    if len(starts) == len(entries):
-        tables = (data[start:end] for start, end in pairwise([*starts, len(data)]))
-        edited = data[: starts[0]] + b"".join(itertools.compress(tables, is_kept))
-    else:
-        document = _parse_formatted(path, data)
-        for index in reversed(range(len(entries))):
-            if not is_kept[index]:
-                document["accepted"].pop(index)  # an inline list
-        edited = tomlkit.dumps(document).encode()
+    tables = [data[start:end] for start, end in pairwise([*starts, len(data)])]
+    edited = data[: len(data) - sum(map(len, tables))] + b"".join(compress(tables, is_kept))
     _write(path, edited, parted.entries)
     return parted.expired, parted.entries
 
 
-def _parse_formatted(path: Path, data: bytes) -> MutableMapping[str, Any]:
-    import tomlkit
-    from tomlkit.exceptions import TOMLKitError
-
-    try:
-        return tomlkit.parse(data)
-    except (TOMLKitError, ValueError, RecursionError) as error:
-        raise _not_editable(path) from error
-
-
 def _write(path: Path, data: bytes, entries: tuple[Entry, ...]) -> None:
-    if _parse(path, data) != entries:
-        raise _not_editable(path)
+    try:
+        is_meant = _parse(path, data) == entries
+    except SettingError:
+        is_meant = False
+    if not is_meant:  # as of a list in one line
+        raise SettingError(
+            f"{path} cannot be edited without a change of its meaning; edit it by hand"
+        )
     write_atomically(path, data)
-
-
-def _not_editable(path: Path) -> SettingError:
-    return SettingError(f"{path} cannot be edited without a change of its meaning; edit it by hand")
 
 
 def _read(path: Path) -> bytes:

@@ -188,7 +188,7 @@ def _probe_shifts(
     """Return p - mean(p) of this session and each stored one; None where they give no slope."""
     runs = [probe_s or {}, *(run.probe_s or {} for run in sessions)]
     names = runs[0].keys()
-    if not names or len(sessions) < _MIN_PROBES or any(names - run.keys() for run in runs):
+    if not names or any(names - run.keys() for run in runs):
         return None
     probes = [statistics.fmean(math.log(run[name]) for name in names) for run in runs]
     mean = statistics.fmean(probes[1:])

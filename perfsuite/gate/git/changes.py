@@ -31,6 +31,9 @@ _LEFT_NAMES = re.compile(r"junit[^/]*\.xml|\.coverage.*|.*\.(lock|log)")
 # Virtual environments (PEP 405; conda) and caches, as they mark themselves (bford.info/cachedir).
 _LEFT_OUT_MARKS = ("pyvenv.cfg", "conda-meta", "CACHEDIR.TAG")
 
+# So many paths fit into one call of a program.
+_AT_ONCE = 1000
+
 # Where the base's build may install, in the base's tree.
 SITE_FOLDER = ".perfsuite-site"
 
@@ -106,16 +109,17 @@ def digest_tree(root: Path, *, outputs: Sequence[Path] = ()) -> str | None:
     for entry in filter(None, listed):
         described, _, name = entry.partition(b"\t")
         blobs[PurePath(os.fsdecode(name))] = described.split()[-1]
-    uncommitted = uncommitted_files(root, outputs=outputs)
+    uncommitted = uncommitted_files(root, outputs=outputs, folders=[top])
     changed = [path for path, is_code in uncommitted.items() if is_code]
     if any(path.is_dir() and not path.is_symlink() for path in changed):
         return None
     for path in changed:
         blobs.pop(path.relative_to(top), None)
     files = [path for path in changed if path.is_file()]
-    if files:
-        names = output(root, "hash-object", "--", *map(os.fspath, files)).split()
-        blobs |= {path.relative_to(top): name for path, name in zip(files, names, strict=True)}
+    for begin in range(0, len(files), _AT_ONCE):
+        some = files[begin : begin + _AT_ONCE]
+        names = output(root, "hash-object", "--", *map(os.fspath, some)).split()
+        blobs |= {path.relative_to(top): name for path, name in zip(some, names, strict=True)}
     digest = hashlib.sha256()
     for file in sorted(blobs):
         if _may_be_loaded(top, root, top / file):

@@ -46,14 +46,14 @@ def base_tree(root: Path, base: Base) -> Iterator[Path]:
 
 
 @contextmanager
-def directory_tree(root: Path, base_dir: Path) -> Iterator[Path]:
+def directory_tree(head: overlay.Head, base_dir: Path) -> Iterator[Path]:
     """Give a copy of the base's root `base_dir` likewise, ignored files too: builds are ignored."""
-    source = base_dir.resolve()
-    with _temporary_folder(None, near=repository.find_top(root) or root.resolve()) as folder:
+    source = head.top_of(base_dir.resolve())
+    with _temporary_folder(None, near=repository.find_top(head.top) or head.top) as folder:
         with overlay.as_write_error(folder):
             for path in overlay.source_files(source, leave_out=folder):
                 overlay.copy_file(source, folder, path)
-        yield folder
+        yield folder / head.root.relative_to(head.top)
 
 
 def lay_benchmarks(tree: Path, head: overlay.Head, paths: Sequence[Path]) -> list[Path]:

@@ -62,6 +62,8 @@ _SIZES = ("collective_bytes", "device_copy_bytes", "saved_activation_bytes", "me
 _NOT_COMPARED = "counts and memory are not compared"
 # From here on a change is visible in a percentage with one decimal.
 _VISIBLE_RATIO = 0.0005
+# Of launches of each side: by chance all of one lie above all of the other in one of 924 cells.
+_LEAST_VARYING = 6
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -190,6 +192,9 @@ def _compare(
                 f"memory is not compared: {_metric(bases[-1])} of the base, "
                 f"{_metric(heads[-1])} of head"
             )
+        elif _vary(before, wanted):
+            figures = f"{min(before)} to {max(before)} in {len(before)} launches of the base"
+            unavailable.append(f"{name} is not compared: it is {figures}")
         elif (moved := _nearest(before, after)) is not None:
             base, head = moved
             ratio, slack = accepted_ratio(name), min(wanted, key=lambda one: one.allowance(base))
@@ -197,6 +202,12 @@ def _compare(
                 CountChange(name=name, base=base, head=head, slack=slack, accepted_ratio=ratio)
             )
     return CountComparison(changes=tuple(changes), unavailable=tuple(unavailable))
+
+
+def _vary(counts: Sequence[int], slacks: Sequence[Slack]) -> bool:
+    """Whether launches of one code differ so that of few all may lie on one side by chance."""
+    spread, least = max(counts) - min(counts), min(counts)
+    return len(counts) < _LEAST_VARYING and spread > min(one.allowance(least) for one in slacks)
 
 
 def _nearest(before: Sequence[int], after: Sequence[int]) -> tuple[int, int] | None:

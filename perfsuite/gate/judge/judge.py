@@ -16,18 +16,21 @@ from perfsuite.gate.judge.counts import CountComparison, compare_run_counts
 from perfsuite.gate.judge.forecast import describe_rest, why_too_much
 from perfsuite.gate.judge.kept_pairs import KeptCell, resume
 from perfsuite.gate.judge.numerics_change import CHANGED, UNKNOWN, describe_numerics_change
-from perfsuite.gate.judge.trial import Budget, CellPolicy, Judgement, Trial
+from perfsuite.gate.judge.trial import MAX_UNFIT, Budget, CellPolicy, Judgement, Trial
 from perfsuite.gate.provenance.symmetry import find_asymmetry
 from perfsuite.stats.evidence import Prior
 from perfsuite.stats.sequential import WORDS, Rule
-from perfsuite.system.fitness import describe_power_limit, quietest_core, read_sensors, why_unfit
+from perfsuite.system.fitness import (
+    describe_power_limit,
+    quietest_core,
+    read_sensors,
+    why_gpus_unfit,
+    why_unfit,
+)
+from perfsuite.system.gpus import nvml
 from perfsuite.system.untrusted import printable
 from perfsuite.units import counted, format_change
 
-# Pairs that do not count, before the machine as a whole does not.
-_MAX_UNFIT = 3
-# A launch starts two interpreters at most; a hash seed is what PYTHONHASHSEED takes.
-_MAX_HASH_SEED = 2**32 - 1
 # Undecided cells whose running interval is shown after a pair, the widest first.
 _MOST_SHOWN = 5
 # Bounds that lie farther apart than by a factor of 100 say nothing yet.
@@ -78,7 +81,7 @@ def judge(
         if unfit is not None:
             say(f"pair {session.num_pairs} does not count: {unfit}")
             session.num_unfit += 1
-            if session.num_unfit == _MAX_UNFIT:
+            if session.num_unfit == MAX_UNFIT:
                 session.unfit = f"the machine was not fit: {unfit}"
                 break
             continue
@@ -121,7 +124,7 @@ class _Session:
         plan = PairPlan(
             number=self.num_pairs,
             first=self.random_numbers.choice(("base", "head")),
-            hash_seed=self.random_numbers.randint(0, _MAX_HASH_SEED),
+            hash_seed=self.random_numbers.randrange(2**32),  # what PYTHONHASHSEED takes
             core=quietest_core(),
             timeout_s=self.budget.timeout_s,
             num_rounds={
@@ -138,11 +141,14 @@ class _Session:
         )
         names = [trial.name for trial in trials]
         self.random_numbers.shuffle(names)
-        before = read_sensors()
-        launches = launch_pair(self.arms, plan, names)
-        after = read_sensors()
+        with nvml():  # without a client, a driver forgets what it counted
+            before = read_sensors()
+            launches = launch_pair(self.arms, plan, names)
+            after = read_sensors()
         unfit = why_unfit(before, after, len(os.sched_getaffinity(0)))
-        unfit = unfit or pair_evidence.why_clocks_differ(launches)
+        uses_gpus = pair_evidence.may_use_gpus(launches)
+        if uses_gpus:
+            unfit = unfit or why_gpus_unfit(before, after)
         wall_s = time.monotonic() - began_s
         self.first_s = self.first_s or wall_s
         self.longest_s = max(self.longest_s, wall_s)
@@ -155,7 +161,7 @@ class _Session:
                 if not pair_evidence.is_postponed(trial, launches, names, was_apart=plan.is_apart):
                     pair_evidence.add_pair(trial, launches, plan.first, other_s)
                     _decide(trial)
-        return unfit, describe_power_limit(before, after)
+        return unfit, describe_power_limit(before, after) if uses_gpus else None
 
 
 def _end(trial: Trial, session: _Session, too_long: str) -> None:

@@ -4,13 +4,15 @@ import math
 import re
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import msgspec
 
 from perfsuite.gate.arms.arm import NO_PROGRESS, OTHER_ENDED, CellRun, Launch
+from perfsuite.gate.arms.loaded import NOTHING
 from perfsuite.gate.arms.num_rounds import PairCost
-from perfsuite.gate.judge.trial import Trial
+from perfsuite.gate.judge.trial import MAX_UNFIT, Trial
 from perfsuite.records.cell import samples_of_step
 from perfsuite.records.verdict import VerdictWord
 from perfsuite.stats import intervals
@@ -55,9 +57,11 @@ def add_pair(trial: Trial, launches: Mapping[str, Launch], first: str, launch_s:
     for arm in sorted(launches, key=lambda arm: _is_ended_by_other(launches[arm])):
         run = launches[arm].cells.get(trial.name)
         if run is None:
-            trial.word, trial.reason = _why_missing(trial.name, arm, launches[arm])
+            trial.word, trial.reason = why_missing(trial.name, arm, launches[arm])
             return
-        trial.runs.setdefault(arm, []).append(run)
+        # Each holds some thousand names of files, and the last one's are told.
+        earlier = [replace(one, loaded=NOTHING) for one in trial.runs.get(arm, ())]
+        trial.runs[arm] = [*earlier, run]
     base, head = trial.last["base"], trial.last["head"]
     if (untimed := _why_untimed(base, head)) is not None:
         trial.word, trial.reason = untimed
@@ -76,6 +80,11 @@ def add_pair(trial: Trial, launches: Mapping[str, Launch], first: str, launch_s:
                 "what it timed; start such threads in the test that needs them, and end them there"
             )
             return
+    if (reason := _why_clocks_differ(base, head)) is not None:
+        trial.num_unfit += 1
+        if trial.num_unfit == MAX_UNFIT:
+            trial.word, trial.reason = "INVALID", reason
+        return
     # Where counts are not compared, what the arms train is meant to differ.
     if trial.policy.slacks and (reason := _why_incomparable(base, head)) is not None:
         trial.word, trial.reason = "INVALID", reason
@@ -105,24 +114,34 @@ def _works_on(run: CellRun) -> bool:
     return run.background_s > max(_MOST_BACKGROUND * run.turns_s, _LEAST_BACKGROUND_S)
 
 
-def why_clocks_differ(launches: Mapping[str, Launch]) -> str | None:
-    """Why no cell on a GPU compares in this pair; None where both arms ran at one clock."""
-    base, head = (launches[arm].cells for arm in ("base", "head"))
-    for name in [one for one in head if one in base]:
-        if (record := _read(head[name])) is None or record.device == "cpu":
-            continue
-        clocks_mhz = zip(base[name].clocks_mhz, head[name].clocks_mhz, strict=False)
-        for number, clocks in enumerate(list(clocks_mhz)[: record.world_size]):
-            if abs(clocks[1] - clocks[0]) > _MOST_CLOCKS_APART * min(clocks):
-                return (
-                    f"GPU {number} ran at {clocks[0]:.0f} MHz in the base's turns of {name}, and "
-                    f"at {clocks[1]:.0f} MHz in head's; lock its clock below what its power limit "
-                    "allows (nvidia-smi --lock-gpu-clocks)"
-                )
+def may_use_gpus(launches: Mapping[str, Launch]) -> bool:
+    """Whether a cell of a pair may compute on a GPU, so that its heat and users matter."""
+    runs = [run for launch in launches.values() for run in launch.cells.values()]
+    return any(
+        any("/libcuda.so" in path for path in run.loaded.files)
+        if (record := _read(run)) is None
+        else record.device != "cpu"
+        for run in runs
+    )
+
+
+def _why_clocks_differ(base: CellRun, head: CellRun) -> str | None:
+    """Why a cell on a GPU does not compare in this pair; None where both arms ran at one clock."""
+    if (record := _read(head)) is None or record.device == "cpu":
+        return None
+    clocks_mhz = zip(base.clocks_mhz, head.clocks_mhz, strict=False)
+    for number, clocks in enumerate(list(clocks_mhz)[: record.world_size]):
+        if abs(clocks[1] - clocks[0]) > _MOST_CLOCKS_APART * min(clocks):
+            return (
+                f"GPU {number} ran at {clocks[0]:.0f} MHz in the base's turns, and at "
+                f"{clocks[1]:.0f} MHz in head's; lock its clock below what its power limit allows "
+                "(nvidia-smi --lock-gpu-clocks)"
+            )
     return None
 
 
-def _why_missing(cell: str, arm: str, launch: Launch) -> tuple[VerdictWord, str]:
+def why_missing(cell: str, arm: str, launch: Launch) -> tuple[VerdictWord, str]:
+    """Return the verdict of a cell that a launch has no run of, and its reason."""
     word: VerdictWord = "INVALID"
     why = launch.failure or "its session stopped before the cell had ended"
     if launch.suite is not None and (broken := launch.suite.why_broken(cell)) is not None:

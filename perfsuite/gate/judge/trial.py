@@ -49,6 +49,8 @@ class CellPolicy:
 
 
 LAUNCH_TIMEOUT_S: Final = 300.0
+# Pairs that do not count, before the machine does not, or a cell.
+MAX_UNFIT: Final = 3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,6 +85,7 @@ class Trial:
     one_by_one: str = ""  # why one arm runs it after the other in its next pair; empty for in turns
     is_apart: bool = False  # as in a `PairPlan`, of its next pair
     is_unpinned: bool = False  # likewise
+    num_unfit: int = 0  # pairs that did not count for this cell
     numerics_change: str | None = None
     accepted_counts: tuple[str, ...] = ()  # that grew as a reviewed exception lets them
     failed_counts: tuple[str, ...] = ()  # that fail it

@@ -14,6 +14,7 @@ from typing import Final
 
 from perfsuite.gate.git.overlay import tree_files
 from perfsuite.gate.provenance.installed import SITE, normalized
+from perfsuite.units import listed
 
 # A requirement begins with the name of its distribution (PEP 508).
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*")
@@ -42,6 +43,15 @@ def changed_dependencies(base: Path, head: Path) -> dict[str, frozenset[str]]:
         if names.union(new.keys() - old.keys()) - moved:
             changed[file] = frozenset(names - moved)
     return changed
+
+
+def describe_dependencies(base: Path, head: Path) -> dict[str, str]:
+    """Return what people read of `changed_dependencies`, by file."""
+    return {
+        file: f"declares {listed(sorted(names - {ANY})) or 'other ones'}; both arms run with those "
+        "that are installed"
+        for file, names in changed_dependencies(base, head).items()
+    }
 
 
 def find_changed_dependency(base: Path, head: Path, files: frozenset[str]) -> str | None:

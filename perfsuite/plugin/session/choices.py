@@ -92,11 +92,7 @@ def _positive_seconds(text: str) -> float:
 
 
 def _minutes(text: str) -> float:
-    """A duration in seconds; a number without a unit is minutes, as the option's name says.
-
-    >>> _minutes("5"), _minutes("90s")
-    (300.0, 90.0)
-    """
+    """A duration in seconds; a number without a unit is minutes, as the option's name says."""
     return parse_seconds(f"{text}min" if text.strip()[-1:].isdigit() else text)
 
 

@@ -159,8 +159,16 @@ class MeasuredSession:
         if self._gate is not None and is_whole:
             with ends_on_mistakes():
                 self.session.hold_machine()
-                self.session.take_waited_s()  # by no test
                 self._gate.judge(session.items, self._sharding)
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:
+        """Wait for the machine before a cell, where no time-out and no duration counts it."""
+        if self.choices.policy.turns is None and is_cell(item) and recorder.is_recorded(item):
+            own = errors.DeviceError, errors.WriteError  # which the cell itself meets, and says
+            with ends_on_mistakes(), contextlib.suppress(*own):
+                self.session.hold_machine()
+        return (yield)
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_makereport(
@@ -168,8 +176,6 @@ class MeasuredSession:
     ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
         """Show a user's mistake in one message, and keep the line of a cell that ended."""
         report = yield
-        if self._session is not None:
-            self._saver.durations_s[item.nodeid] -= self._session.take_waited_s()
         error = call.excinfo.value if call.excinfo is not None else None
         if isinstance(error, errors.BusyMachineError):
             pytest.exit(f"perfsuite: {error}", returncode=errors.ExitCode.REFUSED)

@@ -65,7 +65,6 @@ class RunSaver:
         self._environ = environ
         self._num_cores = num_cores
         self._probe_device = probe_device
-        # Of tests, less what they waited for the machine.
         self.durations_s: defaultdict[str, float] = defaultdict(float)
 
     @cached_property

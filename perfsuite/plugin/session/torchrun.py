@@ -168,11 +168,7 @@ def keep_finished(path: Path, *, since_s: float) -> dict[str, CellLine]:
 
 
 def first_difference(names_by_rank: Sequence[Sequence[str]]) -> str:
-    """Return which test is the first that a rank has and rank 0 has not, or the other way round.
-
-    >>> first_difference([("a", "b"), ("a", "b"), ("a",)]).partition(";")[0]
-    "the ranks collected different tests: number 2 is 'b' on rank 0 and missing on rank 2"
-    """
+    """Return which test is the first that a rank has and rank 0 has not, or the other way round."""
     numbered = enumerate(itertools.zip_longest(*names_by_rank), start=1)
     number, names = next((number, names) for number, names in numbered if len(set(names)) > 1)
     rank = next(rank for rank, name in enumerate(names) if name != names[0])
@@ -184,17 +180,7 @@ def first_difference(names_by_rank: Sequence[Sequence[str]]) -> str:
 
 
 def blamed_rank(ends: Sequence[PhaseEnd]) -> int | None:
-    """Return the rank whose end of the phase stands for all; None where all passed, or skipped.
-
-    >>> passed = PhaseEnd(outcome="passed", text="", is_consequence=False)
-    >>> lost = PhaseEnd(outcome="failed", text="no rank 2", is_consequence=True)
-    >>> boom = PhaseEnd(outcome="failed", text="boom", is_consequence=False)
-    >>> skip = PhaseEnd(outcome="skipped", text="too old", is_consequence=False)
-    >>> blamed_rank([passed, skip, lost, boom]), blamed_rank([passed, lost, skip])
-    (3, 2)
-    >>> blamed_rank([passed, skip]), blamed_rank([passed, passed]), blamed_rank([skip, skip])
-    (1, None, None)
-    """
+    """Return the rank whose end of the phase stands for all; None where all passed, or skipped."""
     failed = [rank for rank, end in enumerate(ends) if end.outcome == "failed"]
     first = [rank for rank in failed if not ends[rank].is_consequence]
     # Others pass, or wait in vain for the rank that skips.

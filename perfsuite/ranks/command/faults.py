@@ -23,13 +23,7 @@ _SIGNAL = r"\((SIG\w+)\) received by PID {process}\b"
 
 
 def last_words(output: str) -> str:
-    r"""Return what the last traceback says that tells of no other rank, else the last line.
-
-    >>> last_words("Traceback (most recent call last):\n  File x, line 1\nKeyError: 'a'\nbye\n")
-    "KeyError: 'a'"
-    >>> last_words("loading\n"), last_words("")
-    ('loading', 'it printed nothing')
-    """
+    r"""Return what the last traceback says that tells of no other rank, else the last line."""
     lines = [line.strip() for line in output.splitlines() if line.strip()]
     return next(iter([*_tracebacks(output)[-1:], *lines[-1:]]), "it printed nothing")
 

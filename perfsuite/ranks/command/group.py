@@ -23,6 +23,7 @@ import psutil
 
 from perfsuite.errors import PerfsuiteError, SettingError, WorkloadError
 from perfsuite.ranks import bootstrap
+from perfsuite.ranks.assignments import all_assignments
 from perfsuite.ranks.command import faults
 from perfsuite.ranks.command.hooked import sitecustomize as hook
 from perfsuite.ranks.failures import Died
@@ -200,9 +201,11 @@ class CommandGroup(RankGroup):
     def _accept(self) -> None:
         pipe: Connection[Any, Any] = Connection(self._listener.accept()[0].detach())
         with contextlib.suppress(EOFError, OSError, psutil.NoSuchProcess):  # it died meanwhile
+            while not pipe.poll(POLL_S):
+                self._lose_patience("a rank has connected and not said which it is")
             joined: Joined = pipe.recv()
             process = psutil.Process(joined.process)
-            rank = joined.assignment.rank
+            rank = joined.rank
             first = self._joined.setdefault(rank, joined)
             if first is not joined or rank >= joined.world_size:
                 raise WorkloadError(
@@ -218,12 +221,13 @@ class CommandGroup(RankGroup):
         self._ranks = tuple(sorted(self._joined))
         self._open_board()
         processes = frozenset(joined.process for joined in self._joined.values())
+        assignments = all_assignments(self._world_size, device="cpu", num_gpus=0)
         for rank, joined in self._joined.items():
             policy = dataclasses.replace(self._policy, device=joined.device)
             request = dataclasses.replace(self._request, world_size=self._world_size, policy=policy)
             start = RankStart(
                 request=request,
-                assignment=joined.assignment,
+                assignment=assignments[rank],
                 folder=str(self._folder),
                 core=None,
                 cores=tuple(sorted(os.sched_getaffinity(0))),

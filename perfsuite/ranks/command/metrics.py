@@ -4,7 +4,7 @@ import json
 import math
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -116,18 +116,15 @@ def run_logged(request: GroupRequest, launch: CommandLaunch, metrics: Metrics) -
         named = any("{out}" in word for word in (*launch.words, *launch.environment.values()))
         folder = group.out if named else launch.folder
 
-        def readable(read: Callable[[], Any]) -> Any:
-            try:
-                return read()
-            except OSError as error:
-                raise WorkloadError(
-                    f"{launch.name}: {metrics.path} cannot be read: {error.strerror or error} "
-                    f"(metrics={metrics.text!r})"
-                ) from error
-
-        before = readable(lambda: metrics.files(folder))
-        output = group.run_to_end()
-        values = readable(lambda: [*metrics.values(folder, output, before)])
+        try:
+            before = metrics.files(folder)
+            output = group.run_to_end()
+            values = [*metrics.values(folder, output, before)]
+        except OSError as error:
+            raise WorkloadError(
+                f"{launch.name}: {metrics.path} cannot be read: {error.strerror or error} "
+                f"(metrics={metrics.text!r})"
+            ) from error
     times_s = values[code.num_warmup :][: code.num_steps]
     wrong = [value for value in times_s if not 0 < value < math.inf]
     if wrong or len(times_s) < 2:
@@ -137,7 +134,7 @@ def run_logged(request: GroupRequest, launch: CommandLaunch, metrics: Metrics) -
             f"positive number of seconds, and at least two follow {code.num_warmup} to warm up"
         )
     measured = CellMeasured(
-        rounds=[RoundTimes(duration_s=one, stages_s={}) for one in times_s],
+        rounds=[RoundTimes(duration_s=one, stages_s={}, steps_s=(one,)) for one in times_s],
         num_iterations=1,
         global_batch_size=code.samples_per_step,
         environment=describe_host(os.environ, len(os.sched_getaffinity(0))),

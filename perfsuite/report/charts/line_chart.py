@@ -110,11 +110,7 @@ def line_of_intervals(name: str, intervals: Sequence[tuple[int, Interval]]) -> P
 
 
 def powers_of_two(values: Sequence[float]) -> tuple[float, ...]:
-    """Return ticks around positive values for a logarithmic axis, not more than eight.
-
-    >>> powers_of_two([3.0, 15.0])
-    (2.0, 4.0, 8.0, 16.0)
-    """
+    """Return ticks around positive values for a logarithmic axis, not more than eight."""
     first = math.floor(math.log2(min(values)) + 1e-9)
     last = max(math.ceil(math.log2(max(values)) - 1e-9), first + 1)
     step = math.ceil((last - first) / _MOST_POWERS)
@@ -125,9 +121,6 @@ def ticks(largest: float, least_step: float = 0.0) -> tuple[float, ...]:
     """Return about five round numbers from 0 to at least `largest`.
 
     Steps of 1, 2 or 5 times a power of ten (Heckbert 1990, "Nice Numbers for Graph Labels").
-
-    >>> ticks(8.0), ticks(0.0), ticks(2.0, least_step=1.0)
-    ((0.0, 2.0, 4.0, 6.0, 8.0), (0.0, 1.0), (0.0, 1.0, 2.0))
     """
     if largest < _SMALLEST_SHOWN:
         return (0.0, 1.0)

@@ -55,11 +55,7 @@ def _write(lines: Iterable[Sequence[object]]) -> str:
 
 
 def escape_formula(value: object) -> object:
-    """Return a value that no spreadsheet calculates, and no terminal obeys.
-
-    >>> escape_formula("=1+1"), escape_formula(-1.5)
-    ("'=1+1", -1.5)
-    """
+    """Return a value that no spreadsheet calculates, and no terminal obeys."""
     if not isinstance(value, str):
         return value
     return printable(f"'{value}" if value.startswith(_FORMULA_STARTS) else value)

@@ -148,11 +148,7 @@ def _column_styles(columns: Sequence[Column[Row]], rows: Sequence[Sequence[_Cell
 
 
 def _num_digits(text: str) -> float:
-    """The width of a text, in widths of a digit, in any common font without serifs.
-
-    >>> _num_digits("12"), _num_digits("NEW")
-    (2.0, 4.2)
-    """
+    """The width of a text, in widths of a digit, in any common font without serifs."""
     return sum(_WIDEST if char in "mwMW%" else _CAPITAL if char.isupper() else 1.0 for char in text)
 
 

@@ -84,11 +84,7 @@ def _line(texts: list[str]) -> str:
 
 
 def escape(text: str) -> str:
-    r"""Return text that LaTeX sets literally; a letter that it lacks becomes its code point.
-
-    >>> print(escape("50 % of a_b"), escape("→"))
-    50 \% of a\_b U+2192
-    """
+    r"""Return text that LaTeX sets literally; a letter that it lacks becomes its code point."""
     # At any character beyond Latin-1 pdfLaTeX stops, unless a package declares it.
     return "".join(
         _SPECIAL.get(char)

@@ -32,13 +32,7 @@ def comparison_table(
 
 
 def comparison_sentence(word: str, ratio: float, interval: tuple[float, float]) -> str:
-    """Return how b compares with a, in plain language.
-
-    >>> comparison_sentence("same", 1.001, (0.99, 1.02))
-    'b is the same as a within 2.0 % (+0.1 %, between -1.0 % and +2.0 %)'
-    >>> comparison_sentence("faster", 0.8, (0.75, 0.85))
-    'b is faster than a: -20.0 % time per sample, between -25.0 % and -15.0 %'
-    """
+    """Return how b compares with a, in plain language."""
     low, high = interval
     if not math.isfinite(high):
         return "undecided: too few pairs to tell a from b; give --max-minutes more"

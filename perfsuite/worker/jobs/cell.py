@@ -1,6 +1,5 @@
 """The job of measuring a cell: warm-up, timed rounds, then untimed counting. Runs in a rank."""
 
-import datetime
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
@@ -40,7 +39,7 @@ from perfsuite.worker.measure.rounds import (
     measure_rounds,
 )
 from perfsuite.worker.measure.stages import StageClock, StageMarks
-from perfsuite.worker.store import Largest, prefer_loopback, shorten_patience
+from perfsuite.worker.store import FOR_A_TURN, Largest, prefer_loopback, shorten_patience
 
 # Of rounds that take turns with the other arm: a disturbance of the machine lasts for longer, and
 # so happens to both. Over 240 LeNet steps a launch, turns of 2 had two thirds of the error of 8.
@@ -53,8 +52,6 @@ _LEAST_ROUNDS = 5
 LEAKED_BYTES = 17 * 2**20
 # Stages explain a time and gate nothing, so the mean of a few rounds will do.
 _NUM_STAGE_ROUNDS = 3
-# Ranks that wait for the first one may wait long; the controller ends them where it has ended.
-_PATIENCE = datetime.timedelta(days=1)
 # Off a CUDA device, and on one.
 _NO_LAUNCHES = (
     "kernels are launched on CUDA devices only",
@@ -100,7 +97,7 @@ class ArmTurns:
         # the other arm is timed on. One of gloo waits on the host.
         if self.are_needed and start.request.needs_group and start.assignment.backend == "nccl":
             prefer_loopback(start)
-            group: Any = dist.new_group(backend="gloo", timeout=_PATIENCE)
+            group: Any = dist.new_group(backend="gloo", timeout=FOR_A_TURN)
             self._group = group
 
     @contextmanager

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import inspect
 import math
+import numbers
 import sys
 import threading
 import traceback
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
@@ -24,17 +26,16 @@ from perfsuite.units import counted
 from perfsuite.worker.jobs import activities
 from perfsuite.worker.jobs.loader_workers import let_children_be_loader_workers
 from perfsuite.worker.measure.counters import read_compilation
-from perfsuite.worker.measure.iterations import Iterations, run_iterations
+from perfsuite.worker.measure.iterations import Iterations
 from perfsuite.worker.measure.weights_digest import FirstWeights
 from perfsuite.worker.store import Largest, join_ranks
 from perfsuite.worker.training.nonfinite import ADVICE
+from perfsuite.worker.training.optimizers import is_within_another
 from perfsuite.worker.training.trainer import seed_random_numbers
 
 # A critic may step more often than a generator, whose steps are counted; a loop without an end
 # would never say that its optimizer steps no more.
 _MOST_OTHERS = 20
-# What torch runs around a step of an optimizer, and around that of its base class.
-_AROUND_STEP = Optimizer.profile_hook_step(print).__code__
 _NOT_IN_TWO_STEPS = ("kernel_launches", "collected_objects", "operators")
 
 
@@ -94,7 +95,7 @@ class _UserCode(activities.Activity):
     def log_loss(self, loss: Any) -> None:
         """Keep the step's loss, without its graph; it is read later."""
         is_tensor = isinstance(loss, Tensor)
-        if not (loss.numel() == 1 if is_tensor else isinstance(loss, int | float)):
+        if not (loss.numel() == 1 if is_tensor else isinstance(loss, numbers.Real)):
             what = f"of shape {tuple(loss.shape)}" if is_tensor else repr(loss)
             raise WorkloadError(
                 f"{self._name}: a step's loss is {what}; give a single number, returned alone or "
@@ -127,17 +128,6 @@ def _keep(loss: Tensor) -> float | Tensor:
     # Within a step of 5 ms a copy takes 30 to 50 us longer than a value, which is there on a CPU.
     is_there = loss.is_cpu and type(loss) is Tensor and not torch.compiler.is_compiling()
     return loss.item() if is_there else loss.detach().clone()
-
-
-def _is_within_another(optimizer: Optimizer) -> bool:
-    """Whether a step that ends now is a part of another of its optimizer, as super().step() is."""
-    num_steps, frame = 0, inspect.currentframe()
-    if sum("step" in vars(one) for one in type(optimizer).__mro__) == 2:
-        frame = None  # a class and `Optimizer` have one each, and frames take long to look at
-    while frame is not None:
-        num_steps += frame.f_code is _AROUND_STEP and frame.f_locals["self"] is optimizer
-        frame = frame.f_back
-    return num_steps > 1
 
 
 class _MarkedStage:
@@ -173,7 +163,7 @@ def _describe_exit(ended: SystemExit) -> str:
     return told
 
 
-class UserStep(_UserCode):
+class UserStep(_UserCode, activities.Repeatable):
     """A function that takes one training step each time."""
 
     def __init__(self, code: UserCode, build_step: Callable[[], Any]) -> None:
@@ -190,15 +180,14 @@ class UserStep(_UserCode):
 
     def run(self, asked: Iterations[None], begin_step: Callable[[], None]) -> None:
         """Take steps, and hear what they tell."""
-
-        def iterate(stage: Stage) -> None:
-            begin_step()
-            self._stage = stage
-            self._take()
-            self._end_step()
-
         with listening(self):
-            run_iterations(asked, iterate)
+            super().run(asked, begin_step)
+
+    def iterate(self, stage: Stage) -> None:
+        """Take one step."""
+        self._stage = stage
+        self._take()
+        self._end_step()
 
     def take(self) -> float | None:
         """Take a step that nothing measures, and return the loss that it tells."""
@@ -249,9 +238,11 @@ class UserLoop(_UserCode):
         self._ends: object = None
         self._num_ends = 0
         self._groups: set[int] = set()  # that DeepSpeed has stepped since, by their first parameter
-        self._num_others = 0  # steps of optimizers that end none, since the last end
+        # Steps of each optimizer that ends none, since the last end.
+        self._others: Counter[int] = Counter()
         self._most_others = _MOST_OTHERS * (self.num_warmup + code.num_steps)
         self._is_over = False
+        self._last_thread: threading.Thread | None = None  # that ended a step
         self._error: Exception | None = None
         self._ended_by = "itself"
         self._weights = FirstWeights(code.num_warmup if digests_weights else 0)  # of untimed steps
@@ -271,10 +262,10 @@ class UserLoop(_UserCode):
             pass
         except SystemExit as ended:
             self._ended_by = _describe_exit(ended)
-            if ended.code:
+            if ended.code and not self._is_over:
                 raise WorkloadError(f"{self._name}: the loop ended by {self._ended_by}") from ended
         except Exception:
-            if self._error is None:  # else it is raised below
+            if not self._is_over:  # else all is measured, or its error is raised below
                 raise
         finally:
             hook.remove()
@@ -294,7 +285,7 @@ class UserLoop(_UserCode):
 
     def after_optimizer(self, optimizer: Optimizer, *_: Any) -> None:
         """End the step, if it is this optimizer that ends steps; raises StopLoop after the last."""
-        if _is_within_another(optimizer):
+        if is_within_another(optimizer):
             return
         name = type(optimizer).__name__
         self._stepped[name] = None
@@ -302,13 +293,13 @@ class UserLoop(_UserCode):
         if self._ends is None and self._class_name in (None, name):
             self._ends = optimizer
         if optimizer is self._ends:
-            self._num_others = 0
+            self._others.clear()
             if not self._steps_on(optimizer):
                 self._end_step()
-        elif self._num_others > self._most_others:
+        elif self._others[id(optimizer)] > self._most_others:
             self._is_over, self._error = True, WorkloadError(f"{self._name}: {self._why_no_step()}")
             raise StopLoop
-        self._num_others += 1
+        self._others[id(optimizer)] += 1
 
     def _steps_on(self, optimizer: Optimizer) -> bool:
         """Whether this is one more group of a step: DeepSpeed's ZeRO steps one after another."""
@@ -329,6 +320,10 @@ class UserLoop(_UserCode):
         if self._is_over:
             raise StopLoop
         super()._end_step()
+        # A mode that counts operators ends with its thread, or its node of a backward pass.
+        last, self._last_thread = self._last_thread, threading.current_thread()
+        is_outside = torch._C._current_graph_task_id() == -1
+        self.is_counted = is_outside and last is self._last_thread
         self._num_ends += 1
         self._weights.end_step()
         was_in_stage = self._span is not None  # as in `with stage("optimizer"): optimizer.step()`
@@ -381,7 +376,12 @@ class UserLoop(_UserCode):
                 "warm up; let it take more, or ask for fewer (warmup=, steps=)"
             )
         why_missing = f"{taken}, before the two that are counted"
-        return {} if self._is_over else dict.fromkeys(COUNTED, why_missing)
+        if self._is_over:
+            why_missing = (
+                "its optimizer steps within the backward pass, or each step has a thread of its "
+                "own, where operators cannot be watched"
+            )
+        return {} if self._is_over and self.is_counted else dict.fromkeys(COUNTED, why_missing)
 
     def _why_no_step(self) -> str:
         if self._num_ends > 0:

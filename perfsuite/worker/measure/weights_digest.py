@@ -48,5 +48,7 @@ class FirstWeights:
         if self._num_left > 0:
             self._num_left -= 1
             groups = [group for one in self._optimizers.values() for group in one.param_groups]
-            weights = {id(weight): weight for group in groups for weight in group["params"]}
+            held = [weight for group in groups for weight in group["params"]]
+            # A frozen one may be quantized, of a dtype or class that sums do not take.
+            weights = {id(weight): weight for weight in held if weight.requires_grad}
             self.digests.append(digest_weights(weights.values()))

@@ -153,6 +153,24 @@ def test_the_smallest_quota_of_all_groups_above_counts(tmp_path: Path) -> None:
     assert cpu_quota(mount / "groups", mount) == 1.5
 
 
+def test_limits_of_the_first_version_of_control_groups_count(tmp_path: Path) -> None:
+    mount = kernel_files(
+        tmp_path,
+        {
+            "groups": "5:cpu,cpuacct:/d\n4:memory:/d\n",
+            "cpu/cpu.cfs_quota_us": "-1\n",
+            "cpu/cpu.cfs_period_us": "100000\n",
+            "cpu/d/cpu.cfs_quota_us": "50000\n",
+            "cpu/d/cpu.cfs_period_us": "100000\n",
+            "memory/d/memory.limit_in_bytes": "1000000\n",
+            "memory/d/memory.usage_in_bytes": "900000\n",
+        },
+    )
+
+    assert cpu_quota(mount / "groups", mount) == 0.5
+    assert memory_left_bytes(mount / "groups", mount) == 100_000
+
+
 def test_no_limit_and_no_control_groups_are_none(tmp_path: Path) -> None:
     mount = kernel_files(
         tmp_path,

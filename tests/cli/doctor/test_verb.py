@@ -87,6 +87,7 @@ def test_a_lock_that_cannot_be_made_is_a_finding(
     assert finding == Finding(
         "timing session",
         "fail",
-        f"cannot lock {lock}: Is a directory",
+        f"cannot lock {lock}: Is a directory; set PERFSUITE_LOCK_DIR to a folder that can be "
+        "written",
         "make the folder writable",
     )

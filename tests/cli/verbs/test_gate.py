@@ -14,6 +14,7 @@ import pytest
 from command_line import call_verb
 from gated_repository import CLOCK, ONE_CELL, SHOP, Repository
 from json_schemas import assert_valid
+from tiny_suites import FEW_PLUGINS
 
 from perfsuite.cli import app
 from perfsuite.cli.verbs import gate as gate_module
@@ -485,7 +486,7 @@ def test_identical_code_passes_and_the_json_gives_the_verdict_again(
     repository.write(shop=f"{SHOP}    # as before")
     repository.commit()
     monkeypatch.chdir(repository.path)
-    monkeypatch.setenv("PYTEST_ADDOPTS", "-p no:perfsuite -p no:hypothesispytest")
+    monkeypatch.setenv("PYTEST_ADDOPTS", " ".join(FEW_PLUGINS))
     monkeypatch.setenv("GIT_CONFIG_GLOBAL", os.devnull)
     arguments = (
         *("benchmarks", "--max-pairs", "4", "--seed", "9", "--json", "gate.json"),

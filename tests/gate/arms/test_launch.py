@@ -440,6 +440,16 @@ def test_arms_without_pytests_cache_run_under_a_strict_configuration(
         assert (launch.failure, outcomes(launch)) == (None, {"test_cell": "passed"})
 
 
+def test_no_timer_of_pytest_counts_the_other_arms_turns(tmp_path: Path) -> None:
+    suite = (
+        "import time\ndef test_cell(benchmark): time.sleep(1); benchmark.pedantic(int, rounds=2)\n"
+    )
+    ini = "[pytest]\nfaulthandler_timeout = 0.3\nfaulthandler_exit_on_timeout = true\n"
+
+    for launch in pair(make_arms(tmp_path, suite, ini=ini)).values():
+        assert (launch.failure, outcomes(launch)) == (None, {"test_cell": "passed"})
+
+
 # As pytest-timeout, pytest-randomly and pytest-rerunfailures do it.
 OTHER_PLUGINS = """
 import os

@@ -131,8 +131,29 @@ def test_a_change_of_an_entry_brings_it_anew(tmp_path: Path) -> None:
     assert read_brought(path, FILE.encode(), TODAY).entries == (slowdown(ratio=1.10),)
 
 
-def test_where_the_bases_list_cannot_be_read_nothing_is_accepted(tmp_path: Path) -> None:
-    assert read_brought(written(tmp_path, FILE), b"[[accepted]]", TODAY).entries == ()
+def test_where_the_bases_list_cannot_be_read_nothing_is_accepted_or_spent(tmp_path: Path) -> None:
+    brought = read_brought(written(tmp_path, FILE), b"[[accepted]]", TODAY)
+
+    assert (brought.entries, brought.spent) == ((), ())
+
+
+@pytest.mark.parametrize(
+    ("kind", "is_of_cost", "is_of_end"),
+    [
+        (slowdown("*"), True, False),
+        (Increase(cell="a", reason="why", expires=LATER), True, False),
+        (Removal(cell="a", reason="why", expires=LATER), False, True),
+        (Rename(cell="a", to="b", reason="why", expires=LATER), False, True),
+        (Loosening(cell="*", limit="9%", reason="why", expires=LATER), False, False),
+    ],
+)
+def test_what_is_spent_is_told_where_it_would_have_helped(
+    kind: Entry, is_of_cost: bool, is_of_end: bool
+) -> None:
+    accepted = Accepted(spent=(kind,))
+
+    assert accepted.is_spent("a", is_gone=False) == is_of_cost
+    assert accepted.is_spent("a", is_gone=True) == is_of_end
 
 
 QUARANTINE = """
@@ -383,39 +404,17 @@ def test_a_file_with_nothing_expired_is_not_touched(tmp_path: Path) -> None:
     assert path.stat().st_ino == before.st_ino
 
 
-def test_an_exception_is_added_to_an_inline_list_whose_comments_stay(tmp_path: Path) -> None:
-    text = (
-        'accepted = [  # reviewed\n  {cell = "a", kind = "removed", reason = "why", '
-        "expires = 2027-01-31},\n]\n"
-    )
+def test_a_list_in_one_line_is_left_to_people(tmp_path: Path) -> None:
+    text = 'accepted = [{cell = "a", kind = "removed", reason = "why", expires = 2020-01-01}]\n'
     path = written(tmp_path, text)
 
-    append_entry(path, Removal(cell="b", reason="why too", expires=LATER))
-
-    assert read_accepted(path, TODAY).entries == (
-        Removal(cell="a", reason="why", expires=LATER),
-        Removal(cell="b", reason="why too", expires=LATER),
-    )
-    assert path.read_text().startswith(text.removesuffix("]\n"))
-
-
-def test_an_expired_exception_is_removed_from_an_inline_list(tmp_path: Path) -> None:
-    old = '{cell = "a", kind = "removed", reason = "why", expires = 2020-01-01}'
-    kept = '{cell = "b", kind = "removed", reason = "why", expires = 2027-01-31}'
-    path = written(tmp_path, f"# Reviewed.\naccepted = [\n  {old},\n  {kept},  # still\n]\n")
-
-    removed, stays = prune(path, TODAY)
-
-    assert ([entry.cell for entry in removed], [entry.cell for entry in stays]) == (["a"], ["b"])
-    assert path.read_text() == f"# Reviewed.\naccepted = [\n  {kept},  # still\n]\n"
-
-
-def test_an_exception_is_added_to_an_empty_inline_list(tmp_path: Path) -> None:
-    path = written(tmp_path, "accepted = []\n")
-
-    append_entry(path, slowdown())
-
-    assert read_accepted(path, TODAY).entries == (slowdown(),)
+    for edit in (lambda: append_entry(path, slowdown()), lambda: prune(path, TODAY)):
+        with pytest.raises(SettingError) as refused:
+            edit()
+        assert str(refused.value) == (
+            f"{path} cannot be edited without a change of its meaning; edit it by hand"
+        )
+    assert path.read_text() == text
 
 
 def test_pruning_keeps_the_comments_of_the_entries_that_stay(tmp_path: Path) -> None:

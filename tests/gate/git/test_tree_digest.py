@@ -45,6 +45,16 @@ def test_a_change_gives_another_name_which_its_commit_keeps(tree: Path, name: st
     assert digest_tree(tree / "sub") == changed
 
 
+def test_an_unknown_module_beside_pytests_root_counts(tree: Path) -> None:
+    before = digest_tree(tree / "sub")
+
+    (tree / "beside.py").write_text("new")
+    new = digest_tree(tree / "sub")
+    (tree / "beside.py").write_text("mended")
+
+    assert len({before, new, digest_tree(tree / "sub")}) == 3
+
+
 def test_a_removed_and_a_new_module_count_and_their_commit_does_not(tree: Path) -> None:
     names = [digest_tree(tree)]
     (tree / "code.py").unlink()

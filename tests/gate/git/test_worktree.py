@@ -88,9 +88,9 @@ def base_of(repository: Path) -> Base:
 def laid_tree(root: Path, base: Base | Path, paths: Sequence[Path]) -> Iterator[Path]:
     """A tree of the base, a commit or a folder, with head's benchmarks."""
     is_commit = isinstance(base, Base)
-    with base_tree(root, base) if isinstance(base, Base) else directory_tree(root, base) as tree:
-        top = Path(git(root, "rev-parse", "--show-toplevel")) if is_commit else root
-        head = Head(top=top.resolve(), root=root.resolve(), python_files=("test_*.py",))
+    top = Path(git(root, "rev-parse", "--show-toplevel")) if is_commit else root
+    head = Head(top=top.resolve(), root=root.resolve(), python_files=("test_*.py",))
+    with base_tree(root, base) if isinstance(base, Base) else directory_tree(head, base) as tree:
         lay_benchmarks(tree, head, paths)
         yield tree
 
@@ -628,11 +628,21 @@ def test_a_folder_that_holds_the_temporary_folder_is_copied_once(
         write(repository, **{f"folder{number}__a_py": "head"})
     monkeypatch.setattr(tempfile, "tempdir", str(repository / "tmp"))
 
-    with directory_tree(repository, repository) as tree:
+    head = Head(top=repository, root=repository, python_files=())
+    with directory_tree(head, repository) as tree:
         found = texts_below(tree)
 
     assert found["pkg/code.py"] == "changed"
     assert not any(name.startswith("tmp") for name in found)
+
+
+def test_a_folder_is_copied_with_the_rest_of_its_checkout(tmp_path: Path) -> None:
+    write(tmp_path, head__code_py="head", old__code_py="old", old__bench__test_a_py="old")
+    head = Head(top=tmp_path / "head", root=tmp_path / "head" / "bench", python_files=())
+
+    with directory_tree(head, tmp_path / "old" / "bench") as tree:
+        assert tree.name == "bench"
+        assert texts_below(tree.parent) == {"code.py": "old", "bench/test_a.py": "old"}
 
 
 def test_a_head_outside_git_is_laid_over_a_folder(tmp_path: Path) -> None:

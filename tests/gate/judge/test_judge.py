@@ -16,7 +16,7 @@ import pytest
 from perfsuite.gate.arms.arm import Arm, CellRun, Launch, PairPlan, Suite
 from perfsuite.gate.arms.loaded import NOTHING, Loaded
 from perfsuite.gate.judge import judge as module
-from perfsuite.gate.judge.counts import Slack
+from perfsuite.gate.judge.counts import Slack, compare_run_counts
 from perfsuite.gate.judge.judge import judge
 from perfsuite.gate.judge.kept_pairs import read_kept_pairs
 from perfsuite.gate.judge.pair_evidence import locate_log_ratio
@@ -54,6 +54,7 @@ class Machine:
         self.leaves_daemon = False
         self.broken: dict[str, dict[str, str]] = {}
         self.unfit: list[str | None] = []
+        self.why_gpus_unfit: str | None = None
         self.plans: list[PairPlan] = []
         self.names: list[list[str]] = []
 
@@ -108,6 +109,7 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Judgement]:
         monkeypatch.setattr(
             module, "why_unfit", lambda *_: machine.unfit.pop(0) if machine.unfit else None
         )
+        monkeypatch.setattr(module, "why_gpus_unfit", lambda *_: machine.why_gpus_unfit)
         arguments: dict[str, Any] = {
             "budget": Budget(max_pairs=max_pairs, max_s=1e9, timeout_s=30.0),
             "seed": 1,
@@ -136,8 +138,9 @@ def test_what_slowed_both_arms_down_is_told_and_the_pair_counts(
 ) -> None:
     said: list[str] = []
     monkeypatch.setattr(module, "describe_power_limit", lambda *_: "GPU 0 was held")
+    on_a_gpu = dataclasses.replace(timed(0.001), record={"device": "cuda"})
 
-    judgement = run(slower_by(same=0.0), ["same"], say=said.append)
+    judgement = run(Machine(lambda *_: on_a_gpu), ["same"], say=said.append)
 
     assert words(judgement) == {"same": "PASS"}
     assert said.count("  GPU 0 was held") == judgement.num_pairs
@@ -705,13 +708,34 @@ def test_a_pair_whose_arms_ran_at_other_clocks_is_run_again(run: Run) -> None:
     judgement = run(Machine(trained_at), ["on a GPU"], max_pairs=3)
     assert (words(judgement), judgement.num_pairs) == ({"on a GPU": "PASS"}, 3)
     always = Machine(lambda name, arm, number: trained_at(name, arm, 1))
-    (trial,) = run(always, ["on a GPU"], max_pairs=9).trials
-    assert (trial.word, trial.reason) == (
+    steady, trial = run(always, ["on a CPU", "on a GPU"], max_pairs=9).trials
+    assert (steady.word, len(steady.raw)) == ("PASS", 2)
+    assert (trial.word, trial.reason, len(trial.raw)) == (
         "INVALID",
-        "the machine was not fit: GPU 0 ran at 1950 MHz in the base's turns of on a GPU, and at "
-        "1980 MHz in head's; lock its clock below what its power limit allows (nvidia-smi "
-        "--lock-gpu-clocks)",
+        "GPU 0 ran at 1950 MHz in the base's turns, and at 1980 MHz in head's; lock its clock "
+        "below what its power limit allows (nvidia-smi --lock-gpu-clocks)",
+        0,
     )
+
+
+@pytest.mark.parametrize(
+    ("record", "library", "word"),
+    [
+        ({"device": "cpu"}, "/usr/lib/libcuda.so.1", "PASS"),
+        ({"device": "cuda"}, None, "INVALID"),
+        (None, None, "PASS"),
+        (None, "/usr/lib/libcuda.so.1", "INVALID"),
+    ],
+)
+def test_who_computes_on_a_gpu_matters_to_cells_that_may_use_one(
+    run: Run, record: object, library: str | None, word: str
+) -> None:
+    loaded = dataclasses.replace(NOTHING, files=frozenset({library} - {None}))
+    run_of = dataclasses.replace(timed(0.001), record=record, loaded=loaded)
+    machine = Machine(lambda name, arm, number: run_of)
+    machine.why_gpus_unfit = "other processes compute on the GPU: 42"
+
+    assert words(run(machine, ["a"])) == {"a": word}
 
 
 def test_a_machine_that_stays_unfit_makes_undecided_cells_invalid(run: Run) -> None:
@@ -781,6 +805,23 @@ def test_a_count_that_grew_fails_a_cell_that_is_no_slower(run: Run) -> None:
 
     assert (trial.word, trial.by) == ("FAIL", "counts")
     assert trial.reason == "flops 1.00 k -> 1.10 k (+10.0 %), allowed 0 %"
+
+
+def test_a_count_that_varies_by_itself_is_compared_from_six_launches_on(run: Run) -> None:
+    def padded(name: str, arm: str, number: int) -> CellRun:
+        launch = counted("head", flops=1000 + 10 * (number % 2) + 500 * (arm == "head"))
+        # Noisy enough for so many pairs.
+        return dataclasses.replace(launch, rounds_s=(0.001 * (1 + 0.1 * (number % 3)),) * 2)
+
+    policies = {"a": EXACTLY}
+    (few,) = run(Machine(padded), ["a"], max_pairs=3, policies=policies).trials
+    assert few.by == "pairs"
+    assert "flops is not compared: it is 1000 to 1010 in" in str(few.reason)
+
+    runs = [counted("head", flops=1000 + 10 * (number % 2)) for number in range(6)]
+    more = [counted("head", flops=1500)] * 6
+    (change,) = compare_run_counts(runs, more, slacks=({},), accepted_ratio=lambda _: 1.0).increases
+    assert (change.base, change.head) == (1010, 1500)
 
 
 def test_memory_that_grew_fails_it_too(run: Run) -> None:

@@ -43,6 +43,26 @@ def test_equal_losses_are_the_same_bits_whatever_other_launches_drew() -> None:
     assert told((run(float("nan")), run(float("nan")))) == "same bits"
 
 
+def weights(*steps: list[float]) -> list[list[list[float]]]:
+    """Return digests of parameters of as many elements as each number says, step by step."""
+    return [[[int(size), size, size] for size in step] for step in steps]
+
+
+def test_parameters_in_the_hands_of_other_optimizers_are_no_change() -> None:
+    # After the first step only the first of three optimizers has stepped.
+    three = weights([6.0], [6.0, 4.0, 2.0])
+    one = weights([2.0, 4.0, 6.0], [2.0, 4.0, 6.0])
+    wider = weights([2.0, 4.0, 8.0], [2.0, 4.0, 8.0])
+
+    def judged(after: Any, *losses: float) -> str | None:
+        base, head = run(*losses, weights=three), run(*losses, weights=after)
+        return told((base, head), (base, head))
+
+    assert judged(one, *LOSSES) == "same bits"
+    assert judged(one) == "cannot be told: no loss of the base and head is known"
+    assert str(judged(wider, *LOSSES)).startswith("changed: size of parameter")
+
+
 def test_what_rounding_explains_is_rounding() -> None:
     base = run(*LOSSES)
     near = changed_at(2, 0.8137 * (1 + 0.99 * MOST))

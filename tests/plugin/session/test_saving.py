@@ -93,16 +93,13 @@ def test_the_duration_of_a_test_leaves_out_the_wait_for_the_machine(
         monkeypatch.setattr(module, name, lambda clock=clock: clock() + sum(waited_s))
     monkeypatch.setattr(TimingLock, "acquire", lambda lock: waited_s.append(3600.0))
     cell = """
-        from perfsuite.plugin.fixtures import RUNNER
-
-        def test_sum(request, benchmark):
-            request.config.stash[RUNNER]().session.hold_machine()
+        def test_sum(all_reduce_benchmark, benchmark):
             benchmark(sum, [1])
     """
 
     result = run(pytester, cell, "--benchmark-save=base")
 
-    assert result.ret == 0
+    assert (result.ret, sum(waited_s)) == (0, 3600.0)
     (seconds,) = saved(pytester.path / "baselines")["perfsuite"]["durations_s"].values()
     assert 0 <= seconds < 1800
 

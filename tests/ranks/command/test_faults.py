@@ -6,7 +6,6 @@ import subprocess
 
 import pytest
 
-from perfsuite.ranks.assignments import Assignment
 from perfsuite.ranks.command.faults import last_words, read_end
 from perfsuite.ranks.failures import Died
 from perfsuite.ranks.messages import Failed, Joined
@@ -18,12 +17,7 @@ AT_EXIT = "terminate called without an active exception\n"
 def end_of(command: str, output: str) -> Died | Failed:
     launcher = subprocess.Popen(["sh", "-c", command])
     launcher.wait()
-    rank = Joined(
-        process=launcher.pid,
-        world_size=1,
-        assignment=Assignment(rank=0, place=0, num_neighbours=1, gpu=0, backend="gloo"),
-        device="cpu",
-    )
+    rank = Joined(process=launcher.pid, rank=0, world_size=1, device="cpu")
     return read_end(rank, launcher, output, at_s=0.0)
 
 

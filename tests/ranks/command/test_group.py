@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import sys
 import tempfile
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from perfsuite.errors import SettingError
+from perfsuite.errors import SettingError, WorkloadError
 from perfsuite.experiments.user_code import name_of
+from perfsuite.ranks.command import group as group_module
 from perfsuite.ranks.command.group import CommandGroup, CommandLaunch
 from perfsuite.ranks.messages import (
     CallFunction,
@@ -90,6 +93,40 @@ def test_a_gate_hears_again_and_again_of_a_command_that_waits_quietly(tmp_path: 
     assert heard == ['{"kind": "hello", "arm": "head"}\n'] * 2
 
 
+def request_of(**policy: Any) -> GroupRequest:
+    code = UserCode(name="a", function=b"", kind="command", num_steps=2)
+    job = RunCell(activity="command", plan=MeasurePlan(), user_code=code)
+    return GroupRequest(job=job, world_size=1, policy=GroupPolicy(**policy))
+
+
+def test_a_command_ignores_no_signal_that_python_does(tmp_path: Path) -> None:
+    words = ("sh", "-c", "grep SigIgn /proc/self/status")
+    telling = launch(words=words, folder=tmp_path, inherited=dict(os.environ))
+
+    with CommandGroup(request_of(), telling, has_hook=False) as group:
+        ignored = int(group.run_to_end().split()[1], base=16)
+
+    assert not ignored & (1 << signal.SIGPIPE - 1 | 1 << signal.SIGXFSZ - 1)
+
+
+def test_a_process_that_connects_and_says_nothing_costs_the_patience_and_no_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(group_module, "_PATIENCE", 1)
+    silent = "import os, socket, time; one = socket.socket(socket.AF_UNIX); "
+    silent += "one.connect(os.environ['PERFSUITE_COMMAND']); time.sleep(600)"
+    words = (sys.executable, "-S", "-c", silent)
+    started = launch(words=words, folder=tmp_path, inherited=dict(os.environ))
+
+    refused = pytest.raises(WorkloadError)
+    with CommandGroup(request_of(timeout_s=1.0), started) as group, refused as raised:
+        group.run()
+
+    assert str(raised.value).startswith(
+        "a: a rank has connected and not said which it is, and it printed nothing, for 1 s"
+    )
+
+
 def test_a_command_is_named_after_its_first_file_its_module_or_its_program(tmp_path: Path) -> None:
     (tmp_path / "train.py").touch()
     (tmp_path / "small.yaml").touch()
@@ -105,10 +142,11 @@ def test_a_command_is_named_after_its_first_file_its_module_or_its_program(tmp_p
             "./bin/run.sh fast",
             f"python {tmp_path}/train.py",
             f"python {outside}",
+            f"bash -c {'x' * 300}",
         )
     ]
 
-    assert names == ["train", "train", "pkg.train", "run", "train", "outside"]
+    assert names == ["train", "train", "pkg.train", "run", "train", "outside", "bash"]
 
 
 def test_a_command_runs_where_the_temporary_folder_is_too_long_for_a_socket(
@@ -120,11 +158,8 @@ def test_a_command_runs_where_the_temporary_folder_is_too_long_for_a_socket(
     script = "import os; from pathlib import Path; place = Path(os.environ['PERFSUITE_COMMAND'])\n"
     script += "print(place.is_socket(), place.parent.samefile(Path.cwd().parent))"
     words = ("sh", "-c", 'cd "$PERFSUITE_OUT" && exec "$0" -c "$1"', sys.executable, script)
-    code = UserCode(name="a", function=b"", kind="command", num_steps=2)
-    job = RunCell(activity="command", plan=MeasurePlan(), user_code=code)
-    request = GroupRequest(job=job, world_size=1, policy=GroupPolicy())
 
-    with CommandGroup(request, launch(words=words), has_hook=False) as group:
+    with CommandGroup(request_of(), launch(words=words), has_hook=False) as group:
         output = group.run_to_end()
 
     assert output == "True True\n"

@@ -11,7 +11,7 @@ from made_up_runs import HOSTILE, cell, report_on, verdict
 from markdown_it import MarkdownIt
 
 from perfsuite.records.verdict import CellVerdict
-from perfsuite.report.formats.csv_file import to_csv
+from perfsuite.report.formats.csv_file import escape_formula, to_csv
 from perfsuite.report.formats.latex import escape as escape_latex
 from perfsuite.report.formats.latex import to_latex
 from perfsuite.report.formats.markdown import as_code, escape, to_markdown
@@ -236,3 +236,7 @@ def test_what_a_verdict_says_of_the_mathematics_is_printable() -> None:
     (found,) = read(to_csv(report_on(cell("t", given=given))))
 
     assert found["numerics_change"] == r"\x1b[2J"
+
+
+def test_no_spreadsheet_calculates_a_text() -> None:
+    assert (escape_formula("=1+1"), escape_formula(-1.5)) == ("'=1+1", -1.5)

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -242,6 +243,101 @@ def test_an_optimizer_that_steps_one_group_after_another_ends_one_step(
     run_loop(train, ask(1000, stepped))
 
     assert len(stepped) == 30
+
+
+def count_operators(num_steps: int) -> Iterations[None]:
+    """Ask for steps, and watch the operators of the last two."""
+    for number in range(num_steps):
+        with _Operators() if number >= num_steps - 2 else contextlib.nullcontext():
+            yield untimed
+
+
+def test_an_optimizer_that_steps_in_the_backward_pass_ends_steps_and_is_not_counted() -> None:
+    model = nn.Linear(4, 2)
+    optimizers = {one: torch.optim.SGD([one], lr=0.1) for one in model.parameters()}
+    for parameter, optimizer in optimizers.items():
+        parameter.register_post_accumulate_grad_hook(lambda _, its=optimizer: its.step())
+    begun = 0
+
+    def train() -> None:
+        nonlocal begun
+        for _ in range(99):
+            begun += 1
+            model(torch.ones(3, 4)).square().mean().backward()
+
+    loop = run_loop(train, count_operators(6))
+
+    assert begun == 7
+    assert set(loop.end(2).values()) == {
+        "its optimizer steps within the backward pass, or each step has a thread of its own, "
+        "where operators cannot be watched"
+    }
+
+
+def test_a_loop_whose_steps_each_have_a_thread_is_not_counted() -> None:
+    step = make_step()
+
+    def train() -> None:
+        for _ in range(7):
+            thread = threading.Thread(target=step)
+            thread.start()
+            thread.join()
+
+    loop = run_loop(train, ask(99))
+
+    assert not loop.is_counted
+    assert run_loop(lambda: [step() for _ in range(7)], ask(99)).is_counted
+
+
+def test_many_optimizers_may_step_between_two_steps_of_the_one_that_counts() -> None:
+    weights = [nn.Parameter(torch.ones(1)) for _ in range(400)]
+    optimizers = [torch.optim.SGD([weight], lr=0.1) for weight in weights]
+
+    def train() -> None:
+        for _ in range(99):
+            for optimizer in optimizers:
+                optimizer.step()
+
+    begun: list[int] = []
+    run_loop(train, ask(6, begun))
+
+    assert begun == [0, 1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize("error", [SystemExit(1), OSError("the tracker is gone")])
+def test_a_loop_that_was_measured_may_clean_up_as_it_likes(error: BaseException) -> None:
+    step = make_step()
+
+    def train() -> None:
+        try:
+            for _ in range(99):
+                step()
+        finally:
+            raise error
+
+    assert run_loop(train, ask(4)).end(2) == {}
+
+
+def test_frozen_weights_of_any_dtype_have_no_digest() -> None:
+    weight, frozen = nn.Parameter(torch.ones(2)), torch.ones(4, dtype=torch.uint8)
+    sgd = torch.optim.SGD([weight], lr=0.1)
+    sgd.param_groups[0]["params"].append(frozen)  # as of a quantized model
+
+    def train() -> None:
+        for _ in range(9):
+            weight.grad = torch.ones(2)
+            sgd.step()
+
+    loop = UserLoop(code("loop"), train, None, digests_weights=True)
+    loop.run(ask(4), lambda: None)
+
+    assert [len(digests) for digests in loop.first_weights()] == [1, 1]
+
+
+def test_a_numpy_number_is_a_loss() -> None:
+    step = UserStep(code("step"), lambda: lambda: np.float32(0.5))
+
+    assert step.take() == 0.5
 
 
 def test_an_optimizer_that_trains_one_block_after_another_ends_each_step() -> None:

@@ -6,6 +6,7 @@ end of its socket is `perfsuite.gate.arms.channel`, which documents the messages
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import os
 import shlex
@@ -180,6 +181,7 @@ class ArmPlugin:
         Where a plugin runs a cell again after a failure, its last run is the one that counts.
         """
         self._phases, self._subtests = [], []
+        faulthandler.cancel_dump_traceback_later()  # pytest's timer, which may end the launch
         if self._item is not None:
             return
         self._item = item

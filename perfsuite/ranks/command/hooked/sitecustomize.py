@@ -57,7 +57,7 @@ class Finder:
 class Rank:
     """This process, which is a rank from the first step of an optimizer on.
 
-    Until then it hears what the user's code tells, as `perfsuite.records.stages.Listener`.
+    Until then it hears what the user's code tells, as a listener of `perfsuite.records.stages`.
     """
 
     def __init__(self) -> None:

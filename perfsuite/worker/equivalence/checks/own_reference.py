@@ -59,7 +59,8 @@ def check_own_steps(case: OwnCase) -> tuple[EquivalenceRow, dict[str, str]]:
     why_losses_alone = _why_losses_alone(trace, truth.own.parameters)
     truth.follows = plain.follows = why_losses_alone is None
     steps = list(_take_steps(case, truth, plain))
-    proof.evidence += [one for one in trace.differences if one.what != "buffer"]
+    if _first_part(trace, truth.own.parameters) is None:  # else each holds another
+        proof.evidence += [one for one in trace.differences if one.what != "buffer"]
     for one in steps:
         proof.evidence += one.judge_loss(one.step.mean_loss)
         if one.has_gradients:
@@ -134,6 +135,8 @@ class _Reference:
             if self._is_nudged:
                 nudge(self.own.parameters.values())
             spoil = partial(_take_over, step.gradients)
+        elif self._is_nudged:
+            spoil = _nudge_stepped
         state = read_random_state(self._case.device)
         with self._arithmetic():
             taken = self.own.take(spoil)
@@ -158,6 +161,10 @@ def _take_steps(case: OwnCase, truth: _Reference, plain: _Reference) -> Iterator
                 if name not in truth.own.updated_twice
             },
         )
+
+
+def _nudge_stepped(stepped: Sequence[nn.Parameter], _: object) -> None:
+    nudge(stepped)
 
 
 def _take_over(
@@ -217,16 +224,22 @@ def _why_losses_alone(trace: Trace, parameters: Mapping[str, nn.Parameter]) -> s
             f"reference, which are matched by name: {'; '.join(which)}; build the same model in "
             "both, wrapped or not"
         )
-    for name, weight in ours.items():
-        if weight.shape != parameters[name].shape:
-            return (
-                f"{name!r} has the shape {tuple(weight.shape)} on the ranks and "
-                f"{tuple(parameters[name].shape)} in the reference: parts that are no DTensor "
-                "cannot be put together"
-            )
+    if (name := _first_part(trace, parameters)) is not None:
+        return (
+            f"{name!r} has the shape {tuple(ours[name].shape)} on the ranks and "
+            f"{tuple(parameters[name].shape)} in the reference: parts that are no DTensor cannot "
+            "be put together"
+        )
     if not any(step.gradients for step in trace.steps):
         return "no torch optimizer found a gradient of Step.model"
     return None
+
+
+def _first_part(trace: Trace, parameters: Mapping[str, nn.Parameter]) -> str | None:
+    """The first parameter of which a rank holds a part; None of none."""
+    ours = trace.start.parameters
+    differing = (n for n in ours if n in parameters and ours[n].shape != parameters[n].shape)
+    return next(differing, None)
 
 
 def _plant_in_losses(case: OwnCase, steps: Sequence[_OwnStep]) -> dict[str, bool]:

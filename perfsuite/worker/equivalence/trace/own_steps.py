@@ -25,11 +25,7 @@ _WRAPPERS = {"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"}
 
 
 def without_wrappers(tensors: Mapping[str, T]) -> dict[str, T]:
-    """Return tensors by the names that they have in the model that was wrapped.
-
-    >>> without_wrappers({"_orig_mod.module.head._fsdp_wrapped_module.weight": 1})
-    {'head.weight': 1}
-    """
+    """Return tensors by the names that they have in the model that was wrapped."""
     found = {}
     for name, tensor in tensors.items():
         parts = (part for part in name.split(".") if part not in _WRAPPERS)

@@ -15,7 +15,7 @@ from perfsuite.records.equivalence import EquivalenceRow
 from perfsuite.records.recipe import Recipe
 from perfsuite.worker.equivalence.checks.own_reference import OwnCase, check_own_steps
 from perfsuite.worker.equivalence.trace.own_steps import OwnSteps, record_steps, without_wrappers
-from perfsuite.worker.equivalence.trace.trace import join_traces
+from perfsuite.worker.equivalence.trace.trace import Weights, join_traces
 
 DRAWN = torch.Generator().manual_seed(1)
 SIZE = 24
@@ -103,6 +103,45 @@ def test_of_weights_in_bfloat16_a_rounding_shows_how_far_rounding_goes() -> None
     assert (row.status, row.check) == ("equivalent", "T2"), row.reason
     assert row.limit is not None
     assert row.limit > 1.5 * torch.finfo(torch.bfloat16).eps  # the rest is the measured error
+
+
+def test_ranks_that_hold_parts_of_a_parameter_are_compared_by_their_losses() -> None:
+    def of_rank(rank: int) -> OwnSteps:
+        steps = build(2, told=rank)
+        whole = steps.weights
+
+        def parts() -> Weights:  # as FSDP1 shows them, others on each rank
+            read = whole().parameters.items()
+            halves = {name: one.flatten().chunk(2)[rank] for name, one in read}
+            return Weights(parameters=halves, buffers={})
+
+        steps.weights = parts  # type: ignore[method-assign]
+        return steps
+
+    ranks = [
+        record_steps(of_rank(rank), rank=rank, num_steps=3, on_step=lambda: None)
+        for rank in range(2)
+    ]
+    case = OwnCase(
+        recipe=Recipe(parallel="ddp:2"),
+        trace=join_traces(ranks),
+        build=build,
+        device=torch.device("cpu"),
+        on_step=lambda: None,
+    )
+
+    row, missing = check_own_steps(case)
+
+    assert row.status == "equivalent", row.reason
+    assert missing["gradients and weights"].endswith("are no DTensor cannot be put together")
+
+
+def test_without_a_model_a_rounding_of_what_steps_shows_how_far_losses_go() -> None:
+    row, _ = check(of(has_model=False), has_model=False)
+
+    assert row.status == "equivalent", row.reason
+    assert row.limit is not None
+    assert row.limit > 1.001 * 16 * torch.finfo(torch.float32).eps * 2**0.5
 
 
 @pytest.mark.parametrize("optimizer", [torch.optim.AdamW, torch.optim.Adagrad])
