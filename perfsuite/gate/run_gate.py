@@ -346,7 +346,7 @@ class _Session:
             told = f"lacks submodules or git-lfs files, {listed(lacked)}; {_HAS_THEM}"
             self.differs["base's tree"] = told
             self.say(f"the base's tree {told}")
-        self.differs |= describe_dependencies(base_top, head_top)
+        self.differs.update(describe_dependencies(base_top, head_top))
         if changed:
             self.differs["benchmark files"] = f"head's run on both sides: {listed(changed)}"
             self.say(f"changed benchmark files; {self.differs['benchmark files']}")

@@ -76,7 +76,11 @@ def came_too_late(failures: Mapping[int, Failed | Died | RankFailureError]) -> t
 
 
 def blamed_peer(text: str) -> PeerState | None:
-    """Return what an error or a log only says of another rank; ranks ask this too."""
+    """Return what an error or a log only says of another rank; ranks ask this too.
+
+    >>> blamed_peer("Socket Timeout"), blamed_peer("Broken pipe"), blamed_peer("KeyError: 'a'")
+    ('late', 'gone', None)
+    """
     if _OWN_ERROR in text:
         return None
     if any(sign in text for sign in _LATE_PEER_SIGNS):

@@ -111,7 +111,7 @@ def test_no_time_out_of_a_test_counts_the_waiting_and_no_file_changes_meanwhile(
     # The holder ends only where its own lines are still there, and later than a timer would.
     end = holder.communicate
 
-    def look_and_end(text: str) -> tuple[str, str]:
+    def look_and_end(text: str | None = None) -> tuple[str, str]:
         time.sleep(2)
         assert kept.read_text() == "of the session that holds the machine\n"
         return end(text)

@@ -51,7 +51,8 @@ def shop(tmp_path: Path) -> Repository:
         ),
         (
             ("--perf-tolerance=6%", "--perf-limit=3%"),
-            "--perf-limit is 3%, below the tolerance of 6%; use a larger one",
+            "--perf-limit is 3%, below the tolerance of 6%; use a larger one, or a smaller "
+            "--perf-tolerance",
         ),
         (
             ("--perf-base=no-such-branch",),
@@ -95,5 +96,5 @@ def test_a_marker_whose_limit_is_below_the_tolerance_is_a_usage_error(shop: Repo
     gated.expect(
         4,
         f"ERROR: {PRICE}: the limit is 1.0 %, below the tolerance of 2.0 %; "
-        "give its perf marker a larger limit",
+        "give its perf marker a larger limit, or a smaller tolerance",
     )

@@ -100,7 +100,8 @@ def _are_regrouped(base: _Trained, head: _Trained) -> bool:
     before, after = (
         [[one.num_elements for one in step] for step in run.weights or [()]] for run in (base, head)
     )
-    return before != after and sorted(before[-1]) == sorted(after[-1])
+    is_as_long = len(before) == len(after)
+    return is_as_long and before != after and sorted(before[-1]) == sorted(after[-1])
 
 
 def _beyond_rounding(differences: Sequence[_Difference | None]) -> _Difference | None:

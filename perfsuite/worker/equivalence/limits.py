@@ -108,7 +108,7 @@ def above_noise(limit: Limit, noise: float) -> Limit:
 
 
 @torch.no_grad()
-def nudge(parameters: Iterable[torch.Tensor]) -> None:
+def nudge(parameters: Iterable[torch.Tensor], *_: object) -> None:
     """Move each element by one rounding, up or down: what a model makes of that is its rounding.
 
     A computed result is the exact one of weights that are so far off (Higham, Accuracy and

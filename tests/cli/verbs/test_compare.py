@@ -156,7 +156,10 @@ def test_an_unknown_interval_is_null(verb: Verb, tmp_path: Path) -> None:
         (["--b", "num_workers=-1"], "num_workers is -1; use a whole number from 0"),
         (["--tolerance", "x"], "--tolerance is 'x'; use a ratio such as 2%"),
         (["--tolerance", "100%"], "--tolerance is 100%; use less than 100%"),
-        (["--limit", "1%"], "--limit is 1%, below the tolerance of 2%; use a larger one"),
+        (
+            ["--limit", "1%"],
+            "--limit is 1%, below the tolerance of 2%; use a larger one, or a smaller --tolerance",
+        ),
         (["--device", "tpu"], "--device is 'tpu'; use one of auto, cpu, cuda"),
     ],
 )

@@ -308,7 +308,7 @@ def test_a_refusal_is_printed_without_a_table(
     [
         (
             ("--limit", "1%"),
-            "--limit is 1%, below the tolerance of 2%; use a larger one",
+            "--limit is 1%, below the tolerance of 2%; use a larger one, or a smaller --tolerance",
         ),
         (("--tolerance", "200%"), "--tolerance is 200%; use less than 100%"),
         (("--tolerance", "much"), "--tolerance is 'much'; use a ratio such as 2%"),

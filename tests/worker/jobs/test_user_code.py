@@ -245,13 +245,6 @@ def test_an_optimizer_that_steps_one_group_after_another_ends_one_step(
     assert len(stepped) == 30
 
 
-def count_operators(num_steps: int) -> Iterations[None]:
-    """Ask for steps, and watch the operators of the last two."""
-    for number in range(num_steps):
-        with _Operators() if number >= num_steps - 2 else contextlib.nullcontext():
-            yield untimed
-
-
 def test_an_optimizer_that_steps_in_the_backward_pass_ends_steps_and_is_not_counted() -> None:
     model = nn.Linear(4, 2)
     optimizers = {one: torch.optim.SGD([one], lr=0.1) for one in model.parameters()}
@@ -265,7 +258,14 @@ def test_an_optimizer_that_steps_in_the_backward_pass_ends_steps_and_is_not_coun
             begun += 1
             model(torch.ones(3, 4)).square().mean().backward()
 
-    loop = run_loop(train, count_operators(6))
+    loop = UserLoop(code("loop"), train, None)
+
+    def count_operators() -> Iterations[None]:
+        for number in range(6):
+            with _Operators() if number > 3 and loop.is_counted else contextlib.nullcontext():
+                yield untimed
+
+    loop.run(count_operators(), lambda: None)
 
     assert begun == 7
     assert set(loop.end(2).values()) == {

@@ -136,7 +136,7 @@ class _Reference:
                 nudge(self.own.parameters.values())
             spoil = partial(_take_over, step.gradients)
         elif self._is_nudged:
-            spoil = _nudge_stepped
+            spoil = nudge
         state = read_random_state(self._case.device)
         with self._arithmetic():
             taken = self.own.take(spoil)
@@ -161,10 +161,6 @@ def _take_steps(case: OwnCase, truth: _Reference, plain: _Reference) -> Iterator
                 if name not in truth.own.updated_twice
             },
         )
-
-
-def _nudge_stepped(stepped: Sequence[nn.Parameter], _: object) -> None:
-    nudge(stepped)
 
 
 def _take_over(
