@@ -144,7 +144,11 @@ def _busiest(counts: Sequence[Counts]) -> Counts:
 def add_digests(
     ranks: Sequence[tuple[tuple[TensorDigest, ...], ...]],
 ) -> tuple[tuple[TensorDigest, ...], ...] | None:
-    """Return the digests of all ranks' weights, as if those of one place were one tensor."""
+    """Return the digests of all ranks' weights, as if those of one place were one tensor.
+
+    >>> add_digests([((TensorDigest(2, 3.0, 5.0),),), ((TensorDigest(1, 1.0, 1.0),),)])
+    ((TensorDigest(num_elements=3, total=4.0, squares=6.0),),)
+    """
     steps = [
         tuple(
             TensorDigest(*map(sum, zip(*map(msgspec.structs.astuple, parts), strict=True)))

@@ -235,6 +235,8 @@ def _are_starts_counted() -> bool:
     thread = threading.Thread(name=OUR_THREADS, target=bool)
     thread.start()
     thread.join()
+    while Path(f"/proc/self/task/{thread.native_id}").exists():
+        os.sched_yield()  # it has ended for Python alone
     return _last_started() != before
 
 

@@ -3,9 +3,8 @@ from __future__ import annotations
 import pytest
 
 from perfsuite import Recipe
-from perfsuite.experiments.results import add_digests, not_exercised, report, without_loader
+from perfsuite.experiments.results import not_exercised, report, without_loader
 from perfsuite.ranks.messages import RunChecked
-from perfsuite.records.cell import TensorDigest
 from perfsuite.records.equivalence import EquivalenceRow
 from perfsuite.records.recipe import PRECISIONS
 from perfsuite.worker.equivalence.limits import is_low_precision
@@ -107,9 +106,3 @@ def test_a_recipe_that_says_nothing_of_its_loader_stays_as_it_is() -> None:
     recipe = Recipe(parallel="fsdp:2", checkpointing="segments:2", compile=True)
 
     assert without_loader(recipe) == recipe
-
-
-def test_the_digests_of_all_ranks_are_those_of_the_whole_tensors() -> None:
-    ranks = [((TensorDigest(2, 3.0, 5.0),),), ((TensorDigest(1, 1.0, 1.0),),)]
-
-    assert add_digests(ranks) == ((TensorDigest(3, 4.0, 6.0),),)

@@ -95,11 +95,7 @@ def semantic_limit(
 
 
 def above_noise(limit: Limit, noise: float) -> Limit:
-    """The limit where the device repeats itself within `noise` alone.
-
-    >>> above_noise(Limit(1e-7, "2 u", 1.6e-6), 0.0).value, above_noise(BITWISE, 1e-6).value
-    (1e-07, 4e-06)
-    """
+    """The limit where the device repeats itself within `noise` alone."""
     value = _NOISE_FACTOR * noise
     if value <= limit.value:
         return limit

@@ -11,6 +11,7 @@ from perfsuite.worker.equivalence.comparison import judge_alignment
 from perfsuite.worker.equivalence.limits import (
     BITWISE,
     Limit,
+    above_noise,
     is_low_precision,
     ratio_limit,
     reduction_limit,
@@ -151,3 +152,10 @@ def test_a_rounded_third_is_within_the_limit_along_the_gradient() -> None:
     assert along.error > U32 / 16
     assert along.is_within
     assert not doubled.is_within
+
+
+def test_what_a_device_does_not_repeat_is_allowed() -> None:
+    limit = Limit(1e-7, "2 u", 1.6e-6)
+
+    assert above_noise(limit, 0.0) == limit
+    assert above_noise(BITWISE, 1e-6).value == pytest.approx(4e-6)
