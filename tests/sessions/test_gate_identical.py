@@ -177,7 +177,7 @@ def test_a_new_benchmark_that_is_uncommitted_makes_no_older_commit_the_base(
 
     gated = shop.gate()
 
-    gated.expect(0, "base: HEAD, *", f"{PRICE} PASS*", "*::test_new NEW*")
+    gated.expect(0, "base: HEAD, *", "*::test_new NEW*", f"{PRICE} PASS*")
 
 
 def test_documentation_upon_a_slow_commit_hides_nothing_where_the_default_branch_is_trunk(
