@@ -341,9 +341,9 @@ def _top(request: GateRequest, root: Path) -> Path:
     inner, other = root.relative_to(checkout), find_top(base_dir)
     if other is None or other / inner != base_dir.resolve():
         raise SettingError(
-            f"pytest's root is {inner} in the checkout {checkout}, and {base_dir} is not that of "
-            "another checkout: the rest would not be compared; name it in one, as 'git worktree "
-            "add' makes, or name a revision"
+            f"pytest's root is {inner} in the checkout {checkout}, and {base_dir} is not {inner} "
+            f"in another one, so that the rest would not be compared; name {inner} of another "
+            "checkout, as 'git worktree add' makes one, or a revision"
         )
     return checkout
 

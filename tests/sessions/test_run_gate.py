@@ -301,9 +301,9 @@ def test_where_pytests_root_is_a_part_of_its_checkout_the_rest_is_compared_too(
         with pytest.raises(SettingError) as refused:
             gate(new, base_dir=elsewhere, arguments=("-c", "bench/pytest.ini", *CALL))
         assert str(refused.value) == (
-            f"pytest's root is bench in the checkout {new}, and {elsewhere} is not that of another "
-            "checkout: the rest would not be compared; name it in one, as 'git worktree add' "
-            "makes, or name a revision"
+            f"pytest's root is bench in the checkout {new}, and {elsewhere} is not bench in "
+            "another one, so that the rest would not be compared; name bench of another checkout, as 'git "
+            "worktree add' makes one, or a revision"
         )
 
 
@@ -738,8 +738,8 @@ def test_a_budget_that_is_known_to_be_too_small_is_refused_before_the_first_pair
     assert (result.judgement, words(result)) == (None, {"test_slow": "INCONCLUSIVE"})
     assert exit_code(words(result).values()) == 11
     assert re.fullmatch(
-        r"2 pairs are the fewest that decide, one takes about 72(\.\d)? min, and 5 min of the "
-        r"budget are left; allow more with --max-minutes \(pytest: --perf-max-minutes\)",
+        r"2 pairs are the fewest that decide, one takes about 72(\.\d)? min, and they may "
+        r"take 5 min; allow more with --max-minutes \(pytest: --perf-max-minutes\)",
         cell(result, "test_slow").reason or "",
     )
 

@@ -18,6 +18,8 @@ _OURS = "--perf-"
 # What one letter of the interpreter's options becomes where a launch cannot have it: -I is -E, -s
 # and -P, -E is an environment without Python's variables, and -B would compile in every launch.
 _LETTERS = {"I": ("-s", "-P"), "E": (), "B": ()}
+# Not what selects, shows and stores: any other option may be the suite's own.
+_OF_CELLS = re.compile("--(?!perf-(?!device)|benchmark-)|-[^-kmvqxsrlnpW]")
 # Where they stand after a path in the value of an option.
 _PATH_ENDS = r"(?![^/:,;=\s])"
 
@@ -106,15 +108,15 @@ class Command:
 
 
 def options_of_cells(arguments: Sequence[str]) -> list[tuple[str, str]]:
-    """Return the long options, with the words after them, that may choose what a cell runs.
+    """Return the options, with the words after them, that may change what a cell runs.
 
-    >>> options_of_cells(["a.py", "--perf-device", "cpu", "--perf-seed=7", "--size=big", "-v"])
-    [('--perf-device', 'cpu'), ('--size=big', '')]
+    >>> options_of_cells(["a.py", "--perf-device", "cpu", "--perf-seed=7", "-o", "n=2", "-v"])
+    [('--perf-device', 'cpu'), ('-o', 'n=2')]
     """
     return [
         (word, "" if "=" in word else after)
         for word, after in itertools.pairwise([*arguments, ""])
-        if re.match("--(?!perf-(?!device)|benchmark-)", word)
+        if _OF_CELLS.match(word)
     ]
 
 

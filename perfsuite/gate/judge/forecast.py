@@ -71,7 +71,7 @@ def why_too_much(
     shared = f", or share the cells among {shards} runners with --perf-shard=1/{shards} and so on"
     return (
         f"{FIRST_LOOK} pairs are the fewest that decide, one takes about {_time(pair_s)}, "
-        f"and {_time(budget.max_s)} of the budget are left; allow more with --max-minutes (pytest: "
+        f"and they may take {_time(budget.max_s)}; allow more with --max-minutes (pytest: "
         "--perf-max-minutes)" + (shared if 1 < shards <= num_cells else "")
     )
 

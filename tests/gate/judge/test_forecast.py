@@ -61,6 +61,6 @@ def test_the_first_pair_tells_how_long_the_others_will_take(
 
 def test_without_a_budget_no_pair_can_decide() -> None:
     assert why_too_much(4, 5.0, Budget(max_pairs=20, max_s=0.0)) == (
-        "2 pairs are the fewest that decide, one takes about 5 s, and 0 s of the budget are "
-        "left; allow more with --max-minutes (pytest: --perf-max-minutes)"
+        "2 pairs are the fewest that decide, one takes about 5 s, and they may take 0 s; "
+        "allow more with --max-minutes (pytest: --perf-max-minutes)"
     )
