@@ -302,8 +302,8 @@ def test_where_pytests_root_is_a_part_of_its_checkout_the_rest_is_compared_too(
             gate(new, base_dir=elsewhere, arguments=("-c", "bench/pytest.ini", *CALL))
         assert str(refused.value) == (
             f"pytest's root is bench in the checkout {new}, and {elsewhere} is not bench in "
-            "another one, so that the rest would not be compared; name bench of another checkout, as 'git "
-            "worktree add' makes one, or a revision"
+            "another one, so that the rest would not be compared; name bench of another "
+            "checkout, as 'git worktree add' makes one, or a revision"
         )
 
 
