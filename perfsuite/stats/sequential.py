@@ -195,7 +195,7 @@ def follow(
         num_pairs = pairs.log_ratios.shape[1]
         is_flagged = np.isin(words, ("FAIL", "IMPROVED"))
         for begin in np.unique(ends[is_flagged]):
-            flagged = np.flatnonzero(is_flagged & (ends == begin))
+            flagged = np.flatnonzero(is_flagged & (ends == begin) & (begins == 0))
             fresh = pairs.select(flagged, begin, num_pairs)
             words[flagged], num_fresh = _follow_stage(fresh, stage)
             begins[flagged], ends[flagged] = begin, begin + num_fresh

@@ -56,8 +56,7 @@ class TimingLock:
         """
         if self._lock.is_locked:
             return
-        advice = f"; set {LOCK_DIR} to a folder that can be written"
-        with explained(f"lock {self._lock.lock_file}", advice):
+        with explained(f"lock {self._lock.lock_file}", f"; set {LOCK_DIR} to a writable folder"):
             try:
                 self._lock.acquire(timeout=0)
             except Timeout:

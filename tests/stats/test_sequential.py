@@ -236,6 +236,19 @@ def test_what_fresh_pairs_do_not_confirm_is_no_regression(
     assert decide(without_stalls([*FLAGGED, *fresh]), MANY).word == word
 
 
+def test_sessions_that_are_followed_together_end_as_each_does_alone() -> None:
+    drawn = np.random.default_rng(1).normal(0.06, 0.03, (200, 40))
+
+    words, begins, ends = follow(sessions(drawn), MANY)
+
+    alone = [follow(sessions(row[np.newaxis]), MANY) for row in drawn]
+    assert [*zip(words, begins, ends, strict=True)] == [
+        (word[0], begin[0], end[0]) for word, begin, end in alone
+    ]
+    # Fresh pairs of some end where others are flagged.
+    assert {*ends[begins > 0]} & {*begins}
+
+
 def test_before_two_fresh_pairs_the_interval_is_of_what_was_flagged() -> None:
     flagged = decide(without_stalls(FLAGGED), MANY)
     one_more = decide(without_stalls([*FLAGGED, 0.0]), MANY)

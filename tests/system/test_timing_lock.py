@@ -162,7 +162,7 @@ def test_a_lock_that_cannot_be_made_names_its_path(tmp_path: Path) -> None:
         TimingLock(wait_s=0, say=print).acquire()
 
     assert str(failure.value) == (
-        f"cannot lock {lock}: Is a directory; set {LOCK_DIR} to a folder that can be written"
+        f"cannot lock {lock}: Is a directory; set {LOCK_DIR} to a writable folder"
     )
 
 

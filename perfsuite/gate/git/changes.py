@@ -31,8 +31,7 @@ _LEFT_NAMES = re.compile(r"junit[^/]*\.xml|\.coverage.*|.*\.(lock|log)")
 # Virtual environments (PEP 405; conda) and caches, as they mark themselves (bford.info/cachedir).
 _LEFT_OUT_MARKS = ("pyvenv.cfg", "conda-meta", "CACHEDIR.TAG")
 
-# So many paths fit into one call of a program.
-_AT_ONCE = 1000
+_AT_ONCE = 1000  # paths, which surely fit into one call of a program
 
 # Where the base's build may install, in the base's tree.
 SITE_FOLDER = ".perfsuite-site"

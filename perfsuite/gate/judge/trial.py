@@ -49,8 +49,7 @@ class CellPolicy:
 
 
 LAUNCH_TIMEOUT_S: Final = 300.0
-# Pairs that do not count, before the machine does not, or a cell.
-MAX_UNFIT: Final = 3
+MAX_UNFIT: Final = 3  # pairs that do not count, before the machine does not, or a cell
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -87,7 +87,6 @@ def test_a_lock_that_cannot_be_made_is_a_finding(
     assert finding == Finding(
         "timing session",
         "fail",
-        f"cannot lock {lock}: Is a directory; set PERFSUITE_LOCK_DIR to a folder that can be "
-        "written",
+        f"cannot lock {lock}: Is a directory; set PERFSUITE_LOCK_DIR to a writable folder",
         "make the folder writable",
     )
