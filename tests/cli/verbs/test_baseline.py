@@ -9,7 +9,7 @@ from collections.abc import Callable
 from datetime import date
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import pytest
 from command_line import call_verb
@@ -55,6 +55,14 @@ expires = 2020-01-31
 """
 
 Call = Callable[..., int]
+
+
+class FirstOfFebruary(date):
+    """A calendar that stands still, also where the tests run past midnight."""
+
+    @classmethod
+    def today(cls) -> Self:
+        return cls(2020, 2, 1)
 
 
 @pytest.fixture
@@ -328,7 +336,7 @@ def test_accept_adds_to_what_is_there(perfsuite: Call, tmp_path: Path) -> None:
         ([CELL, "--removed", *WHY, "--reason", ""], "reason is empty"),
         (
             [CELL, "--removed", "--reason", "old", "--expires", "2020-01-31"],
-            f"--expires is 2020-01-31, which is past; use {date.today()} or a later day",
+            "--expires is 2020-01-31, which is past; use 2020-02-01 or a later day",
         ),
     ],
 )
@@ -338,7 +346,10 @@ def test_a_mistake_in_accept_is_one_line_and_writes_nothing(
     capsys: pytest.CaptureFixture[str],
     arguments: list[str],
     message: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr("perfsuite.cli.verbs.baseline.date", FirstOfFebruary)
+
     assert perfsuite("accept", *arguments) == 2
 
     assert capsys.readouterr().err == f"perfsuite: {message}\n"
