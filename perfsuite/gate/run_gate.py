@@ -206,12 +206,13 @@ class _Session:
     def _compare_with(
         self, tree: Path, comparison: Comparison | None
     ) -> tuple[list[CellVerdict], Judgement | None]:
-        request, suite = self.side.request, self.side.suite
+        request, suite, head = self.side.request, self.side.suite, self.side.head
         alone = self.side.find_alone(tree)  # before any launch of the base
         own = self.side.collect(tree)
         names = () if own.suite is None else {name.partition("::")[0] for name in own.suite.cells}
         # A command's cell is in none.
         own_files = {name: (tree / name).read_bytes() for name in names if (tree / name).is_file()}
+        self.differs.update(describe_dependencies(head.top_of(tree), head.top))
         changed = self.side.lay_benchmarks(tree)
         self._describe_tree(tree, changed)
         refusal = None if own.takes_turns else "the base's perfsuite is too old to take turns"
@@ -326,12 +327,12 @@ class _Session:
 
     def _read_kept(self, names: Collection[str]) -> KeptPairs | None:
         """What earlier sessions found of these two trees; None where nothing names them."""
-        request, base = self.side.request, self.side.base
+        request, base, call = self.side.request, self.side.base, self.side.request.command
         if request.pairs_file is None or base is None or (head := self._digest_head()) is None:
             return None
         how = (
             *(request.base_python, request.base_build, sorted(request.base_environment.items())),
-            *(request.command.python_options, options_of_cells(request.command.arguments)),
+            *(call.python_options, options_of_cells(call.arguments, call.environment)),
         )
         kept = read_kept_pairs(request.pairs_file, f"{base.revision} {how}", head)
         if (told := kept.describe(names)) is not None:
@@ -341,12 +342,11 @@ class _Session:
     def _describe_tree(self, tree: Path, changed: Collection[Path]) -> None:
         if (place := worktree.why_elsewhere(tree, self.side.suite.root)) is not None:
             self.differs["base's file system"] = place
-        base_top, head_top = self.side.head.top_of(tree), self.side.head.top
+        base_top = self.side.head.top_of(tree)
         if self.side.base is not None and (lacked := worktree.missing_files(base_top)):
             told = f"lacks submodules or git-lfs files, {listed(lacked)}; {_HAS_THEM}"
             self.differs["base's tree"] = told
             self.say(f"the base's tree {told}")
-        self.differs.update(describe_dependencies(base_top, head_top))
         if changed:
             self.differs["benchmark files"] = f"head's run on both sides: {listed(changed)}"
             self.say(f"changed benchmark files; {self.differs['benchmark files']}")

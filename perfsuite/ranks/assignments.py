@@ -27,11 +27,7 @@ class Assignment:
 
 
 def all_assignments(world_size: int, *, device: str, num_gpus: int) -> tuple[Assignment, ...]:
-    """Return the assignments of a group that one controller starts as a whole.
-
-    >>> [(one.rank, one.backend) for one in all_assignments(2, device="cuda", num_gpus=2)]
-    [(0, 'nccl'), (1, 'nccl')]
-    """
+    """Return the assignments of a group that one controller starts as a whole."""
     # NCCL where each rank has a GPU of its own.
     backend = "nccl" if device == "cuda" and world_size <= num_gpus else "gloo"
     return tuple(
@@ -47,10 +43,6 @@ def cores_beside_gpus(
 
     A rank on the far socket launches and copies more slowly, in one launch and not in the next.
     `near` are the processors beside each GPU, all that the machine has.
-
-    >>> ranks = all_assignments(4, device="cuda", num_gpus=4)
-    >>> cores_beside_gpus(ranks, range(8), [(0, 1, 2, 3), (0, 1, 2, 3), (4, 5, 6, 9), ()])
-    {0: (0, 2), 1: (1, 3), 2: (4, 5, 6), 3: (0, 1, 2, 3, 4, 5, 6, 7)}
     """
     beside = {
         one.rank: tuple(core for core in cores if core in near[one.gpu % len(near)])

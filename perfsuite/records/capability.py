@@ -29,11 +29,7 @@ _FLOAT8_CAPABILITIES = {"fp8-tensorwise": (8, 9), "fp8-rowwise": (9, 0)}
 
 
 def why_not_exercised(recipe: Recipe, hardware: Hardware) -> str | None:
-    """Return why this machine would measure something else than the recipe, or None.
-
-    >>> why_not_exercised(Recipe(precision="tf32"), Hardware(device="cpu"))
-    "precision 'tf32' needs an NVIDIA GPU of compute capability 8.0 or more; this cell runs on cpu"
-    """
+    """Return why this machine would measure something else than the recipe, or None."""
     plan = recipe.plan
     mode = plan.properties
     on_cuda = hardware.device == "cuda"
@@ -65,12 +61,7 @@ def why_not_exercised(recipe: Recipe, hardware: Hardware) -> str | None:
 
 
 def why_not_timed(recipe: Recipe, hardware: Hardware) -> str | None:
-    """Return why a time here would be one of something else, though the numerics are the recipe's.
-
-    >>> why_not_timed(Recipe(precision="fp8-rowwise"), Hardware(device="cpu"))
-    "precision 'fp8-rowwise' has no time here: 8-bit products need an NVIDIA GPU of compute \
-capability 9.0 or more, and torchao emulates them on cpu"
-    """
+    """Return why a time here would be one of something else, though the numerics are right."""
     needed = _FLOAT8_CAPABILITIES.get(recipe.precision)
     if needed is None or (found := _what_is_below(needed, hardware)) is None:
         return None
@@ -89,11 +80,7 @@ def _what_is_below(needed: tuple[int, int], hardware: Hardware) -> str | None:
 
 
 def what_ranks_need(world_size: int, hardware: Hardware) -> str | None:
-    """Return what so many ranks need beyond what is here, or None.
-
-    >>> what_ranks_need(2, Hardware(device="cuda", num_gpus=1))
-    '2 GPUs, and 1 is here'
-    """
+    """Return what so many ranks need beyond what is here, or None."""
     num_gpus, num_cores = hardware.num_gpus, hardware.num_cores
     if hardware.device == "cuda":
         if world_size <= num_gpus:

@@ -206,11 +206,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def samples_of_step(samples_per_s: float | None, step_time_s: float) -> int | None:
-    """Return how many samples a step has, from the rate in its record.
-
-    >>> samples_of_step(64 / 0.3, 0.3), samples_of_step(None, 0.3)
-    (64, None)
-    """
+    """Return how many samples a step has, from the rate in its record."""
     if samples_per_s is None or not math.isfinite(samples_per_s * step_time_s):
         return None
     return round(samples_per_s * step_time_s)

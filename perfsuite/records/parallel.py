@@ -159,22 +159,14 @@ class ParallelPlan:
         return 1 if self.properties.shares_batch else self.world_size
 
     def coordinates(self, rank: int) -> dict[str, int]:
-        """Where a rank of a mesh is, by axis.
-
-        >>> parse_parallel("mesh:fsdp=2,tp=2").coordinates(2)
-        {'fsdp': 1, 'tp': 0}
-        """
+        """Where a rank of a mesh is, by axis."""
         found = {}
         for axis in reversed(self.axes):
             rank, found[axis.name] = divmod(rank, axis.size)
         return {axis.name: found[axis.name] for axis in self.axes}
 
     def shard_of(self, rank: int) -> int:
-        """The shard of the training data that a rank loads, from 0.
-
-        >>> [parse_parallel("mesh:fsdp=2,tp=2").shard_of(rank) for rank in range(4)]
-        [0, 0, 1, 1]
-        """
+        """The shard of the training data that a rank loads, from 0."""
         if not self.axes:
             return rank if self.data_parallel_size > 1 else 0
         index, at = 0, self.coordinates(rank)

@@ -39,6 +39,9 @@ _WAITS = frozenset({b"hrtimer_nanosleep", b"do_nanosleep", b"wait_woken", b"sk_w
 # Of the turns: a thread that looks now and then whether there is work is of no account. One that
 # waits for a time or a network as a turn ends is seldom there by chance.
 _MOST_HIDDEN, _MOST_WAITS = 0.2, 0.05
+# Of the seconds of its own turns, an arm's threads may work so many in the other arm's: half of the
+# usual tolerance. One that only looks whether there is work uses less, and less than so many.
+MOST_WORK, LEAST_WORK_S = 0.01, 0.001
 _POLL_S = 0.05
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
@@ -145,17 +148,21 @@ class Waits:
 
     def __init__(self) -> None:
         self._num_turns = self._num_hidden = self._num_waits = 0
+        self._turns_s = self._work_s = self._began_s = 0.0
         self._is_any_waiting = False
         self._before: dict[int, Usage] = {}
 
     @property
     def are_hidden(self) -> bool:
-        """Whether that was so in a good part of the turns."""
+        """Whether that was so in a good part of the turns, or in fewer for long."""
         most_hidden, most_waits = (self._num_turns * it for it in (_MOST_HIDDEN, _MOST_WAITS))
-        return self._num_hidden > most_hidden or self._num_waits > most_waits
+        works = self._work_s > max(MOST_WORK * self._turns_s, LEAST_WORK_S)
+        return works or self._num_hidden > most_hidden or self._num_waits > most_waits
 
     def end_turn(self, children: Iterable[int]) -> None:
         """Look at the children, before they are stopped, and at the threads."""
+        if self._num_turns:
+            self._turns_s += time.perf_counter() - self._began_s
         self._before = thread_usage()
         self._is_any_waiting = any(map(_is_waiting, (*children, *self._before)))
 
@@ -167,9 +174,12 @@ class Waits:
             one not in now or now[one].num_runs > used.num_runs
             for one, used in self._before.items()
         )
+        before = {one: used.cpu_s for one, used in self._before.items()}
+        self._work_s += sum(used.cpu_s - before.get(one, 0.0) for one, used in now.items())
         self._num_turns += 1
         self._num_hidden += has_run
         self._num_waits += self._is_any_waiting
+        self._began_s = time.perf_counter()
 
 
 def _is_waiting(thread: int) -> bool:
@@ -184,13 +194,7 @@ def _is_waiting(thread: int) -> bool:
 
 
 def launched_processes(own: int, processes: dict[int, Process]) -> dict[int, Process]:
-    """Return the living processes that `own` or one of these started, or that are in its session.
-
-    >>> tree = {1: Process("S", 0, 1, 0), 7: Process("R", 1, 7, 0), 8: Process("S", 7, 8, 0)}
-    >>> orphan = {9: Process("S", 1, 7, 0), 10: Process("Z", 7, 7, 0)}
-    >>> sorted(launched_processes(7, tree | orphan))
-    [8, 9]
-    """
+    """Return the living processes that `own` or one of these started, or of its session."""
 
     @functools.cache
     def belongs(pid: int) -> bool:

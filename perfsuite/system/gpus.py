@@ -231,11 +231,7 @@ _WITHOUT_BF16: Final = ("Tesla V100", "Tesla T4")
 
 
 def peak_flops_per_s(gpu: str, precision: str) -> float | None:
-    """Return the dense peak of a GPU in a precision; None where the table has none.
-
-    >>> peak_flops_per_s("NVIDIA H200", "amp-bf16"), peak_flops_per_s("Tesla T4", "bf16")
-    (989500000000000.0, None)
-    """
+    """Return the dense peak of a GPU in a precision; None where the table has none."""
     column = _COLUMNS.get(precision)
     if column is None or ("bf16" in precision and gpu.startswith(_WITHOUT_BF16)):
         return None

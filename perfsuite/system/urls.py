@@ -154,9 +154,6 @@ def locate(text: str, source: str) -> AnyPath:
     """Return the file or folder of a path or a URL, without a request; `source` is for messages.
 
     Raises a SettingError for another URL, credentials in it, or a package that is not installed.
-
-    >>> locate("file://./baselines", "--storage")
-    PosixPath('baselines')
     """
     protocol, is_url, key = text.partition("://")
     if not is_url or protocol == "file":
@@ -181,11 +178,7 @@ def locate(text: str, source: str) -> AnyPath:
 
 
 def mask(text: str) -> str:
-    """Return text without the user and the password of any URL in it.
-
-    >>> mask("cannot reach https://me:secret@host/bucket")
-    'cannot reach https://***@host/bucket'
-    """
+    """Return text without the user and the password of any URL in it."""
     return _USER_INFO.sub("***@", text)
 
 

@@ -80,16 +80,16 @@ def test_an_edit_while_head_is_judged_voids_the_session_and_nothing_of_it_is_kep
 def test_where_data_is_edited_while_head_is_judged_nothing_is_kept_under_the_trees_name(
     shop: Repository,
 ) -> None:
-    data = shop.path / "prices.yaml"
-    data.write_text("n: 1\n")
-    edited = EDITED.replace('"depot.py").touch()', '"prices.yaml").open("a").write("0")')
+    data = shop.path / "prices.json"
+    data.write_text("1\n")
+    edited = EDITED.replace('"depot.py").touch()', '"prices.json").open("a").write("0")')
     shop.write(shop=edited)
     shop.commit()
     shop.write(shop=edited.replace("0.001", "0.003"))
 
     shop.gate(HEAD=str(shop.path)).expect(10, f"{PRICE} FAIL *")
 
-    assert data.read_text() != "n: 1\n"
+    assert data.read_text() != "1\n"
     assert not (shop.path / "results" / "pairs.json").exists()
 
 

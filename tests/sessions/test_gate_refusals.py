@@ -40,6 +40,10 @@ def shop(tmp_path: Path) -> Repository:
             "--benchmark-compare measures nothing beside --benchmark-skip; leave it out",
         ),
         (
+            ("--pyargs",),
+            "--benchmark-compare finds the base's tests by their paths; name paths, not --pyargs",
+        ),
+        (
             ("--benchmark-compare", "benchmarks"),
             "--benchmark-compare takes 'benchmarks' for the run to compare with; "
             "write: pytest benchmarks --benchmark-compare",

@@ -420,7 +420,7 @@ def test_a_child_that_cannot_say_whose_code_it_ran_proves_nothing(
 
 
 def test_a_changed_dependency_that_the_base_loads_proves_nothing(shop: Repository) -> None:
-    lists = shop.path / "requirements.txt", shop.path / "requirements-lint.txt"
+    lists = shop.path / "benchmarks" / "requirements.txt", shop.path / "requirements-lint.txt"
     for file in lists:
         file.write_text("pytest\n")
     shop.commit()
@@ -443,8 +443,8 @@ def test_a_changed_dependency_that_the_base_loads_proves_nothing(shop: Repositor
     gated.expect(
         12,
         f"{PRICE} INVALID",
-        f"{PRICE}: requirements.txt changes pytest-benchmark, which the base loads as it is "
-        "installed for head; *--perf-base-python*",
+        f"{PRICE}: benchmarks/requirements.txt changes pytest-benchmark, which the base loads as "
+        "it is installed for head; *--perf-base-python*",
     )
 
 

@@ -276,6 +276,40 @@ def test_a_thread_that_works_and_ends_in_the_other_arms_turn_hides_its_work() ->
     assert waits.are_hidden
 
 
+def test_children_and_what_is_in_the_session_are_a_launchs_and_the_dead_are_not() -> None:
+    tree = {
+        pid: background.Process(state, parent, session, 0.0)
+        for pid, state, parent, session in (
+            *((1, "S", 0, 1), (7, "R", 1, 7), (8, "S", 7, 8)),
+            *((9, "S", 1, 7), (10, "Z", 7, 7), (11, "S", 1, 1)),
+        )
+    }
+
+    assert sorted(background.launched_processes(7, tree)) == [8, 9]
+
+
+def test_a_thread_that_works_long_in_few_of_the_other_arms_turns_hides_its_work() -> None:
+    wanted, done = threading.Semaphore(0), threading.Semaphore(0)
+
+    def work() -> None:
+        while wanted.acquire(timeout=600):
+            deadline_s = time.thread_time() + 0.02
+            while time.thread_time() < deadline_s:
+                pass
+            done.release()
+
+    waits = background.Waits()
+    threading.Thread(target=work, daemon=True).start()
+    for number in range(20):
+        waits.end_turn([])
+        if number % 10 == 5:
+            wanted.release()
+            done.acquire(timeout=600)
+        waits.begin_turn()
+
+    assert waits.are_hidden
+
+
 def test_a_wait_at_the_end_of_each_tenth_turn_hides_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

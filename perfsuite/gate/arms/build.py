@@ -75,5 +75,5 @@ def _installed() -> dict[str, int]:
         path.name: path.stat().st_mtime_ns
         for folder in {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}
         for path in Path(folder).glob("*")
-        if path.suffix in (".dist-info", ".egg-info", ".egg-link")
+        if path.suffix in (".dist-info", ".egg-info", ".egg-link", ".egg")
     }

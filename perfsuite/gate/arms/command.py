@@ -19,7 +19,9 @@ _OURS = "--perf-"
 # and -P, -E is an environment without Python's variables, and -B would compile in every launch.
 _LETTERS = {"I": ("-s", "-P"), "E": (), "B": ()}
 # Not what selects, shows and stores: any other option may be the suite's own.
-_OF_CELLS = re.compile("--(?!perf-(?!device)|benchmark-)|-[^-kmvqxsrlnpW]")
+_OF_CELLS = re.compile(
+    "--(?!perf-(?!device)|benchmark-|junit|durations|color|tb=|cov|maxfail)|-[^-kmvqxsrlnpW]"
+)
 # Where they stand after a path in the value of an option.
 _PATH_ENDS = r"(?![^/:,;=\s])"
 
@@ -107,15 +109,18 @@ class Command:
         )
 
 
-def options_of_cells(arguments: Sequence[str]) -> list[tuple[str, str]]:
-    """Return the options, with the words after them, that may change what a cell runs.
+def options_of_cells(
+    arguments: Sequence[str], environment: Mapping[str, str]
+) -> list[tuple[str, str]]:
+    """Return the options of a call, with the words after them, that may change what a cell runs.
 
-    >>> options_of_cells(["a.py", "--perf-device", "cpu", "--perf-seed=7", "-o", "n=2", "-v"])
-    [('--perf-device', 'cpu'), ('-o', 'n=2')]
+    >>> options_of_cells(["a.py", "--perf-seed=7", "-o", "n=2", "-v"], {"PYTEST_ADDOPTS": "--big"})
+    [('--big', 'a.py'), ('-o', 'n=2')]
     """
+    words = [*shlex.split(environment.get("PYTEST_ADDOPTS", "")), *arguments, ""]
     return [
         (word, "" if "=" in word else after)
-        for word, after in itertools.pairwise([*arguments, ""])
+        for word, after in itertools.pairwise(words)
         if _OF_CELLS.match(word)
     ]
 

@@ -13,12 +13,19 @@ from perfsuite.gate.git.repository import find_top
 
 
 class CellDigests:
-    """The digests of a session's cells, from pytest's root, paths and ini value `python_files`."""
+    """The digests of a session's cells, from pytest's root, paths, `python_files` and options."""
 
-    def __init__(self, root: Path, paths: Sequence[Path], python_files: Sequence[str]) -> None:
+    def __init__(
+        self,
+        root: Path,
+        paths: Sequence[Path],
+        python_files: Sequence[str],
+        options: Sequence[tuple[str, str]] = (),
+    ) -> None:
         top = find_top(root) or root.resolve()
         self._head = Head(top=top, root=root.resolve(), python_files=tuple(python_files))
         self._paths = paths
+        self._options = options
         self._digest_of_file = cache(self._digest_files)
 
     def of(self, cell: str, record: Mapping[str, Any]) -> str | None:
@@ -27,7 +34,7 @@ class CellDigests:
             files = self._digest_of_file(cell.partition("::")[0])
         except (PerfsuiteError, OSError):  # the session says why, where it needs the files
             return None
-        kept = [files, record.get("workload"), record.get("recipe")]
+        kept = [files, self._options, record.get("workload"), record.get("recipe")]
         return _digest(json.dumps(kept, sort_keys=True, default=str).encode())
 
     def _digest_files(self, file: str) -> str:

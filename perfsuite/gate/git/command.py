@@ -24,7 +24,8 @@ _ENVIRONMENT = {
     "LC_ALL": "C",
 }
 # core.fsmonitor would leave a daemon behind.
-_OPTIONS = ("--no-pager", "-c", "core.hooksPath=/dev/null", "-c", "core.fsmonitor=false")
+_SETTINGS = ("core.hooksPath=/dev/null", "core.fsmonitor=false", "diff.relative=false")
+_OPTIONS = ("--no-pager", *(word for setting in _SETTINGS for word in ("-c", setting)))
 
 
 def run_git(folder: Path, *arguments: str) -> subprocess.CompletedProcess[bytes]:
@@ -75,8 +76,7 @@ def find_commit(root: Path, name: str) -> str | None:
             f"the revision {name!r} begins with '-', as options do; name the commit by its digits, "
             f"or a branch of that name as 'refs/heads/{name}'"
         )
-    options = ("--verify", "--quiet", "--end-of-options")
-    found = answer(root, "rev-parse", *options, f"{name}^{{commit}}")
+    found = answer(root, "rev-parse", "--verify", "--quiet", f"{name}^{{commit}}")
     # "^main" is all but main: one revision to git, and no commit.
     return None if found is None or found.startswith("^") else found
 

@@ -12,9 +12,10 @@ Whatever paths the user named, these files of head are laid over:
    which is no test, or one that any file outside of it imports, unless its name is a usual one, as
    tests share what they need.
 2. For any other folder: the test files in it (by pytest's `python_files`, but for what is named as
-   code is, see `is_mixed`) and every conftest.py, each by rule 1 or else alone; of such files,
-   those that only the base has go. All other files in it stay the base's, helper modules too:
-   laying code under test over the base would compare head with itself and pass in silence.
+   code is, see `is_mixed`, or imported by that) and every conftest.py, each by rule 1 or else
+   alone; of such files, those that only the base has go. All other files in it stay the base's,
+   helper modules too: laying code under test over the base would compare head with itself and pass
+   in silence.
 3. For any other file: that file.
 4. The conftest.py of every folder above those, up to the top.
 
@@ -106,7 +107,8 @@ def lay_over(tree: Path, head: Head, overlay: Overlay) -> None:
     """Put head's benchmark files into `tree`, the counterpart of its top, in place of others."""
     for folder in overlay.searched:
         for file in source_files(tree / folder):
-            if is_test_file(head, folder / file):
+            is_gone = not (head.top / folder / file).exists()
+            if is_gone and is_test_file(head, folder / file):
                 _remove(tree, folder / file)
     for folder in overlay.folders:
         _remove(tree, folder)
@@ -244,9 +246,10 @@ def _add_folder(overlay: Overlay, head: Head, place: Path, named: Path) -> None:
 
 
 def _add_test_file(overlay: Overlay, head: Head, file: Path) -> None:
+    importers = _importers(head.top, file.with_suffix(""))
     if whole := _benchmark_folder(head, file.parent):
         overlay.folders.add(whole)
-    else:
+    elif all(_is_of_tests(head, one) for one in importers):
         overlay.files.add(file)
 
 
@@ -309,6 +312,10 @@ def is_test_file(head: Head, path: Path) -> bool:
     return path.name == _CONFTEST or is_test
 
 
+def _is_of_tests(head: Head, path: Path) -> bool:
+    return is_test_file(head, path) or not is_mixed(path, head.python_files)
+
+
 def _is_named(path: Path, patterns: Sequence[str]) -> bool:
     at = f"/{path.as_posix()}"
     return any(fnmatch.fnmatchcase(at, f"*/{pattern}") for pattern in patterns)
@@ -330,7 +337,7 @@ def _remove(tree: Path, path: Path) -> None:
 
 
 def _importers(top: Path, folder: Path) -> Iterator[Path]:
-    """Yield the modules outside of the folder that import it or a module in it."""
+    """Yield the modules outside of the folder, or module, that import it or a module in it."""
     for file in _modules(top):
         if file.is_relative_to(folder):
             continue

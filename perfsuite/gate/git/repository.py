@@ -43,7 +43,7 @@ def is_in_history(root: Path, commit: str, revision: str) -> bool:
 
 def changed_files(root: Path, old: str, new: str) -> frozenset[Path]:
     """Return the files that differ between two commits; absolute paths."""
-    options = ("--name-only", "--no-renames", "--no-ext-diff", "--no-relative", "-z")
+    options = ("--name-only", "--no-renames", "--no-ext-diff", "-z")
     changed = output(root, "diff", *options, "--end-of-options", old, new, "--")
     top = _known_top(root)
     return frozenset(top / os.fsdecode(name) for name in changed.split(b"\0") if name)

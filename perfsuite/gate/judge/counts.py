@@ -112,6 +112,7 @@ class CountComparison:
 
     changes: tuple[CountChange, ...] = ()
     unavailable: tuple[str, ...] = ()
+    varies: bool = False  # more launches are needed to compare one
 
     @property
     def increases(self) -> tuple[CountChange, ...]:
@@ -176,6 +177,7 @@ def _compare(
 ) -> CountComparison:
     changes: list[CountChange] = []
     unavailable: list[str] = []
+    varies = False
     is_of_blocks = _metric(bases[0]) == "max_memory_allocated"
     peak_slack = _ALLOCATOR_SLACK if is_of_blocks else _EXACT_PEAK_SLACK
     for name in COUNT_NAMES:
@@ -195,13 +197,14 @@ def _compare(
         elif _vary(before, wanted):
             figures = f"{min(before)} to {max(before)} in {len(before)} launches of the base"
             unavailable.append(f"{name} is not compared: it is {figures}")
+            varies = True
         elif (moved := _nearest(before, after)) is not None:
             base, head = moved
             ratio, slack = accepted_ratio(name), min(wanted, key=lambda one: one.allowance(base))
             changes.append(
                 CountChange(name=name, base=base, head=head, slack=slack, accepted_ratio=ratio)
             )
-    return CountComparison(changes=tuple(changes), unavailable=tuple(unavailable))
+    return CountComparison(changes=tuple(changes), unavailable=tuple(unavailable), varies=varies)
 
 
 def _vary(counts: Sequence[int], slacks: Sequence[Slack]) -> bool:

@@ -191,7 +191,7 @@ def _decide(trial: Trial) -> None:
     has_both = trial.runs.keys() == {"base", "head"}
     is_asked = has_both and trial.policy.slacks and trial.num_counted is None
     # Later launches need count nothing: an increase must stand in all, and these have none.
-    if is_asked and not _compare_counts(trial).changes:
+    if is_asked and not ((compared := _compare_counts(trial)).changes or compared.varies):
         trial.num_counted = len(trial.runs["head"])
     if trial.word is None:
         trial.decide()

@@ -17,6 +17,7 @@ from perfsuite.records.cell import samples_of_step
 from perfsuite.records.verdict import VerdictWord
 from perfsuite.stats import intervals
 from perfsuite.stats.evidence import Pair
+from perfsuite.system.background import LEAST_WORK_S, MOST_WORK
 from perfsuite.system.untrusted import Amount
 
 # What torch, the C library, Python and the end of a rank or a launch say when memory ran out; and
@@ -44,11 +45,6 @@ _MOST_CLOCKS_APART = 0.01
 
 _NO_ROOM = "memory has no room for both arms"
 _GO_ON = "its threads or loader workers go on, or wait on, in the other arm's turns"
-
-# Of the seconds of its own turns: half of the usual tolerance. A thread that only looks whether
-# there is work uses less, and less than so many seconds.
-_MOST_BACKGROUND = 0.01
-_LEAST_BACKGROUND_S = 0.001
 
 
 def add_pair(trial: Trial, launches: Mapping[str, Launch], first: str, launch_s: float) -> None:
@@ -111,7 +107,7 @@ def add_pair(trial: Trial, launches: Mapping[str, Launch], first: str, launch_s:
 
 def _works_on(run: CellRun) -> bool:
     """Whether threads of the arm worked while the other arm had its turns."""
-    return run.background_s > max(_MOST_BACKGROUND * run.turns_s, _LEAST_BACKGROUND_S)
+    return run.background_s > max(MOST_WORK * run.turns_s, LEAST_WORK_S)
 
 
 def may_use_gpus(launches: Mapping[str, Launch]) -> bool:

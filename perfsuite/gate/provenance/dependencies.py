@@ -18,6 +18,8 @@ from perfsuite.units import listed
 
 # A requirement begins with the name of its distribution (PEP 508).
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*")
+# Of conda: a channel, and the packages that are torch's.
+_CONDA = re.compile(r"^- (?:[\w./-]+::)?(pytorch(?:-(?:cuda|gpu|cpu|mutex))?(?![\w.-]))?")
 # Stands for all dependencies of a file.
 ANY = "*"
 # What the project tells other packages of itself; its scripts are run by nobody else.
@@ -82,7 +84,7 @@ def _declared(tree: Path) -> dict[str, dict[str, str]]:
         for path in tree_files(tree)
         if {"doc", "docs"}.isdisjoint(path.parts) and (tree / path).is_file()
         for name, read in _READERS.items()
-        if re.fullmatch(name, f"{(tree / path).parent.name}/{path.name}")
+        if re.fullmatch(name, f"/{path.as_posix()}")
     }
 
 
@@ -101,7 +103,11 @@ def _read(path: Path, read: Callable[[str], dict[str, str]]) -> dict[str, str]:
 def _read_list(text: str) -> dict[str, str]:
     """Of pip, and of conda, whose other lines name nothing that is installed."""
     lines = (line.partition(" #")[0].strip() for line in text.replace("\\\n", " ").splitlines())
-    return _named(line.removeprefix("- ") for line in lines if line and not line.startswith("#"))
+    return _named(
+        _CONDA.sub(lambda match: "torch" if match[1] else "", line)
+        for line in lines
+        if line and not line.startswith("#")
+    )
 
 
 def _named(requirements: Iterable[str]) -> dict[str, str]:
@@ -179,14 +185,15 @@ def _read_groups(value: ast.expr) -> dict[str, str]:
     return {str(getattr(key, "value", "")): ast.dump(names) for key, names in items}
 
 
-# By the name of its folder and its own.
+# By their paths.
 _READERS: Final[Mapping[str, Callable[[str], dict[str, str]]]] = {
     r".*/pyproject\.toml": _read_project,
     r".*/setup\.cfg": _read_setup_cfg,
     r".*/setup\.py": _read_setup,
     r".*/((uv|poetry|pdm)\.lock|pylock(\..*)?\.toml)": _read_lock,
-    r"requirements/.*\.(txt|in)|.*/.*(requirements.*\.(txt|in)|constraints.*\.txt)": _read_list,
-    r".*/(environment|conda)\.ya?ml": _read_list,
+    r".*/(requirements/.*|[^/]*requirements[^/]*)\.(txt|in|lock)": _read_list,
+    r".*/[^/]*constraints[^/]*\.txt": _read_list,
+    r".*/(environment|conda)[\w.-]*\.ya?ml": _read_list,
     # May change everything.
     r".*/(Pipfile(\.lock)?|pixi\.(lock|toml)|conda-lock\.yml)": lambda text: {ANY: text},
 }

@@ -118,6 +118,7 @@ def find_asymmetry(base: Launch, head: Launch) -> str | None:
 _is_left_out = functools.cache(is_left_out)
 _missing_files = functools.cache(missing_files)
 _real_path = functools.cache(os.path.realpath)
+_tracked = functools.cache(lambda top: tracked_files(top, [Path()]))
 _began_s = functools.cache(lambda: read_start_s(os.getpid()))
 
 
@@ -145,7 +146,7 @@ def _find_foreign(arm: Loading, other: Loading) -> str | None:
         if not other.is_own(path) or _real_path(arm.top / place) == file:
             continue
         is_data = arm.is_data(file)
-        if is_data and place not in tracked_files(other.top, [place]):  # it belongs to neither
+        if is_data and place not in _tracked(other.top):  # it belongs to neither
             continue
         if not are_alike(path, arm.top / place):
             advice = "have the code find it beside itself"
@@ -163,14 +164,20 @@ def _find_foreign(arm: Loading, other: Loading) -> str | None:
 def _find_installed_instead(base: Loading, head: Loading) -> str | None:
     """Why the base loaded an installed copy of what head loads from its own tree."""
     copies = {SITE.split(file)[-1]: file for file in base.files if SITE.search(file)}
+    is_apart = base.prefix != head.prefix
+    owners = {} if is_apart else installed.installed_by_projects(head.top, copies.values())
     for root in head.roots:
         for path in head.own_files:
             own = head.top / path
             name = str(own.relative_to(root)) if own.is_relative_to(root) else None
-            if name in copies and ((base.top / path).exists() or _is_lacked(base.top, path)):
+            if name not in copies:
+                continue
+            has_own = (base.top / path).exists() or _is_lacked(base.top, path)
+            if has_own or copies[name] in owners:
+                why = "although its commit has" if has_own else "as its commit lacks"
                 return (
-                    f"the base arm loaded {copies[name]}, although its commit has {path}, which "
-                    f"the head arm loaded; uninstall that copy, or {_PYTHON}"
+                    f"the base arm loaded {copies[name]}, {why} {path}, which the head arm loaded; "
+                    f"uninstall that copy, or {_PYTHON}"
                 )
     return None
 

@@ -57,6 +57,10 @@ def refuse_silent_passes(config: pytest.Config, *, is_under_torchrun: bool) -> N
             "--benchmark-compare is the gate, which starts the ranks of both sides on one machine, "
             "and torchrun has started this session; gate without torchrun, or add --perf-gate=off"
         )
+    if config.getoption("pyargs", False):
+        raise pytest.UsageError(
+            "--benchmark-compare finds the base's tests by their paths; name paths, not --pyargs"
+        )
     measures = "--benchmark-compare measures nothing beside"
     is_worker = hasattr(config, "workerinput")
     if is_worker or config.getoption("dist", "no") != "no" or config.getoption("numprocesses", 0):
@@ -97,9 +101,9 @@ class SessionGate:
 
     def judge(self, items: Sequence[pytest.Item], sharding: Sharding) -> None:
         """Judge the cells that stored runs say too little about; the others wait for their test."""
-        cells = self._selected = [item.nodeid for item in items if is_benchmark(item)]
-        if not cells:
+        if sharding.why_empty is not None:
             return
+        cells = self._selected = [item.nodeid for item in items if is_benchmark(item)]
         config, fingerprint = self._config, self._saver.fingerprint
         pythonpath = [Path(path) for path in config.getini("pythonpath")]
         found = base_of(self._request, [config.rootpath, *pythonpath])
@@ -277,8 +281,10 @@ class SessionGate:
             if grown is not None and judged is None:
                 self._say(f"{name} goes to the judge: {grown} since the base's stored run")
                 return None
-        if judged is not None or not history.can_screen(name) or cell is None:
+        if judged is not None or not history.can_screen(name):
             return judged or _unknown(name, first.refusal)
+        if cell is None:  # only the pairs know whether the base measures it
+            return None
         digested = {} if record is None else {"workload": record.workload, "recipe": record.recipe}
         digest = self._saver.digests.of(name, digested) or "unknown"
         return history.screen(name, cell, digest, policy, self._say)

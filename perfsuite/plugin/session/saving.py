@@ -17,6 +17,7 @@ import pytest
 from pytest_benchmark.storage.file import FileStorage
 
 from perfsuite.errors import DeviceError, ExitCode, WriteError
+from perfsuite.gate.arms.command import options_of_cells
 from perfsuite.gate.baselines.digests import CellDigests
 from perfsuite.gate.baselines.select import find_runs, save_run
 from perfsuite.plugin import recorder
@@ -78,7 +79,9 @@ class RunSaver:
         config = self._config
         paths = [Path(argument.partition("::")[0]) for argument in config.args]
         paths = [config.invocation_params.dir / path for path in paths]
-        return CellDigests(config.rootpath, paths, config.getini("python_files"))
+        words = [*config.getini("addopts"), *map(str, config.invocation_params.args)]
+        options = options_of_cells(words, self._environ)
+        return CellDigests(config.rootpath, paths, config.getini("python_files"), options)
 
     @cached_property
     def probe_s(self) -> dict[str, float]:

@@ -47,6 +47,15 @@ def test_a_cell_is_another_where_what_it_runs_beside_the_code_differs(
     assert (digest(root) != before) == is_other
 
 
+def test_a_cell_is_another_with_other_options_of_the_suite(root: Path) -> None:
+    found = {
+        CellDigests(root, [root / "benchmarks"], ["test_*.py"], options).of(CELL, {})
+        for options in ((), [("--size=big", "")], [("--size=small", "")])
+    }
+
+    assert len(found) == 3
+
+
 def test_a_cell_is_another_with_another_recipe_or_workload() -> None:
     root = Path(__file__).parents[3]
     digests = CellDigests(root, [root / "tests" / "gate"], ["test_*.py"])

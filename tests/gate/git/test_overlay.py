@@ -231,6 +231,23 @@ def test_of_a_folder_with_code_only_tests_and_conftests_are_laid_over(
     }
 
 
+def test_code_that_is_named_as_a_test_is_stays_the_bases(head: Head, base: Path) -> None:
+    """Other code imports it; tests, and what runs benchmarks, may import one another."""
+    write(head.top, "src/ttt/model.py", text="from ttt.test_time import adapt")
+    write(head.top, "src/ttt/test_a.py", "run_benchmarks.py", text="import bench_a, ttt.test_help")
+    write(head.top, "src/ttt/test_time.py", "src/ttt/test_help.py", "test_a.py")
+    write(base, "src/ttt/test_time.py", "src/ttt/test_help.py", "src/ttt/test_old.py")
+
+    lay(base, head, ".")
+
+    assert contents(base) == {
+        "src/ttt/test_time.py": "base's",
+        "src/ttt/test_help.py": "head's",
+        "src/ttt/test_a.py": "import",
+        "test_a.py": "head's",
+    }
+
+
 def test_the_root_brings_its_benchmark_folders_as_wholes(head: Head, base: Path) -> None:
     write(head.top, "code.py", "benchmarks/test_a.py", "benchmarks/models.py", "docs/text.md")
     write(base, "code.py", "benchmarks/test_a.py", "benchmarks/models.py", "docs/text.md")

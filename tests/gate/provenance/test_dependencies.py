@@ -37,6 +37,16 @@ def change(folder: Path, file: str, old: str | None, new: str | None) -> dict[st
             "torch",
         ),
         ("requirements/gpu.in", "a\nb\n", "b\n", "a"),
+        ("requirements/gpu/base.txt", "a\nb\n", "b\n", "a"),
+        ("requirements.lock", "a==1\n", "a==2\n", "a"),
+        (
+            "environment-gpu.yml",
+            "name: x\ndependencies:\n  - pytorch=2.3\n  - conda-forge::numpy=1\n  - a=1\n",
+            "name: y\ndependencies:\n  - pytorch=2.4\n  - conda-forge::numpy=2\n  - a=1\n",
+            "name torch numpy",
+        ),
+        ("conda_cuda.yaml", "- pytorch-cuda=12.1\n", "- pytorch-cuda=12.4\n", "torch"),
+        ("conda.yml", "- pytorch-lightning=2\n", "- pytorch-lightning=3\n", "pytorch-lightning"),
         ("dev-requirements.txt", "-r other.txt\n", "-r another.txt\n", ANY),
         (
             "pyproject.toml",

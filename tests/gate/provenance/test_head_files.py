@@ -12,7 +12,7 @@ from git_checkouts import git
 
 from perfsuite.gate.arms.arm import Suite
 from perfsuite.gate.provenance import head_files
-from perfsuite.gate.provenance.head_files import give_back, kept_files
+from perfsuite.gate.provenance.head_files import code_times, give_back, kept_files, why_edited
 
 
 @pytest.fixture
@@ -48,6 +48,23 @@ def test_a_folder_of_many_files_stands_for_them_all(
     assert kept_files(checkout) == {
         checkout / name for name in ("cache", "pkg/last.pt", "link", "new.txt")
     }
+
+
+def test_sources_and_the_configurations_that_git_tracks_are_edited_and_no_other_file(
+    checkout: Path,
+) -> None:
+    names = ("conf/model.yaml", "kernel.cuh", "run.yaml", "data.bin")
+    files = [checkout / name for name in names]
+    for file in files:
+        file.parent.mkdir(exist_ok=True)
+        file.write_text("1")
+    git(checkout, "add", "conf")
+    before = code_times(checkout)
+
+    for file in files:
+        os.utime(file, (1, 1))
+
+    assert str(why_edited(checkout, before)).startswith("conf/model.yaml, kernel.cuh changed ")
 
 
 def test_outside_of_git_nothing_is_ignored(tmp_path: Path) -> None:

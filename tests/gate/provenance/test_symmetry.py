@@ -69,6 +69,7 @@ def compare(
     python: str = sys.executable,
     alone: Collection[str] = (),
     old: Collection[str] = (),
+    roots: Collection[str] = (),
 ) -> str | None:
     """What is wrong with launches that loaded files relative to the folder."""
     launches = []
@@ -77,7 +78,7 @@ def compare(
             name=name,
             tree=folder / tree,
             top=folder / tree.removesuffix("/perf"),
-            import_roots=(),
+            import_roots=tuple(folder / root for root in roots),
             pytest_arguments=(),
             python=python,
             alone=frozenset(map(Path, alone if name == "head" else ())),
@@ -294,6 +295,43 @@ def test_what_a_project_of_the_tree_has_compiled_and_installed_is_one_for_both(
         f"both arms loaded {folder}/{built}, which shop has installed; build it in the base's "
         "tree with --base-build CMD (pytest: --perf-base-build), or give the base an interpreter "
         "of its own with --base-python (pytest: --perf-base-python)"
+    )
+
+
+@pytest.mark.parametrize(
+    ("place", "info", "is_wrong"),
+    [
+        ("head", '"dir_info": {}', True),
+        ("head/csrc", '"dir_info": {}', True),
+        ("head2", '"dir_info": {}', False),
+        ("head/wheels/fast-1.whl", '"archive_info": {}', False),
+    ],
+)
+def test_what_was_installed_from_a_folder_of_the_tree_is_of_its_project_whatever_the_name(
+    folder: Path, place: str, info: str, is_wrong: bool
+) -> None:
+    add(folder, "setup.py", "setup(name=NAME)")
+    built = install(folder, "fast", "fast_cuda.cpython-311-x86_64-linux-gnu.so", "\x7fELF")
+    origin = folder / "site-packages" / "fast-1.dist-info" / "direct_url.json"
+    origin.write_text(f'{{{info}, "url": "{(folder / place).as_uri()}"}}')
+
+    wrong = compare(folder, [built], [built])
+
+    assert (wrong is not None) == is_wrong
+    assert wrong is None or "which fast has installed" in wrong
+
+
+def test_the_base_may_not_run_heads_copy_of_what_head_renamed(folder: Path) -> None:
+    add(folder, "pyproject.toml", '[project]\nname = "shop"\n')
+    (folder / "head/acme").mkdir()
+    (folder / "head/acme/new.py").touch()
+    copy = install(folder, "shop", "acme/new.py")
+
+    wrong = compare(folder, [copy], ["head/acme/new.py"], roots=("head",))
+
+    assert str(wrong).startswith(
+        f"the base arm loaded {folder}/{copy}, as its commit lacks acme/new.py, which the head arm "
+        "loaded; uninstall that copy, or give the base "
     )
 
 

@@ -176,17 +176,24 @@ def test_a_cell_that_neither_side_measures_keeps_nothing_from_passing(
     assert said(pytester.path) == ("PASS", "2 cells: 1 PASS, 1 SKIPPED")
 
 
-def test_a_cell_left_to_the_screen_and_then_skipped_goes_to_the_pairs(
-    pytester: pytest.Pytester, words: dict[str, str], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("other", "word"), [("pytest.skip('not here')", "VANISHED"), ("return", "SKIPPED")]
+)
+def test_a_cell_left_to_the_screen_and_then_not_measured_goes_to_the_pairs(
+    pytester: pytest.Pytester,
+    words: dict[str, str],
+    monkeypatch: pytest.MonkeyPatch,
+    other: str,
+    word: str,
 ) -> None:
-    words[OTHER] = "VANISHED"
+    words[OTHER] = word
     words[GONE] = "INVALID"
     monkeypatch.setattr(History, "can_screen", lambda self, name: name == OTHER)
 
-    result = gated(pytester, "pytest.skip('not here')")
+    result = gated(pytester, other)
 
-    assert result.ret == 12
-    assert table(result)[OTHER] == "VANISHED"
+    assert result.ret == (12 if word == "VANISHED" else 0)
+    assert table(result)[OTHER] == word
 
 
 def test_a_cell_that_no_launch_has_is_invalid(
@@ -298,6 +305,17 @@ def test_where_every_cell_is_deselected_an_advisory_session_ends_in_0(
 
     assert result.ret == 0
     assert result.outlines[-1] == "advisory: would have ended in 13"
+
+
+def test_where_head_leaves_no_cell_its_base_is_asked(
+    pytester: pytest.Pytester, words: dict[str, str]
+) -> None:
+    words[GONE] = "VANISHED"
+
+    result = gated(pytester, options=("-k", "nothing"))
+
+    assert result.ret == 12
+    assert table(result) == {GONE: "VANISHED"}
 
 
 def test_a_machine_that_is_refused_ends_an_advisory_session_in_0_and_in_words(
