@@ -142,11 +142,17 @@ def apply_exceptions(trial: Trial, accepted: Accepted) -> list[Entry]:
     return [*used, *dict.fromkeys(filter(None, increases))]
 
 
-def read_leniency(side: BaseSide) -> Leniency:
-    """Return the reviewed exceptions that count, and the policy as far as it is known."""
+def read_leniency(side: BaseSide, differs: dict[str, str]) -> Leniency:
+    """Return the reviewed exceptions that count, and the policy as far as it is known.
+
+    Tell in `differs` of a file beside the call that is none of pytest's root, and so is not read.
+    """
     accepted = Accepted()
     if side.request.heeds_exceptions:
         path = side.suite.root / ACCEPTED_FILE
+        beside = side.request.command.folder / ACCEPTED_FILE
+        if beside.is_file() and beside.resolve() != path.resolve():
+            differs["not read"] = f"{beside}; exceptions are read from {path}, in pytest's root"
         accepted = read_brought(path, side.read(ACCEPTED_FILE), datetime.date.today())
     return Leniency.of(side.request, accepted)
 

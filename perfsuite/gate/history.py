@@ -243,12 +243,18 @@ def _reason(entries: list[Slowdown], day: date, least_ratio: float) -> str | Non
 
 
 def read_history(
-    folder: Path, storage: AnyPath, fingerprint: str, accepted: Accepted, *, num_runs: int
+    folder: Path,
+    storage: AnyPath,
+    fingerprint: str,
+    accepted: Accepted,
+    *,
+    target: str | None,
+    num_runs: int,
 ) -> StoredHistory:
     """Return the newest stored runs of an environment, `num_runs` at most, by `trunk_rules`."""
-    root, rules = find_top(folder), trunk_rules(folder)
+    root, rules = find_top(folder), trunk_rules(folder, target)
     log: dict[str, datetime] = {}
-    if root is not None and (trunk := find_trunk(root)) is not None:
+    if root is not None and (trunk := find_trunk(root, target)) is not None:
         log = read_log(root, trunk)
         rules["is_in_history"] = log.__contains__
     choice = choose_runs(storage, True, fingerprint, **rules)

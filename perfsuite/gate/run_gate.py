@@ -158,7 +158,7 @@ def _begin(
         differs=differs,
         collected=head,
         collected_s=collected_s,
-        leniency=read_leniency(side),
+        leniency=read_leniency(side, differs),
         say=say,
         machine=machine,
     )
@@ -185,7 +185,7 @@ class _Session:
         request = dataclasses.replace(request, cells=cells, waiting=frozenset())
         side = dataclasses.replace(self.side, request=request, base=base)
         self.differs["base"] = base.described
-        return dataclasses.replace(self, side=side, leniency=read_leniency(side))
+        return dataclasses.replace(self, side=side, leniency=read_leniency(side, self.differs))
 
     def compare(self) -> tuple[list[CellVerdict], Judgement | None]:
         """Judge what both sides have, and say why the rest is not compared."""

@@ -9,6 +9,7 @@ import statistics
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
+from fractions import Fraction
 from typing import Annotated, Any, Final, Literal, TypeVar
 
 import msgspec
@@ -166,6 +167,12 @@ class StoredRun(RunHead):
     """A well-formed stored run, which may still be unfit to compare with; cells by node id."""
 
     cells: dict[str, StoredCell]
+
+    @property
+    def part(self) -> Fraction:
+        """What it is of a session: a quarter where it is one of four shards."""
+        shard = self.stamp.shard if self.stamp else None
+        return Fraction(1, shard.num_shards if shard else 1)
 
 
 def _or_unusable(read: Callable[[AnyPath], _T]) -> Callable[[AnyPath], _T | Unusable]:

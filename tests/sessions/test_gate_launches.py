@@ -269,6 +269,7 @@ def test_arms_that_want_what_one_alone_can_have_run_launch_after_launch(
         ("perf_numerics = off", "perf_numerics"),
         ("perf_base = HEAD", "perf_base"),
         ("perf_base_dir = .", "perf_base_dir"),
+        ("perf_shard = 2/2", "perf_shard"),
     ],
 )
 def test_a_change_that_switches_off_what_judges_it_or_names_its_base_is_refused(
@@ -283,6 +284,16 @@ def test_a_change_that_switches_off_what_judges_it_or_names_its_base_is_refused(
     gated = shop.gate("--perf-limit=6%")
 
     gated.expect(4, f"ERROR: {name} is '*' (*pytest.ini) and was not in the base, *")
+
+
+def test_such_a_setting_is_refused_through_a_link_too(shop: Repository, tmp_path: Path) -> None:
+    (shop.path / "pytest.ini").write_text("[pytest]\npythonpath = .\nperf_numerics = off\n")
+    shop.commit()
+    (tmp_path / "link").symlink_to(shop.path)
+
+    gated = shop.pytest(f"{tmp_path}/link/benchmarks", "--benchmark-compare", "-o", "perf_gate=on")
+
+    gated.expect(4, "ERROR: perf_numerics is 'off' (*pytest.ini) and was not in the base, *")
 
 
 def test_what_is_typed_as_a_setting_is_the_users_own_word(shop: Repository) -> None:

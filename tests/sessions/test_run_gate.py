@@ -293,10 +293,16 @@ def test_where_pytests_root_is_a_part_of_its_checkout_the_rest_is_compared_too(
     bench = {"bench/pytest.ini": f"{INI}pythonpath = ..\n", "bench/test_a.py": BENCH}
     old = make_project(tmp_path / "old", {"pkg/code.py": CODE.format(slow=50_000), **bench}, {})
     new = make_project(tmp_path / "new", {"pkg/code.py": CODE.format(slow=100_000), **bench}, {})
+    (new / "baselines").mkdir()
+    (new / "baselines/accepted.toml").touch()
 
     result = gate(new, base_dir=old / "bench", arguments=("-c", "bench/pytest.ini", *CALL))
 
     assert words(result) == {"test_same": "PASS", "test_slow": "FAIL"}
+    read, beside = (f"{new}/{inner}baselines/accepted.toml" for inner in ("bench/", ""))
+    assert result.differs["not read"] == (
+        f"{beside}; exceptions are read from {read}, in pytest's root"
+    )
     for elsewhere in (old, new / "pkg"):
         with pytest.raises(SettingError) as refused:
             gate(new, base_dir=elsewhere, arguments=("-c", "bench/pytest.ini", *CALL))

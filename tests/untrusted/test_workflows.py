@@ -50,6 +50,20 @@ def test_every_action_is_pinned_by_its_full_hash_and_says_its_version(name: str)
     )
 
 
+@pytest.mark.parametrize("name", [*GATES, "pull-request"])
+def test_a_job_that_runs_again_compares_with_the_merge_base_that_it_had(name: str) -> None:
+    """The target branch may have moved on; without a base the gate takes the merge base with it."""
+    text = EVERY[name].read_text()
+
+    assert "--benchmark-compare" in text
+    assert "origin/" not in text
+
+
+@pytest.mark.parametrize("name", GATES)
+def test_a_session_writes_its_results_where_the_steps_after_it_look(name: str) -> None:
+    assert '--perf-report="$PWD/results"' in EVERY[name].read_text()
+
+
 def test_one_action_has_one_hash_everywhere() -> None:
     pins: dict[str, set[str]] = {}
     for path in EVERY.values():
@@ -198,7 +212,6 @@ def run_step(script: str, folder: Path, **programs: str) -> subprocess.Completed
         write_program(folder, program.replace("_", "-"), text)
     environment = os.environ | {
         "PATH": path_of(folder),
-        "BASE": "main",
         "NUM_GPUS": "2",
         "GITHUB_OUTPUT": os.devnull,
     }

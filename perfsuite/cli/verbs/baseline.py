@@ -1,6 +1,9 @@
 """The verbs `baseline list`, `accept` and `prune`: what is stored, accepted, and may go."""
 
+import os
+from collections.abc import Iterator
 from datetime import UTC, date, datetime
+from fractions import Fraction
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,6 +17,7 @@ from perfsuite.gate.baselines.accepted import Entry, append_entry, in_words
 from perfsuite.gate.baselines.accepted import prune as prune_entries
 from perfsuite.gate.baselines.screen import MAX_SESSIONS
 from perfsuite.gate.baselines.select import sift_runs, trunk_rules
+from perfsuite.gate.git.find_base import target_branch
 from perfsuite.records.run_file import StoredRun, Unusable, read_run
 from perfsuite.report.terminal.tables import text_table
 from perfsuite.system.files import remove_file
@@ -108,7 +112,7 @@ def accept(
 
 @app.command(epilog="Example: perfsuite baseline prune --keep 20 --yes")
 @options.explained(
-    keep="Name the usable runs that are older than the last N of this environment; the screen "
+    keep="Name the runs that are older than the last N sessions of this environment; the screen "
     f"looks at the last {MAX_SESSIONS}.",
     is_sure="Remove those runs.",
 )
@@ -127,8 +131,12 @@ def prune(
         typer.echo(f"{file}: removed, because it has expired: {in_words(entry)}")
     old: list[AnyPath] = []
     if keep is not None:
-        listed = _list(locate(storage, "--storage"), options.fingerprint_here())
-        old = [path for path, facts in listed if facts["is_usable"]][:-keep]
+        num_sessions = Fraction()
+        for run in _sift(locate(storage, "--storage"), options.fingerprint_here()):
+            if isinstance(run, StoredRun):
+                old += [run.path] if num_sessions >= keep else []
+                num_sessions += run.part
+        old.reverse()
     for path in old:
         if is_sure:
             remove_file(path)
@@ -145,9 +153,13 @@ def prune(
 def _list(storage: AnyPath, fingerprint: str) -> list[tuple[AnyPath, dict[str, Any]]]:
     """Return every stored run, as JSON has it: those that cannot be read first, the newest last."""
     long_ago = datetime.min.replace(tzinfo=UTC)
-    found = sift_runs(storage, True, fingerprint, **trunk_rules(Path.cwd()))
-    listed = [(one.path, _facts(one, fingerprint)) for one in found]
+    listed = [(one.path, _facts(one, fingerprint)) for one in _sift(storage, fingerprint)]
     return sorted(listed, key=lambda one: (one[1]["saved_at"] or long_ago, str(one[0])))
+
+
+def _sift(storage: AnyPath, fingerprint: str) -> Iterator[StoredRun | Unusable]:
+    rules = trunk_rules(Path.cwd(), target_branch(os.environ))
+    return sift_runs(storage, True, fingerprint, **rules)
 
 
 def _facts(found: StoredRun | Unusable, fingerprint: str) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """The verb `history`: when cells became slower or faster, and whether they drift."""
 
 import difflib
+import os
 import shlex
 import statistics
 from collections.abc import Iterator, Sequence
@@ -19,6 +20,7 @@ from perfsuite.cli.output import JsonFile, pick, write_json
 from perfsuite.cli.site import write_site
 from perfsuite.errors import ExitCode, SettingError
 from perfsuite.gate.baselines.accepted import read_accepted
+from perfsuite.gate.git.find_base import target_branch
 from perfsuite.gate.history import CellHistory, DatedChange, DatedDrift, StoredHistory, read_history
 from perfsuite.report.formats.folder import PAGE
 from perfsuite.report.rows import Column, at
@@ -73,6 +75,7 @@ def history(
         locate(storage, "--storage"),
         options.fingerprint_here() if fingerprint is None else fingerprint,
         read_accepted(accepted_file, date.today()),
+        target=target_branch(os.environ),
         num_runs=num_runs,
     )
     if not stored.runs:

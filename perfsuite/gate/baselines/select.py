@@ -51,12 +51,15 @@ class TrunkRules(TypedDict, total=False):
     brought: frozenset[Path]
 
 
-def trunk_rules(folder: Path) -> TrunkRules:
-    """Return the rules for a change in `folder`: the upstream's branch, as far as HEAD has it."""
+def trunk_rules(folder: Path, target: str | None) -> TrunkRules:
+    """Return the rules for a change in `folder`: the branch that it goes to, as far as HEAD has it.
+
+    A continuous integration names it as the `target`; it is else the upstream's default branch.
+    """
     root = find_top(folder)
     if root is None:
         return {}
-    if (trunk := find_trunk(root)) is None:
+    if (trunk := find_trunk(root, target)) is None:
         return TrunkRules(is_in_history=lambda commit: False)
     return TrunkRules(
         is_in_history=read_lineage(root, trunk).__contains__,
@@ -81,9 +84,7 @@ def choose_runs(
             refused.append(run)
             continue
         usable.append(run)
-        # A run of one of four shards is a quarter of a session.
-        shard = run.stamp.shard if run.stamp else None
-        num_sessions += Fraction(1, shard.num_shards if shard else 1)
+        num_sessions += run.part
         if num_sessions >= max_sessions:
             break
     return Choice(

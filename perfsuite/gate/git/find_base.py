@@ -99,9 +99,10 @@ def target_branch(environ: Mapping[str, str]) -> str | None:
     return named
 
 
-def find_trunk(root: Path) -> str | None:
-    """Return the newest commit of HEAD that the upstream's default branch has, if there is any."""
-    return answer(root, "merge-base", "HEAD", _find_upstream(root, None) or "HEAD")
+def find_trunk(root: Path, target: str | None = None) -> str | None:
+    """Return the newest commit of HEAD that the target or the default branch has, if any."""
+    upstream = _find_upstream(root, target) or _find_upstream(root, None)
+    return answer(root, "merge-base", "HEAD", upstream or "HEAD")
 
 
 def read_lineage(root: Path, revision: str) -> dict[str, int]:

@@ -249,7 +249,7 @@ def _add_test_file(overlay: Overlay, head: Head, file: Path) -> None:
     importers = _importers(head.top, file.with_suffix(""))
     if whole := _benchmark_folder(head, file.parent):
         overlay.folders.add(whole)
-    elif all(_is_of_tests(head, one) for one in importers):
+    elif all(is_test_file(head, one) or not is_mixed(one, head.python_files) for one in importers):
         overlay.files.add(file)
 
 
@@ -310,10 +310,6 @@ def is_test_file(head: Head, path: Path) -> bool:
     """Whether pytest takes a file for one with tests, and not by "*.py", or for what they share."""
     is_test = _is_named(path, head.python_files) and not is_mixed(path, head.python_files)
     return path.name == _CONFTEST or is_test
-
-
-def _is_of_tests(head: Head, path: Path) -> bool:
-    return is_test_file(head, path) or not is_mixed(path, head.python_files)
 
 
 def _is_named(path: Path, patterns: Sequence[str]) -> bool:

@@ -249,7 +249,7 @@ def _turn_channel(environ: Mapping[str, str]) -> TurnChannel | None:
 
 def _may_be_off(root: Path, top: Path, revision: str) -> bool:
     """Whether a reviewed exception, which the change brings, lets it switch the gate off."""
-    file = root / ACCEPTED_FILE
+    file = root.resolve() / ACCEPTED_FILE
     theirs = answer(top, "show", f"{revision}:{file.relative_to(top).as_posix()}") or ""
     brought = read_brought(file, theirs.encode(), datetime.date.today())
     return any(one.gate for one in brought.of(EVERY_CELL, Loosening))
@@ -260,6 +260,7 @@ _EFFECTS = {
     **dict.fromkeys(("base", "base-dir"), "the change would say what it is compared with"),
     "gate": "--benchmark-compare would gate nothing",
     "numerics": "no cell would be shown to compute as one process",
+    "shard": "the cells of other shards would have no verdict",
 }
 
 
@@ -276,17 +277,18 @@ def refuse_change(config: pytest.Config, environ: Mapping[str, str], *, measures
         option
         for option in OPTIONS
         if option.name in _EFFECTS
-        and settings.get(option.name, "on") not in ("on", "")
+        and settings.get(option.name, option.default) not in (option.default, "")
         and not typed & {option.flag, option.ini, f"-o{option.ini}"}
     ]
     top = find_top(config.rootpath) if asked else None
-    if top is None or config.inipath is None or not config.inipath.is_relative_to(top):
+    inipath = config.inipath and config.inipath.parent.resolve() / config.inipath.name
+    if top is None or inipath is None or not inipath.is_relative_to(top):
         return
     typed_base = settings.get("base") if "--perf-base" in typed else None
     base = find_base(config.rootpath, typed_base, target=target_branch(environ))
     if not isinstance(base, Base):
         return
-    path = config.inipath.relative_to(top).as_posix()
+    path = inipath.relative_to(top).as_posix()
     theirs = answer(top, "show", f"{base.revision}:{path}") or ""
     for option in asked:
         name, ini = option.name, option.ini

@@ -81,6 +81,7 @@ def store(
     num_failed: int = 0,
     fingerprint: str = HERE,
     commit: str = "5db0efb7ac6bdcd7cfd9f58b9eebfe8798f3638b",
+    shard: int | None = None,
 ) -> Path:
     path = storage / FOLDER / name
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -98,6 +99,9 @@ def store(
             "accepted": [],
         },
     }
+    if shard is not None:
+        cut = {"number": shard, "num_shards": 2, "num_cells": 1, "partition": "1a"}
+        content["perfsuite"] = {**content["perfsuite"], "shard": cut}  # type: ignore[dict-item]
     path.write_text(json.dumps(content))
     return path
 
@@ -431,6 +435,20 @@ def test_prune_names_old_runs_and_removes_them_only_with_yes(
     assert not any(path.exists() for path in old)
     document = json.loads((tmp_path / "pruned.json").read_text())
     assert (document["old_runs"], document["is_removed"]) == (names, True)
+
+
+def test_prune_keeps_sessions_with_all_of_their_shards(
+    perfsuite: Call, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for day in (1, 3, 5):
+        for shard in (1, 2):
+            name = f"000{day + shard}_a.json"
+            store(tmp_path / "baselines", name, day=day + shard - 1, shard=shard)
+
+    assert perfsuite("prune", "--keep", "2") == 0
+
+    old = [f"baselines/{FOLDER}/000{number}_a.json: older than what is kept" for number in (2, 3)]
+    assert capsys.readouterr().out.splitlines()[:-1] == old
 
 
 def test_prune_removes_nothing_where_its_json_cannot_be_written(

@@ -614,6 +614,16 @@ def test_the_trunk_is_where_head_left_the_default_branch(repository: Path) -> No
     assert find_trunk(repository) == fork
 
 
+def test_the_trunk_of_a_branch_that_the_continuous_integration_names_is_that(
+    repository: Path,
+) -> None:
+    git(repository, "checkout", "--quiet", "-b", "develop")
+    commit(repository, "later.py")
+
+    assert find_trunk(repository, "develop") == head_of(repository)
+    assert find_trunk(repository, "gone") == git(repository, "rev-parse", "main")
+
+
 def test_on_the_default_branch_and_without_one_the_trunk_is_head(repository: Path) -> None:
     assert find_trunk(repository) == head_of(repository)
 

@@ -65,6 +65,14 @@ def test_tensorboard_reads_totals_and_none_of_what_is_not_available(tmp_path: Pa
     assert sorted(cells["plain"].Tags()["scalars"]) == ["cell/median_step_time_s", "step_time_s"]
 
 
+def test_sessions_of_one_minute_are_runs_of_their_own(tmp_path: Path) -> None:
+    for job in ("a", "b"):
+        (tmp_path / job).mkdir()
+        log_to_tensorboard(runs(tmp_path / job), tmp_path / "events")
+
+    assert len(list((tmp_path / "events").iterdir())) == 2
+
+
 def test_tensorboards_hyperparameters_are_the_recipe(tmp_path: Path) -> None:
     log_to_tensorboard(runs(tmp_path), tmp_path / "events")
 
