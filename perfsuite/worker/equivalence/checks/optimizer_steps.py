@@ -110,7 +110,6 @@ class _Replay:
         buffers = {name: one for name, one in step.buffers.items() if name not in own}
         self._reference.load(Weights(parameters={}, buffers=buffers))
         self._num_steps += 1
-        stepped = []
         for name, parameter in trainer.module.named_parameters():
             gradient = step.gradients.get(name)
             parameter.grad = None
@@ -118,7 +117,9 @@ class _Replay:
                 # Copied, because unscaling and clipping change it in place.
                 gradient = gradient.to(parameter.device, parameter.dtype, copy=True)
                 parameter.grad = gradient.to_sparse(1) if name in self._sparse else gradient
-                stepped.append(parameter)
+        # The norm is of what the optimizer holds, and rounds by its order.
+        held = [one for group in self.optimizer.param_groups for one in group["params"]]
+        stepped = [parameter for parameter in held if parameter.grad is not None]
         if self._max_norm is not None and self._clips_scaled:
             nn.utils.clip_grad_norm_(stepped, self._max_norm)
         for parameter in stepped:

@@ -51,7 +51,12 @@ class Words(nn.Module):
         return self.embedding((8 * x.abs()).long() % 20).mean(1)
 
 
-def sgd(parameters: Iterator[nn.Parameter]) -> Optimizer:
+def layers(parameters: Iterator[nn.Parameter]) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
+    (*hidden, weight, bias) = parameters
+    return hidden, [weight, bias]
+
+
+def sgd(parameters: Any) -> Optimizer:
     return torch.optim.SGD(parameters, lr=0.1, momentum=0.9, weight_decay=0.01)
 
 
@@ -107,6 +112,9 @@ OPTIMIZERS: dict[str, Callable[[Any], Optimizer]] = {
     "adamw": lambda parameters: torch.optim.AdamW(parameters, lr=0.01, amsgrad=True),
     "rmsprop": lambda parameters: torch.optim.RMSprop(parameters, lr=0.01, momentum=0.9),
     "adagrad": lambda parameters: torch.optim.Adagrad(parameters, lr=0.1),
+    # A norm in another order has another last bit, and one of other parameters is another norm.
+    "groups": lambda parameters: sgd([{"params": one} for one in reversed(layers(parameters))]),
+    "head": lambda parameters: sgd(layers(parameters)[1]),
 }
 
 
