@@ -306,7 +306,7 @@ WRONG = {
 }
 REFUSED = {
     "wide": (
-        "WorkloadError: Step.model has 5 parameters in build_step and 4 in the reference, which "
+        "WorkloadError: Step.model trains 5 parameters in build_step and 4 in the reference, which "
         "are matched by name: only build_step's has 3.weight; build the same model in both, "
         "wrapped or not"
     ),

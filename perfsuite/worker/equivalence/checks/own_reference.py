@@ -126,6 +126,9 @@ class _Reference:
         self._case = case
         self._arithmetic = arithmetic
         self._is_nudged = is_nudged
+        if is_nudged and self.own.model is not None:
+            # Once, because `take` does not load them anew.
+            nudge(one for one in self.own.model.parameters() if not one.requires_grad)
 
     def take(self, step: Step, spoil: BeforeUpdate = lambda *_: None) -> RankStep:
         """Return what one step does here; `spoil` may change the gradients of one that is free."""
@@ -216,7 +219,7 @@ def _why_losses_alone(trace: Trace, parameters: Mapping[str, nn.Parameter]) -> s
     only = [(side, [n for n in names if n not in others]) for side, names, others in sides]
     if which := [f"only {side}'s has {listed(names)}" for side, names in only if names]:
         raise WorkloadError(
-            f"Step.model has {len(ours)} parameters in build_step and {len(parameters)} in the "
+            f"Step.model trains {len(ours)} parameters in build_step and {len(parameters)} in the "
             f"reference, which are matched by name: {'; '.join(which)}; build the same model in "
             "both, wrapped or not"
         )

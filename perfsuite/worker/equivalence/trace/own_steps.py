@@ -41,17 +41,18 @@ BeforeUpdate = Callable[[Sequence[nn.Parameter], Mapping[str, nn.Parameter]], No
 class OwnSteps:
     """Takes steps of a user's own, which may name their model.
 
-    `updated_twice` names the parameters that optimizers updated twice in the last step.
+    `updated_twice` names the trained `parameters` that optimizers updated twice in the last step.
     """
 
     def __init__(self, name: str, model: object, take: Callable[[], float | None]) -> None:
         if not (model is None or isinstance(model, nn.Module)):
             raise WorkloadError(f"{name}: Step.model is {model!r}; give an nn.Module, or None")
         self.model = model
-        self.parameters = without_wrappers({} if model is None else dict(model.named_parameters()))
+        named = without_wrappers({} if model is None else dict(model.named_parameters()))
+        self.parameters = {name: one for name, one in named.items() if one.requires_grad}
         self.updated_twice: set[str] = set()
         self._take = take
-        self._names = {id(parameter): name for name, parameter in self.parameters.items()}
+        self._names = {id(parameter): name for name, parameter in named.items()}
 
     def take(self, before_update: BeforeUpdate = lambda *_: None) -> trace.RankStep:
         """Take one step, and return what it did.
@@ -108,7 +109,7 @@ def record_steps(
             lambda _, name=name: accumulated.update([name])
         )
         for name, parameter in steps.parameters.items()
-        if parameter.requires_grad and parameter.is_leaf
+        if parameter.is_leaf
     ]
     start, recorded = steps.weights(), []
     for _ in range(num_steps):

@@ -326,6 +326,25 @@ def test_each_optimizer_counts_and_weights_that_are_updated_twice_are_left_out()
     assert "the gradient of '2.bias' differs at step 1 by 1.0e-03" in row.reason
 
 
+def freeze(factor: float) -> Callable[[Any], torch.optim.Optimizer]:
+    """Train all but the first weight, times a factor, as an adapter of a model does."""
+
+    def build_optimizer(parameters: Any) -> torch.optim.Optimizer:
+        frozen, *trained = parameters
+        frozen.requires_grad_(False).mul_(factor)
+        return sgd(trained)
+
+    return build_optimizer
+
+
+def test_a_frozen_parameter_is_compared_by_what_it_does() -> None:
+    row, missing = check(of(optimizer=freeze(1.0)), optimizer=freeze(1.0))
+    assert (row.status, row.power, missing) == ("equivalent", "5/5", {})
+
+    row, _ = check(of(optimizer=freeze(1.0)), optimizer=freeze(1.001))
+    assert row.status == "mismatch"
+
+
 def test_wrappers_are_no_part_of_a_name_unless_names_would_clash() -> None:
     wrapped = {"module._orig_mod.head.weight": 1, "module._orig_mod.module.bias": 2}
     assert without_wrappers(wrapped) == {"head.weight": 1, "bias": 2}
