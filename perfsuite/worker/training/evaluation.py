@@ -27,8 +27,8 @@ class Tally:
         """Count a batch of scores (B, C, ...) and classes (B, ...); negative ones are ignored."""
         if not _are_scores_of_classes(outputs, target):
             self.why_none = (
-                "accuracy needs scores (B, C, ...) from the model and whole numbers (B, ...) as "
-                f"targets; here are {_form(outputs)} and {_form(target)}"
+                "accuracy needs scores (B, C, ...) of 2 classes or more from the model and whole "
+                f"numbers (B, ...) as targets; here are {_form(outputs)} and {_form(target)}"
             )
             return
         num_classes = outputs.shape[1]
@@ -116,6 +116,7 @@ def _are_scores_of_classes(outputs: Any, target: Any) -> bool:
         and not target.is_floating_point()
         and outputs.dim() == target.dim() + 1
         and outputs.shape[:1] + outputs.shape[2:] == target.shape
+        and outputs.shape[1] > 1
     )
 
 

@@ -57,6 +57,8 @@ def test_scores_may_have_further_dimensions():
         (torch.zeros(2), torch.zeros(2), "float32 (2,) and float32 (2,)"),
         (torch.zeros(2, 3), torch.zeros(2), "float32 (2, 3) and float32 (2,)"),
         (torch.zeros(2, 3), torch.zeros(3).long(), "float32 (2, 3) and int64 (3,)"),
+        # One logit of a binary classifier, which is no score of each class.
+        (torch.zeros(2, 1), torch.zeros(2).long(), "float32 (2, 1) and int64 (2,)"),
         ({"logits": 1}, torch.zeros(2).long(), "a dict and int64 (2,)"),
     ],
 )
@@ -67,8 +69,8 @@ def test_other_tasks_than_classification_have_no_accuracy_and_say_why(outputs, t
 
     assert tally.take() is None
     assert tally.why_none == (
-        "accuracy needs scores (B, C, ...) from the model and whole numbers (B, ...) as targets; "
-        f"here are {found}"
+        "accuracy needs scores (B, C, ...) of 2 classes or more from the model and whole numbers "
+        f"(B, ...) as targets; here are {found}"
     )
 
 
