@@ -50,18 +50,22 @@ def combine(
     # A user's own code may tell fewer on one rank than on another.
     losses = zip(*told, strict=job.user_code is None)
     precision = None if job.recipe is None else job.recipe.precision
-    has_replicas = job.recipe is not None and job.recipe.plan.properties.runs_threads
     speeds, without_speed = _speeds(precision, device, ranks, step_s)
     staged = [rank.stage_rounds or rank.rounds for rank in ranks]
     own_s = own_stage_times(staged, first.num_iterations, [rank.watched_s for rank in ranks])
     slowest = None if own_s is None else {name: t.index(max(t)) for name, t in own_s.items()}
     missing = without_speed | _why_missing(ranks, own_s)
+    num_devices = None
+    if job.recipe is not None and job.recipe.plan.properties.runs_threads:
+        num_devices = min(job.recipe.plan.size, len(first.environment.accelerators))
+        if num_devices > 1:
+            missing["energy_j"] = f"of the {num_devices} devices of one process one alone is read"
     record = CellRecord(
         workload=name,
         recipe=None if job.recipe is None else job.recipe.as_dict(),
         device=device,
         world_size=len(ranks),
-        num_devices=len(first.environment.accelerators) if has_replicas else None,
+        num_devices=num_devices,
         exercised=True,
         fingerprint=None if "fingerprint" in missing else first.environment.fingerprint,
         numerics=numerics,
@@ -81,7 +85,7 @@ def combine(
         mfu=speeds["mfu"],
         hfu=speeds["hfu"],
         compile_s=max((s for rank in ranks if (s := rank.compile_s) is not None), default=None),
-        energy_j=_energy_j(ranks),
+        energy_j=None if "energy_j" in missing else _energy_j(ranks),
     )
     return Outcome(
         step_times_s=tuple(step_times_s),

@@ -134,8 +134,8 @@ class CellRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
         weights: The digest of each parameter after each of a loop's first steps, summed over the
             ranks, whose copies or parts of it they are; None except in a gate's launches.
         compile_s: Seconds that torch.compile took, on the slowest rank; None where it did nothing.
-        energy_j: Joules of an iteration, of all devices; None where they do not count them, and in
-            a gate's launches, which share them.
+        energy_j: Joules of an iteration, of all devices; None where they do not count them, where
+            one process uses several, and in a gate's launches, which share them.
     """
 
     schema: Literal[1] = 1

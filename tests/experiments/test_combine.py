@@ -166,6 +166,20 @@ def test_joules_are_of_all_devices_and_each_counts_once():
     assert combined("fp32", *shared, measured(None)).record.energy_j is None
 
 
+def test_joules_of_several_devices_of_one_process_are_missing():
+    reasons = {}
+    for accelerators in ([H200], [H200] * 2):
+        process = measured(None, *accelerators)
+        process.energy_j = "a", 2.0
+        outcome = combined("fp32", process, parallel="dp:2")
+        reasons[outcome.record.energy_j] = outcome.missing.get("energy_j")
+
+    assert reasons == {
+        2.0: None,
+        None: "of the 2 devices of one process one alone is read",
+    }
+
+
 def test_the_slowest_rank_says_how_long_compiling_took():
     ranks = [measured(None) for _ in range(3)]
     ranks[0].compile_s, ranks[1].compile_s = 1.0, 4.0
@@ -185,6 +199,7 @@ def test_the_replicas_of_one_process_say_over_how_many_devices_they_are_spread()
         return combined("fp32", measured(None, *accelerators), parallel=parallel).record.num_devices
 
     assert num_devices("dp:2", H200, H200) == 2
+    assert num_devices("dp:2", *[H200] * 8) == 2
     assert num_devices("dp:2", H200) == 1
     assert num_devices("ddp:1", H200) is None
 
