@@ -4,6 +4,7 @@ import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from fractions import Fraction
 from typing import Any
 
 import torch
@@ -38,7 +39,7 @@ NUM_RECORDED_LOSSES = 10
 class Activity(ABC):
     """One kind of iteration; `missing` says why numbers of the record are None, by name."""
 
-    steps_per_epoch: int | None = None  # None if the loader never starts again
+    steps_per_epoch: Fraction | None = None  # None if the loader never starts again
     global_batch_size: int | None = None  # over all ranks; None without samples
     is_counted = True  # it runs operators that are worth counting
     # DDP's first step uses one bucket and rebuilds its buckets after it; optimizers make their
@@ -162,7 +163,7 @@ class _OnModel(Repeatable):
         self.trainer = trainer
         self.batches = batches
         self.losses: list[Tensor] = []
-        self.steps_per_epoch = max(1, batches.steps_per_epoch // num_micro_batches)
+        self.steps_per_epoch = Fraction(batches.steps_per_epoch, num_micro_batches)
         self.global_batch_size = batches.step_size * num_micro_batches
         self.missing = {}
         if trainer.recipe.compile:
@@ -222,7 +223,7 @@ class _Load(Repeatable):
 
     def __init__(self, batches: EpochBatches) -> None:
         self._batches = batches
-        self.steps_per_epoch = batches.steps_per_epoch
+        self.steps_per_epoch = Fraction(batches.steps_per_epoch)
         self.global_batch_size = batches.step_size
         self.missing = dict.fromkeys(COUNTED, "loading alone runs no training step")
 

@@ -10,6 +10,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from fractions import Fraction
 
 from perfsuite.errors import PerfsuiteError
 from perfsuite.ranks.messages import RoundTimes
@@ -33,7 +34,11 @@ _MOST_WARM_UP_S = 10.0
 
 
 def choose_num_iterations(
-    iteration_s: float, *, steps_per_epoch: int | None, round_s: float = ROUND_S, least: int = 1
+    iteration_s: float,
+    *,
+    steps_per_epoch: Fraction | None,
+    round_s: float = ROUND_S,
+    least: int = 1,
 ) -> int:
     """Return how many iterations make a round of about so many seconds, and no fewer than `least`.
 
@@ -49,7 +54,10 @@ def choose_num_iterations(
         )
     num_iterations = max(least, 1 << (math.ceil(round_s / iteration_s) - 1).bit_length())
     if steps_per_epoch is not None and steps_per_epoch < 2 * num_iterations:
-        return math.ceil(num_iterations / steps_per_epoch) * steps_per_epoch
+        # So many steps are whole epochs where accumulation ends epochs within a step, too.
+        whole = steps_per_epoch.numerator
+        period = whole if whole < 2 * num_iterations else steps_per_epoch
+        return round(math.ceil(num_iterations / period) * period)
     return num_iterations
 
 

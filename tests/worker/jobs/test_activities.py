@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,7 +13,8 @@ from perfsuite import Recipe, Workload
 from perfsuite.ranks.messages import MeasurePlan, RunCell
 from perfsuite.ranks.pickling import pack
 from perfsuite.records.stages import untimed
-from perfsuite.worker.jobs.activities import held_by, start_activity
+from perfsuite.worker.jobs.activities import Activity, held_by, start_activity
+from perfsuite.worker.measure.rounds import choose_num_iterations
 from perfsuite.worker.training.step import train_step
 from perfsuite.worker.training.trainer import build_trainer
 
@@ -49,7 +51,7 @@ def test_the_state_that_an_optimizer_keeps_in_another_is_held(
     assert sum(rank_group(2, num_held_states, precision)) == 4 * 3
 
 
-def test_an_evaluation_times_full_batches_alone() -> None:
+def start_on_ten_samples(activity: Any, recipe: Recipe) -> AbstractContextManager[Activity]:
     workload = Workload(
         name="short-last",
         build_model=lambda: nn.Linear(2, 3),
@@ -59,15 +61,23 @@ def test_an_evaluation_times_full_batches_alone() -> None:
         micro_batch_size=4,
         metric="none",
     )
-    job = RunCell(
-        activity="evaluate",
-        plan=MeasurePlan(num_rounds=1, num_iterations=1, round_s=None),
-        workload=pack(workload),
-        recipe=Recipe(),
-    )
+    plan = MeasurePlan(num_rounds=1, num_iterations=1, round_s=None)
+    job = RunCell(activity=activity, plan=plan, workload=pack(workload), recipe=recipe)
     start: Any = SimpleNamespace(rank=0, seed=0, folder="", cores=(0,))
+    return start_activity(job, start, CPU)
 
-    with start_activity(job, start, CPU) as activity:
+
+def test_rounds_of_accumulated_batches_hold_whole_epochs() -> None:
+    recipe = Recipe(micro_batch_size=1, grad_accumulation_steps=4)
+
+    with start_on_ten_samples("train", recipe) as activity:
+        num_steps = choose_num_iterations(0.002, steps_per_epoch=activity.steps_per_epoch)
+
+    assert (num_steps, num_steps * 4 % 10) == (35, 0)
+
+
+def test_an_evaluation_times_full_batches_alone() -> None:
+    with start_on_ten_samples("evaluate", Recipe()) as activity:
         for _ in range(5):
             activity.iterate(untimed)
 

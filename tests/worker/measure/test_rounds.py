@@ -3,6 +3,7 @@ from __future__ import annotations
 import gc
 import weakref
 from contextlib import nullcontext
+from fractions import Fraction
 
 import pytest
 import torch
@@ -287,6 +288,13 @@ def test_the_collector_is_left_as_it_was_when_an_iteration_fails(was_enabled, wa
         (0.002, 20, 40),
         (0.002, 1, 32),
         (10.0, 1, 1),
+        # An epoch ends within a step: exact where that is short, else the nearest.
+        (0.002, Fraction(10, 4), 35),
+        (0.002, Fraction(937, 16), 59),
+        (0.002, Fraction(1023, 16), 64),
+        (0.002, Fraction(1025, 16), 32),
+        (10.0, Fraction(3, 4), 2),
+        (10.0, Fraction(1, 4), 1),
     ],
 )
 def test_a_round_is_a_power_of_two_or_whole_epochs(iteration_s, steps_per_epoch, expected):
