@@ -113,11 +113,21 @@ def test_a_tiny_parameter_has_no_error_of_its_own(share: float, has_own_error: b
 
 @pytest.mark.parametrize("bad", [NAN, INF, -INF])
 def test_what_a_buffer_holds_on_both_sides_is_no_error(bad: float) -> None:
-    mask = torch.tensor([[0.0, bad], [2.0, 0.0]])
+    mask, moved = (torch.tensor([[0.0, bad], [value, 0.0]]) for value in (2.0, 3.0))
 
-    errors = measure_buffer_errors({"mask": mask}, {"mask": mask.double()})
+    same = measure_buffer_errors({"mask": mask}, {"mask": mask.double()})
+    other = measure_buffer_errors({"mask": moved}, {"mask": mask.double()})
 
-    assert errors == Errors(total=0.0, by_name={"mask": 0.0}, size=2.0)
+    assert same == Errors(total=0.0, by_name={}, size=0.0)
+    assert other == Errors(total=0.5, by_name={"mask": 0.5}, size=2.0)
+
+
+def test_a_large_buffer_that_both_sides_hold_hides_no_error_of_another() -> None:
+    mask, mean = torch.tensor([-1e9, math.nan]), torch.tensor([2.0])
+
+    errors = measure_buffer_errors({"mask": mask, "mean": mean + 1}, {"mask": mask, "mean": mean})
+
+    assert (errors.total, errors.by_name) == (0.5, {"mean": 0.5})
 
 
 @pytest.mark.parametrize("other", [NAN, INF, 0.0])
@@ -183,7 +193,7 @@ def test_the_worst_parameter_is_named_where_all_are_within() -> None:
     expected = {"a": torch.tensor([64.0]), "b": torch.tensor([1.0]), "c": torch.tensor([1.0])}
     tested = expected | {"b": torch.tensor([1.0 + 2.0**-4]), "c": torch.tensor([1.0 + 2.0**-5])}
 
-    total, named = judge("buffer", tested, expected, 1, LIMIT)
+    total, named = judge("gradient", tested, expected, 1, LIMIT)
 
     assert total.is_within
     assert named.is_within
