@@ -996,6 +996,29 @@ def test_a_stage_without_anything_to_train_is_refused(check_equivalence: Check) 
     )
 
 
+class LayerwiseRate(torch.optim.SGD):
+    """A step of SGD whose length in each tensor follows from the tensor's norm, as LARS does it."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for one in self.param_groups[0]["params"]:
+            one.sub_(one.grad * (0.01 * one.norm() / one.grad.norm()))
+
+
+@pytest.mark.parametrize("parallel", ["ddp:2", "fsdp:2", "tp:2"])
+def test_an_optimizer_may_step_by_the_norm_of_each_tensor(
+    check_equivalence: Check, parallel: str
+) -> None:
+    workload = make_workload(make_layers, build_optimizer=LayerwiseRate)
+
+    report = check_equivalence(workload, Recipe(parallel=parallel))
+
+    assert report.status == "equivalent", str(report)
+    # Whole tensors are held to equal bits as ever.
+    is_whole = parallel == "ddp:2"
+    assert (report.rows[0].limit == 0.0) == is_whole
+
+
 def test_an_optimizer_may_leave_parameters_alone(check_equivalence: Check) -> None:
     """Fine-tuning the head: the other gradients are computed and reduced, but not used."""
     workload = make_workload(

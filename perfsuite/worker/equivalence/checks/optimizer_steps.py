@@ -36,7 +36,7 @@ def check_optimizer_steps(case: Case, proof: Proof) -> None:
     for number, step in enumerate(case.trace.steps, start=1):
         case.on_step()
         expected, before = replay.take_step(step), step.before.parameters
-        limit = _limit(case, step, number, expected)
+        limit = _limit(case, step, number, expected, replay.optimizer)
         proof.evidence += _find_non_finite(step, number, replay.optimizer)
         after = step.after.parameters
         proof.evidence.append(
@@ -149,10 +149,10 @@ def _find_non_finite(step: Step, number: int, optimizer: Optimizer) -> list[Disc
     return []
 
 
-def _limit(case: Case, step: Step, number: int, expected: Tensors) -> Limit:
+def _limit(case: Case, step: Step, number: int, expected: Tensors, optimizer: Optimizer) -> Limit:
     """Equal bits, except where the ranks round differently from one process."""
     epsilon = comparison.coarsest_epsilon(expected)
-    share, formula = _share_of_rounding(case, number, epsilon)
+    share, formula = _share_of_rounding(case, number, epsilon, optimizer)
     if share == 0:
         return BITWISE
     length = comparison.step_length(expected, step.before.parameters)
@@ -160,13 +160,15 @@ def _limit(case: Case, step: Step, number: int, expected: Tensors) -> Limit:
     return update_limit(share, formula, epsilon, size, is_sparse=bool(case.trace.sparse))
 
 
-def _share_of_rounding(case: Case, number: int, epsilon: float) -> tuple[float, str]:
+def _share_of_rounding(
+    case: Case, number: int, epsilon: float, optimizer: Optimizer
+) -> tuple[float, str]:
     """How far rounding may change the n-th step, as a share of that step, and the formula.
 
-    Ranks that split parameters add up the norm for clipping from their parts. And where they step
-    parts of a parameter of 16 bits, it matters where a part ends: a CPU rounds after each operation
-    in the last elements of a part, and once in the others, which it computes in float32. The
-    optimizer's momentum carries that from step to step.
+    Ranks that split parameters add up norms from their parts: the one for clipping, and those of
+    single tensors in LARS and LAMB. And where they step parts of a parameter of 16 bits, it matters
+    where a part ends: a CPU rounds after each operation in the last elements of a part, and once in
+    the others, which it computes in float32. The optimizer's momentum carries that on.
     """
     recipe = case.recipe
     policy = PRECISION_POLICIES[recipe.precision]
@@ -178,6 +180,8 @@ def _share_of_rounding(case: Case, number: int, epsilon: float) -> tuple[float, 
     # On a device the norms of views into buckets, which lie elsewhere in memory, round otherwise.
     is_viewed = recipe.gradient_as_bucket_view and is_accelerator(case.device)
     adds_norms = recipe.clip_grad_norm is not None and (mode.splits_parameters or is_viewed)
+    # torch's own optimizers step element by element.
+    adds_norms |= mode.splits_tensors and not type(optimizer).__module__.startswith("torch.")
     if adds_norms or case.trace.sparse:
         return 2 * epsilon * math.sqrt(recipe.plan.world_size), "e 2 u sqrt(ws)"
     return 0.0, "bit for bit"
