@@ -105,9 +105,9 @@ def _any_scale(tested: Tensors, expected: Tensors) -> Iterator[Bug]:
         )
 
 
-def explain_batchnorm(model: nn.Module | None) -> str | None:
+def explain_batchnorm(model: nn.Module) -> str | None:
     """Return the cause where the model normalises over the batch that one process sees."""
-    if model is None or not any(isinstance(one, _BATCHNORM_LAYERS) for one in model.modules()):
+    if not any(isinstance(one, _BATCHNORM_LAYERS) for one in model.modules()):
         return None
     return (
         "BatchNorm: each rank, micro-batch or chunk is normalised by its own statistics, which is "

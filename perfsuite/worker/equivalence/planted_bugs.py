@@ -94,13 +94,12 @@ def reduction_bugs(shares: Sequence[Tensors], comm_hook: str) -> Iterator[Bug]:
     )
     # Another format of 16 bits does not compress gradients of 16 bits.
     is_wide = all(gradient.dtype.itemsize > 2 for gradient in shares[0].values())
-    for hook in ("fp16", "bf16"):
-        if comm_hook == "none" and is_wide:
-            yield Bug(
-                f"the reduction is compressed to {hook}",
-                f"the reduction is compressed to {hook}: is a communication hook registered?",
-                average(shares, hook),
-            )
+    for hook in ("fp16", "bf16") if comm_hook == "none" and is_wide else ():
+        yield Bug(
+            f"the reduction is compressed to {hook}",
+            f"the reduction is compressed to {hook}: is a communication hook registered?",
+            average(shares, hook),
+        )
 
 
 def lost_micro_batch(gradients: Tensors, which: str) -> Bug:

@@ -27,7 +27,6 @@ from perfsuite.worker.training.nonfinite import check_finite
 from perfsuite.worker.training.step import evaluate_batch, train_step
 from perfsuite.worker.training.trainer import Trainer, build_trainer
 
-_FLOAT32_BYTES = 4
 # Counts that threads hide from the dispatcher.
 _HIDDEN_IN_THREADS = (
     *("flops", "model_flops", "ops", "saved_activation_bytes", "collectives", "collective_bytes"),
@@ -165,10 +164,8 @@ class _OnModel(Repeatable):
         self.losses: list[Tensor] = []
         self.steps_per_epoch = Fraction(batches.steps_per_epoch, num_micro_batches)
         self.global_batch_size = batches.step_size * num_micro_batches
-        self.missing = {}
-        if trainer.recipe.compile:
-            self.missing = hidden_by_compile()
-        elif trainer.recipe.plan.properties.runs_threads:
+        self.missing = hidden_by_compile() if trainer.recipe.compile else {}
+        if trainer.recipe.plan.properties.runs_threads:
             reason = "DataParallel's replicas run in threads of their own"
             self.missing = dict.fromkeys(_HIDDEN_IN_THREADS, reason)
 
@@ -236,7 +233,7 @@ class _AllReduce(Repeatable):
     """One sum over all ranks of a float32 tensor of a given size, proven once at the start."""
 
     def __init__(self, message_bytes: int, device: torch.device) -> None:
-        num_elements = max(1, message_bytes // _FLOAT32_BYTES)
+        num_elements = max(1, message_bytes // torch.float32.itemsize)
         self._tensor = torch.full((num_elements,), dist.get_rank() + 1.0, device=device)
         self.missing = {"saved_activation_bytes": "an all_reduce has no forward pass"}
         world_size = dist.get_world_size()

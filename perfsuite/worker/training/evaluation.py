@@ -95,8 +95,7 @@ def evaluate_split(
         for number in range(batches.steps_per_epoch):
             before_batch()
             inputs, target = prepare_batch(trainer, next(batches))
-            is_last = number == batches.steps_per_epoch - 1
-            has_filler = is_last and batches.repeats_last
+            has_filler = batches.repeats_last and number == batches.steps_per_epoch - 1
             # Alone in its batch it is computed all the same: ranks of a group wait for each other.
             if has_filler and num_samples(target) > 1:
                 inputs, target = map_tensors((inputs, target), lambda tensor: tensor[:-1])

@@ -244,19 +244,15 @@ def _describe(evidence: DataEvidence) -> Iterator[str]:
     shards, *others = evidence.epochs
     size = f"{len(shards[0])} x {evidence.batch_size} samples"
     order = "in a new order each epoch" if others else "which have only one order"
-    if len(shards) > 1:
-        yield f"{len(shards)} disjoint shards of {size}, {order}"
-    else:
-        yield f"{size}, none twice, {order}"
+    parts = f"{len(shards)} disjoint shards of {size}" if len(shards) > 1 else f"{size}, none twice"
+    yield f"{parts}, {order}"
     if evidence.expected is None:
         yield "the dataset draws random numbers, so its samples cannot be compared"
     else:
-        num_batches = len(evidence.seen[0])
-        yield f"the ranks saw bit for bit what one process loads (batches: {num_batches})"
-    num_samples = evidence.num_samples
-    if num_left_out := num_samples - sum(map(torch.numel, shards)):
-        share = format_ratio(num_left_out / num_samples)
-        left_out = f"{num_left_out} of {num_samples} samples ({share})"
+        yield f"the ranks saw bit for bit what one process loads (batches: {len(evidence.seen[0])})"
+    if num_left_out := evidence.num_samples - sum(map(torch.numel, shards)):
+        share = format_ratio(num_left_out / evidence.num_samples)
+        left_out = f"{num_left_out} of {evidence.num_samples} samples ({share})"
         yield f"bias: each training epoch leaves out {left_out}"
 
 
@@ -269,8 +265,7 @@ def find_differences(
     """
     differences = []
     for index, (batch, theirs) in enumerate(zip(batches, expected, strict=False)):
-        wrong = _wrong_parts(batch, theirs, batch_size)
-        if wrong:
+        if wrong := _wrong_parts(batch, theirs, batch_size):
             num_samples = int(torch.stack(list(wrong.values())).any(dim=0).sum())
             differences.append((index, next(iter(wrong)), num_samples))
     return differences

@@ -119,14 +119,13 @@ class _Replay:
                 parameter.grad = gradient.to_sparse(1) if name in self._sparse else gradient
         # The norm is of what the optimizer holds, and rounds by its order.
         held = [one for group in self.optimizer.param_groups for one in group["params"]]
-        stepped = [parameter for parameter in held if parameter.grad is not None]
         if self._max_norm is not None and self._clips_scaled:
-            nn.utils.clip_grad_norm_(stepped, self._max_norm)
-        for parameter in stepped:
-            assert parameter.grad is not None
-            parameter.grad.mul_(1 / step.scale)
+            nn.utils.clip_grad_norm_(held, self._max_norm)
+        for parameter in held:
+            if parameter.grad is not None:
+                parameter.grad.mul_(1 / step.scale)
         if self._max_norm is not None and not self._clips_scaled:
-            nn.utils.clip_grad_norm_(stepped, self._max_norm)
+            nn.utils.clip_grad_norm_(held, self._max_norm)
         self.optimizer.step()
         return _rounded_like(step.after.parameters, self.weights().parameters)
 
@@ -150,41 +149,31 @@ def _find_non_finite(step: Step, number: int, optimizer: Optimizer) -> list[Disc
 
 
 def _limit(case: Case, step: Step, number: int, expected: Tensors, optimizer: Optimizer) -> Limit:
-    """Equal bits, except where the ranks round differently from one process."""
-    epsilon = comparison.coarsest_epsilon(expected)
-    share, formula = _share_of_rounding(case, number, epsilon, optimizer)
-    if share == 0:
-        return BITWISE
-    length = comparison.step_length(expected, step.before.parameters)
-    size = comparison.total_norm(expected) / length
-    return update_limit(share, formula, epsilon, size, is_sparse=bool(case.trace.sparse))
-
-
-def _share_of_rounding(
-    case: Case, number: int, epsilon: float, optimizer: Optimizer
-) -> tuple[float, str]:
-    """How far rounding may change the n-th step, as a share of that step, and the formula.
+    """Equal bits, except where the ranks round differently from one process.
 
     Ranks that split parameters add up norms from their parts: the one for clipping, and those of
     single tensors in LARS and LAMB. And where they step parts of a parameter of 16 bits, it matters
     where a part ends: a CPU rounds after each operation in the last elements of a part, and once in
     the others, which it computes in float32. The optimizer's momentum carries that on.
     """
-    recipe = case.recipe
-    policy = PRECISION_POLICIES[recipe.precision]
-    mode = recipe.plan.properties
+    recipe, epsilon = case.recipe, comparison.coarsest_epsilon(expected)
+    policy, mode = PRECISION_POLICIES[recipe.precision], recipe.plan.properties
     steps_parts = mode.splits_tensors and case.device.type == "cpu"
     is_narrow = epsilon > torch.finfo(torch.float32).eps and not policy.master_weights
-    if steps_parts and is_narrow:
-        return 2 * epsilon * number, f"e 2 u n, n {number}"
     # On a device the norms of views into buckets, which lie elsewhere in memory, round otherwise.
     is_viewed = recipe.gradient_as_bucket_view and is_accelerator(case.device)
     adds_norms = recipe.clip_grad_norm is not None and (mode.splits_parameters or is_viewed)
     # torch's own optimizers step element by element.
     adds_norms |= mode.splits_tensors and not type(optimizer).__module__.startswith("torch.")
-    if adds_norms or case.trace.sparse:
-        return 2 * epsilon * math.sqrt(recipe.plan.world_size), "e 2 u sqrt(ws)"
-    return 0.0, "bit for bit"
+    if steps_parts and is_narrow:
+        share, formula = 2 * epsilon * number, f"e 2 u n, n {number}"
+    elif adds_norms or case.trace.sparse:
+        share, formula = 2 * epsilon * math.sqrt(recipe.plan.world_size), "e 2 u sqrt(ws)"
+    else:
+        return BITWISE
+    length = comparison.step_length(expected, step.before.parameters)
+    size = comparison.total_norm(expected) / length
+    return update_limit(share, formula, epsilon, size, is_sparse=bool(case.trace.sparse))
 
 
 def _mistakes(case: Case) -> dict[str, _Replay]:

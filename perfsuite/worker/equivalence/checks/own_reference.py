@@ -68,7 +68,7 @@ def check_own_steps(case: OwnCase) -> tuple[EquivalenceRow, dict[str, str]]:
     missing = {} if why_losses_alone is None else {"gradients and weights": why_losses_alone}
     if not any(one.judge_loss(one.step.mean_loss) for one in steps):
         missing["losses"] = "build_step or the reference tells none"
-    if truth.own.model is not None and any(True for _ in truth.own.model.buffers()):
+    if any(True for _ in truth.own.model.buffers()):
         missing["buffers"] = "a rank may keep its own, as batch normalisation does"
     errors = [one.errors for one in steps if one.has_gradients]
     compared = {name for one in errors for name in one.by_name}
@@ -126,7 +126,7 @@ class _Reference:
         self._case = case
         self._arithmetic = arithmetic
         self._is_nudged = is_nudged
-        if is_nudged and self.own.model is not None:
+        if is_nudged:
             # Once, because `take` does not load them anew.
             nudge(one for one in self.own.model.parameters() if not one.requires_grad)
 
@@ -193,9 +193,9 @@ def _references(case: OwnCase) -> tuple[_Reference, _Reference]:
     return _Reference(case, torch._C._DisableAutocast), plain
 
 
-def _describe_dropout(model: nn.Module | None) -> str | None:
+def _describe_dropout(model: nn.Module) -> str | None:
     active = []
-    for name, one in () if model is None else model.named_modules():
+    for name, one in model.named_modules():
         is_layer = isinstance(one, nn.modules.dropout._DropoutNd)
         # An nn.MultiheadAttention or nn.LSTM has the number itself.
         share = one.p if is_layer else getattr(one, "dropout", 0.0)

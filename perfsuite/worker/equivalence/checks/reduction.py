@@ -55,8 +55,7 @@ def check_reduction(case: Case) -> Proof | str:
         # The ranks of a pipeline share a batch, and each draws for its stages.
         if not is_divided and (reason := passes[0].why_not_repeated(by_several=True)) is not None:
             return reason
-        shares = [one.gradients for one in passes]
-        expected = reduce(shares)
+        expected = reduce([one.gradients for one in passes])
         limit = _limit(step.gradients, case)
         # Rank 0 saw the first shard. A buffer that a rank does not have is not compared.
         buffers = passes[0].buffers

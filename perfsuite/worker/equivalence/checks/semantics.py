@@ -52,8 +52,7 @@ def check_semantics(case: Case) -> Proof | EquivalenceRow | str:
         case.on_step()
         if recipe.comm_hook != "none":
             references.plain.load(step.before)
-            parts = itertools.chain(*_parts(references.plain, step))
-            uncompressed = average([*parts], "none")
+            uncompressed = average([*itertools.chain(*_parts(references.plain, step))], "none")
             losses.append(comparison.measure_errors(step.gradients, uncompressed).total)
             step = dataclasses.replace(step, gradients=uncompressed)
         try:

@@ -47,8 +47,8 @@ class OwnSteps:
     def __init__(self, name: str, model: object, take: Callable[[], float | None]) -> None:
         if not (model is None or isinstance(model, nn.Module)):
             raise WorkloadError(f"{name}: Step.model is {model!r}; give an nn.Module, or None")
-        self.model = model
-        named = without_wrappers({} if model is None else dict(model.named_parameters()))
+        self.model = nn.Module() if model is None else model
+        named = without_wrappers(dict(self.model.named_parameters()))
         self.parameters = {name: one for name, one in named.items() if one.requires_grad}
         self.updated_twice: set[str] = set()
         self._take = take
@@ -84,15 +84,13 @@ class OwnSteps:
     @torch.no_grad()
     def load(self, weights: trace.Weights) -> None:
         """Give the model these weights, and those buffers that it has."""
-        buffers = {} if self.model is None else without_wrappers(dict(self.model.named_buffers()))
+        buffers = without_wrappers(dict(self.model.named_buffers()))
         for own, given in ((self.parameters, weights.parameters), (buffers, weights.buffers)):
             for name in own.keys() & given.keys():
                 own[name].copy_(given[name])
 
     def weights(self) -> trace.Weights:
         """Return copies of the model's parameters and buffers."""
-        if self.model is None:
-            return trace.Weights(parameters={}, buffers={})
         read = trace.read_weights(self.model)
         return trace.Weights(
             parameters=without_wrappers(read.parameters), buffers=without_wrappers(read.buffers)
