@@ -293,7 +293,6 @@ class UserLoop(_UserCode):
         if self._ends is None and self._class_name in (None, name):
             self._ends = optimizer
         if optimizer is self._ends:
-            self._others.clear()
             if not self._steps_on(optimizer):
                 self._end_step()
         elif self._others[id(optimizer)] > self._most_others:
@@ -320,6 +319,7 @@ class UserLoop(_UserCode):
         if self._is_over:
             raise StopLoop
         super()._end_step()
+        self._others.clear()
         # A mode that counts operators ends with its thread, or its node of a backward pass.
         last, self._last_thread = self._last_thread, threading.current_thread()
         is_outside = torch._C._current_graph_task_id() == -1

@@ -387,6 +387,22 @@ def test_a_loop_without_an_optimizer_says_where_its_steps_end() -> None:
     assert begun == [0, 1, 2, 3, 4, 5]
 
 
+def test_a_step_that_ends_by_step_done_may_have_as_many_optimizer_steps_as_any_other() -> None:
+    weight = nn.Parameter(torch.ones(1))
+    sgd = torch.optim.SGD([weight], lr=0.1)
+
+    def train() -> None:
+        for _ in range(99):
+            perfsuite.step_done()
+            for _ in range(50):
+                sgd.step()
+
+    begun: list[int] = []
+    run_loop(train, ask(9, begun))
+
+    assert begun == [*range(9)]
+
+
 def test_losses_are_read_when_a_round_has_ended_and_the_last_of_a_step_counts() -> None:
     step, losses = make_step(), iter(range(99))
 
