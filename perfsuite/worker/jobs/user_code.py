@@ -349,13 +349,14 @@ class UserLoop(_UserCode):
         """Return the largest of each value over all ranks; raises where their steps differ."""
         if self._largest is None:
             return list(values)
-        *largest, most, least = self._largest([*values, self._num_ends, -self._num_ends])
+        # By themselves: one rank may have ended where another comes with values.
+        most, least = self._largest([self._num_ends, -self._num_ends])
         if most != -least:
             raise PerfsuiteError(
                 f"{self._name}: when one rank had taken {most:.0f} steps, another had taken only "
                 f"{-least:.0f} and waited or ended; give all ranks equally many steps"
             )
-        return largest
+        return self._largest(values) if values else []
 
     def first_weights(self) -> tuple[tuple[TensorDigest, ...], ...]:
         """Return those of the optimizers that had stepped by then."""
@@ -390,11 +391,10 @@ class UserLoop(_UserCode):
                 "no more, while others went on; keep one for the whole loop, or name the class of "
                 "one that steps throughout (optimizer=)"
             )
-        if self._class_name and self._stepped:
-            others = " and ".join(self._stepped)
-            what = self._what
+        what, others = self._what, " and ".join(self._stepped)
+        if self._class_name and others:
             return f"no {self._class_name} stepped in the {what} (optimizer=), but {others} did"
         return (
-            f"no torch optimizer stepped in the {self._what}; call perfsuite.step_done() at the "
-            "end of each step"
+            f"no torch optimizer stepped in the {what}; call perfsuite.step_done() at the end of "
+            "each step"
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import datetime
 import sys
 import threading
 from collections import Counter
@@ -12,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -685,3 +687,45 @@ def test_ranks_that_took_different_numbers_of_steps_fail_with_both() -> None:
         "mine: when one rank had taken 5 steps, another had taken only 3 and waited or ended; give "
         "all ranks equally many steps"
     )
+
+
+def test_a_rank_that_ended_and_one_that_has_more_to_tell_fail_with_both_numbers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    store, errors = dist.HashStore(), {}
+
+    def take_steps(rank: int, num_steps: int) -> None:
+        group = dist.ProcessGroupGloo(store, rank, 2, datetime.timedelta(seconds=30))
+        options = dist.AllreduceOptions()
+        options.reduceOp = dist.ReduceOp.MAX
+
+        def largest(values: list[float]) -> list[float]:
+            found = torch.tensor(values, dtype=torch.float64)
+            group.allreduce([found], options).wait()
+            return found.tolist()
+
+        def warm_up_and_agree() -> Iterations[None]:
+            yield from ask(4)
+            loop.largest_over_ranks([0.5], torch.device("cpu"))
+
+        loop = UserLoop(code("loop"), lambda: None, largest)
+        loop.begin(warm_up_and_agree(), lambda: None)
+        try:
+            with contextlib.suppress(perfsuite.StopLoop):
+                for _ in range(num_steps):
+                    loop.step_done()
+            loop.finish()
+        except PerfsuiteError as error:
+            errors[rank] = str(error)
+
+    ranks = [threading.Thread(target=take_steps, args=one) for one in ((0, 3), (1, 9))]
+    for rank in ranks:
+        rank.start()
+    for rank in ranks:
+        rank.join()
+
+    assert [errors[rank] for rank in (0, 1)] == [
+        "mine: when one rank had taken 5 steps, another had taken only 3 and waited or ended; give "
+        "all ranks equally many steps"
+    ] * 2
