@@ -226,23 +226,29 @@ class Measurement:
     def _agree(self, iteration_s: float) -> Agreed:
         """Return what all ranks of both arms run."""
         plan, turns = self._plan, self._turns
+        least, num_run_up = (LEAST_ON_ACCELERATOR, 1) if self._on_accelerator else (1, 0)
         (iteration_s,) = turns.largest([iteration_s], self._largest)
         num_iterations = plan.num_iterations or choose_num_iterations(
             iteration_s,
             steps_per_epoch=self._activity.steps_per_epoch,
             round_s=_TURN_S if turns.are_needed else plan.round_s or ROUND_S,
-            least=LEAST_ON_ACCELERATOR if self._on_accelerator else 1,
+            least=least,
         )
-        num_run_up = int(self._on_accelerator)
         if (num_steps := self._activity.num_steps) is not None:
-            most = max(1, num_steps // _LEAST_ROUNDS - num_run_up)
-            num_iterations = min(num_iterations, most)
+            most = num_steps // _LEAST_ROUNDS - num_run_up
+            num_iterations = min(num_iterations, max(least, most))
         agreed, num_rounds = Agreed(num_iterations, 0), plan.num_rounds
         if turns.are_needed:
             agreed = turns.agree(num_iterations, iteration_s, self._largest)
             num_rounds = num_rounds or agreed.rounds
         if num_steps is not None:
             num_rounds = num_steps // (agreed.iterations + num_run_up)
+            if num_rounds < 2:  # on a CPU rounds are as short as it takes
+                raise WorkloadError(
+                    f"{num_steps} timed steps are too few for two rounds, which have "
+                    f"{agreed.iterations} steps each on an accelerator, after an untimed one; ask "
+                    f"for {2 * (agreed.iterations + num_run_up)} or more (steps=)"
+                )
         assert num_rounds is not None  # only a gate chooses rounds
         return agreed._replace(rounds=num_rounds)
 

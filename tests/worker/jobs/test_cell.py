@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from perfsuite.errors import WorkloadError
 from perfsuite.ranks.assignments import all_assignments
 from perfsuite.ranks.messages import (
     CellMeasured,
@@ -125,6 +126,34 @@ def test_rounds_of_an_accelerator_hold_no_event_of_a_stage_and_let_the_host_run_
     assert measured.energy_j == ("GPU-0", 45.0 / (NUM_ROUNDS * (NUM_ITERATIONS + 1)))
     # Three steps alike after the scale has settled, and one before each round.
     assert steps.num_done == num_warm_up + (NUM_ROUNDS + NUM_STAGE_ROUNDS) * (NUM_ITERATIONS + 1)
+
+
+@pytest.mark.usefixtures("accelerator")
+@pytest.mark.parametrize(("num_steps", "num_rounds"), [(18, 2), (20, 2), (40, 4), (99, 11)])
+def test_a_loop_on_an_accelerator_has_as_long_rounds_as_any_cell(
+    tmp_path: Path, steps: Steps, num_steps: int, num_rounds: int
+) -> None:
+    steps.num_steps = num_steps
+
+    measured = measure(tmp_path)
+
+    assert (measured.num_iterations, len(measured.rounds)) == (NUM_ITERATIONS, num_rounds)
+
+
+@pytest.mark.usefixtures("accelerator")
+@pytest.mark.parametrize("num_steps", [2, 17])
+def test_a_loop_of_fewer_than_two_such_rounds_is_refused_in_one_sentence(
+    tmp_path: Path, steps: Steps, num_steps: int
+) -> None:
+    steps.num_steps = num_steps
+
+    with pytest.raises(WorkloadError) as raised:
+        measure(tmp_path)
+
+    assert str(raised.value) == (
+        f"{num_steps} timed steps are too few for two rounds, which have 8 steps each on an "
+        "accelerator, after an untimed one; ask for 18 or more (steps=)"
+    )
 
 
 def test_a_cpu_has_its_stages_in_the_timed_rounds(tmp_path: Path, steps: Steps) -> None:
