@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
 from perfsuite.errors import NonFiniteError, PerfsuiteError, WorkloadError
@@ -45,8 +45,7 @@ def start_user_code(code: UserCode, start: RankStart) -> activities.Activity:
         return build_step(code, start)
     function = _load(code, start)
     largest = None if code.world_size == 1 else join_ranks(start)
-    is_gated = start.request.policy.turns is not None
-    return UserLoop(code, function, largest, digests_weights=is_gated)
+    return UserLoop(code, function, largest, digests_weights=start.request.policy.turns is not None)
 
 
 def build_step(code: UserCode, start: RankStart) -> UserStep:
@@ -170,13 +169,18 @@ class UserStep(_UserCode, activities.Repeatable):
         super().__init__(code)
         with _staying(code.name):
             built = build_step()
-        self._step = built if isinstance(built, Step) else Step(built)
-        self.model = self._step.model
-        if not callable(self._step.run):
+        self._step = step = built if isinstance(built, Step) else Step(built)
+        self.model = model = step.model
+        if not callable(step.run):
             raise WorkloadError(
                 f"{code.name} returned {built!r}; return the function that takes one step, or "
                 "perfsuite.Step(run, model, optimizer)"
             )
+        if not isinstance(model, nn.Module | None):
+            raise WorkloadError(f"{code.name}: Step.model is {model!r}; give an nn.Module, or None")
+        if step.optimizer is not None and not hasattr(step.optimizer, "param_groups"):
+            given = f"{code.name}: Step.optimizer is {step.optimizer!r}"
+            raise WorkloadError(f"{given}; give a torch.optim.Optimizer, or None")
 
     def run(self, asked: Iterations[None], begin_step: Callable[[], None]) -> None:
         """Take steps, and hear what they tell."""
@@ -322,21 +326,17 @@ class UserLoop(_UserCode):
         self._others.clear()
         # A mode that counts operators ends with its thread, or its node of a backward pass.
         last, self._last_thread = self._last_thread, threading.current_thread()
-        is_outside = torch._C._current_graph_task_id() == -1
-        self.is_counted = is_outside and last is self._last_thread
+        self.is_counted = last is self._last_thread and torch._C._current_graph_task_id() == -1
         self._num_ends += 1
         self._weights.end_step()
         was_in_stage = self._span is not None  # as in `with stage("optimizer"): optimizer.step()`
         self._leave()
         try:
             self._stage = next(self._asked)
-        except StopIteration:
-            self._is_over = True
         except Exception as error:  # noqa: BLE001  # raised where the loop cannot handle it
-            self._is_over, self._error = True, error
-        if self._is_over:
-            self._stage = untimed
-            raise StopLoop
+            self._is_over, self._stage = True, untimed
+            self._error = None if isinstance(error, StopIteration) else error
+            raise StopLoop from None
         self._begin_step()
         if was_in_stage:
             self._enter(self._span_name)

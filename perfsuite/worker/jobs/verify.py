@@ -62,7 +62,7 @@ def record_own_rank(
 
 def _build_steps(code: messages.UserCode, start: messages.RankStart) -> OwnSteps:
     step = build_step(code, start)
-    return OwnSteps(code.name, step.model, step.take)
+    return OwnSteps(step.model, step.take)
 
 
 def _keep(

@@ -552,6 +552,28 @@ def test_a_step_is_a_function_or_says_what_it_holds() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("step", "error"),
+    [
+        (
+            perfsuite.Step(int, model=[3], optimizer=None),
+            "mine: Step.model is [3]; give an nn.Module, or None",
+        ),
+        (
+            perfsuite.Step(int, model=None, optimizer=[4]),
+            "mine: Step.optimizer is [4]; give a torch.optim.Optimizer, or None",
+        ),
+    ],
+)
+def test_a_step_that_names_several_models_or_optimizers_is_refused_before_it_is_taken(
+    step: perfsuite.Step, error: str
+) -> None:
+    with pytest.raises(WorkloadError) as raised:
+        UserStep(code("step"), lambda: step)
+
+    assert str(raised.value) == error
+
+
 def test_a_compiled_training_is_not_counted_as_if_it_were_not(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

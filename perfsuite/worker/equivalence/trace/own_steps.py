@@ -12,7 +12,6 @@ import torch
 from torch import nn
 from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 
-from perfsuite.errors import WorkloadError
 from perfsuite.worker.equivalence.comparison import Tensors
 from perfsuite.worker.equivalence.trace import trace
 
@@ -44,10 +43,8 @@ class OwnSteps:
     `updated_twice` names the trained `parameters` that optimizers updated twice in the last step.
     """
 
-    def __init__(self, name: str, model: object, take: Callable[[], float | None]) -> None:
-        if not (model is None or isinstance(model, nn.Module)):
-            raise WorkloadError(f"{name}: Step.model is {model!r}; give an nn.Module, or None")
-        self.model = nn.Module() if model is None else model
+    def __init__(self, model: nn.Module | None, take: Callable[[], float | None]) -> None:
+        self.model = model or nn.Module()
         named = without_wrappers(dict(self.model.named_parameters()))
         self.parameters = {name: one for name, one in named.items() if one.requires_grad}
         self.updated_twice: set[str] = set()

@@ -61,7 +61,7 @@ def build(
         update.step()
         return sum(losses) / parts if told is None else losses[told]
 
-    return OwnSteps("mine", model if has_model else None, step)
+    return OwnSteps(model if has_model else None, step)
 
 
 def check(
