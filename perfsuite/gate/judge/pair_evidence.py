@@ -33,7 +33,8 @@ _OUT_OF_MEMORY = re.compile(
 # and what is said of a command that may have waited for it.
 _IS_TAKEN = re.compile(
     r"address already in use|busy or unavailable|resource busy|temporarily unavailable"
-    r"|\block(?:ed|file)?\b|\blicen[cs]e|\bprinted nothing, for ",
+    r"|\block(?:ed|file)?\b|\blicen[cs]e|\bprinted nothing, for |\bport\W+(?:\d+\W+)?"
+    r"(?:(?:it|is|was|but|already|another process) )+(?:in use|utilizing it|taken|allocated)\b",
     re.IGNORECASE,
 )
 # What an exception says in its line, in a log too; and a path, which may have any name.

@@ -1120,6 +1120,11 @@ def test_arms_that_get_no_further_are_tried_once_more_launch_after_launch(
     "why",
     [
         "OSError: [Errno 98] Address already in use",
+        "ConnectionError: Tried to launch distributed communication on port `29500`, but another "
+        "process is utilizing it. Please specify a different port",
+        "RuntimeError: Port 6006 is already in use",
+        "E   ValueError: port 6379 is in use by another program",
+        "RuntimeError: driver failed: Bind for 0.0.0.0:8080 failed: port is already allocated",
         "torch.AcceleratorError: CUDA error: CUDA-capable device(s) is/are busy or unavailable",
         "perfsuite.errors.WorkloadError: train: no optimizer stepped in it, and it printed "
         "nothing, for 1200 s (ten times --perf-timeout); its last words: waiting",
@@ -1145,6 +1150,9 @@ def test_arms_that_want_what_one_alone_can_have_run_launch_after_launch(run: Run
     [
         "FileNotFoundError: [Errno 2] No such file or directory: '/home/me/my-lock/prices.csv'",
         "assert lock == 3",
+        "KeyError: 'port', although the old loader is in use",
+        "ValueError: the port of entry has 3 samples; another column is used by the model",
+        "ValueError: port 80 is not in use",
         "its pytest ended early with exit code 4\n  | >       with lock:\n  | rootdir: /my-license"
         "\n  | E       ValueError: no price in /my-license/a.csv",
     ],
