@@ -118,9 +118,10 @@ class CommandGroup(RankGroup):
         self._listener.listen()
         self._variable = f"{hook.CHANNEL}={channel}"
         variables[hook.CHANNEL] = channel
-        if self._has_hook:
-            paths = [hook.FOLDER, variables.get("PYTHONPATH")]
-            variables["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
+        # Beside a path of its own: the launch's has the log of what is loaded, and its tree.
+        paths = [hook.FOLDER if self._has_hook else None]
+        paths += [one.get("PYTHONPATH") for one in (variables, launch.inherited)]
+        variables["PYTHONPATH"] = os.pathsep.join(filter(None, dict.fromkeys(paths)))
         words = [word.replace("{out}", str(self.out)) for word in launch.words[1:]]
         runner = [sys.executable, "-P", background.__file__, str(os.getpid()), self._variable]
         self._log = self._folder / "output.log"

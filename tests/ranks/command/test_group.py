@@ -109,6 +109,27 @@ def test_a_command_ignores_no_signal_that_python_does(tmp_path: Path) -> None:
     assert not ignored & (1 << signal.SIGPIPE - 1 | 1 << signal.SIGXFSZ - 1)
 
 
+@pytest.mark.parametrize(
+    ("own", "path"),
+    [
+        ({"PYTHONPATH": "scripts:{out}"}, "scripts:$PERFSUITE_OUT:/log:/tree"),
+        ({"PYTHONPATH": ""}, "/log:/tree"),
+        ({}, "/log:/tree"),
+    ],
+)
+def test_a_commands_own_path_goes_before_that_of_its_launch_and_hides_none_of_it(
+    tmp_path: Path, own: dict[str, str], path: str
+) -> None:
+    words = ("sh", "-c", f'echo "$PYTHONPATH" = "{path}"')
+    inherited = {**os.environ, "PYTHONPATH": "/log:/tree"}
+    telling = launch(words=words, folder=tmp_path, inherited=inherited, environment=own)
+
+    with CommandGroup(request_of(), telling, has_hook=False) as group:
+        found, expected = group.run_to_end().split(" = ")
+
+    assert found == expected.strip()
+
+
 def test_a_process_that_connects_and_says_nothing_costs_the_patience_and_no_more(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
