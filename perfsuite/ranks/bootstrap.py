@@ -101,13 +101,14 @@ def die_with_controller() -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-def loader_worker_entry(folder: str, cores: Collection[int]) -> Callable[[], None]:
+def loader_worker_entry(folder: str, cores: Collection[int]) -> Callable[..., None]:
     """Return what a loader worker runs first: it dies with this rank, and may use all `cores`."""
     rank_pid = os.getpid()
     prctl = ctypes.CDLL(None, use_errno=True).prctl
 
-    def enter_loader_worker() -> None:
-        prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    def enter_loader_worker(*, is_of_main: bool = True) -> None:
+        if is_of_main:  # else it would come as the thread ends that forked (prctl(2))
+            prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
         if os.getppid() != rank_pid:  # the rank died before the signal was armed
             os.kill(os.getpid(), signal.SIGKILL)
         os.sched_setaffinity(0, cores)  # on the rank's one core it would slow what it feeds

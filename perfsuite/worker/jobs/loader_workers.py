@@ -9,6 +9,7 @@ import functools
 import multiprocessing
 import os
 import signal
+import threading
 from collections.abc import Iterator
 
 import torch
@@ -79,11 +80,13 @@ def let_children_be_loader_workers(folder: str, cores: tuple[int, ...]) -> None:
     rank_pid = os.getpid()
     worker_cores.update(cores)
     enter_loader_worker = loader_worker_entry(folder, cores)
+    this_thread = threading.local()  # as a child has it from the thread that forks
+    this_thread.is_main = True
 
     def enter_child() -> None:
         listen(None)
         if os.getppid() == rank_pid:
-            enter_loader_worker()
+            enter_loader_worker(is_of_main=hasattr(this_thread, "is_main"))
 
     os.register_at_fork(after_in_child=enter_child)
 

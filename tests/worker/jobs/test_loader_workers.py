@@ -5,6 +5,9 @@ from __future__ import annotations
 import multiprocessing
 import os
 import subprocess
+import sys
+import textwrap
+from pathlib import Path
 
 import psutil
 import pytest
@@ -109,3 +112,38 @@ def test_a_worker_that_was_not_forked_may_use_all_cores_as_one_that_was(
         os.sched_setaffinity(0, cores)
 
     assert (inherited, given) == (one, cores)
+
+
+FORKING = """
+    import ctypes, os, sys, threading
+    from perfsuite.worker.jobs.loader_workers import let_children_be_loader_workers
+
+    def fork():
+        if (child := os.fork()) == 0:
+            os.read(go[0], 1)
+            asked = ctypes.c_int()
+            ctypes.CDLL(None).prctl(2, ctypes.byref(asked))  # PR_GET_PDEATHSIG
+            os._exit(asked.value)
+        children.append(child)
+
+    let_children_be_loader_workers(sys.argv[1], tuple(os.sched_getaffinity(0)))
+    go, children = os.pipe(), []
+    fork()
+    thread = threading.Thread(target=fork)
+    thread.start()
+    thread.join()
+    while os.path.exists(f"/proc/self/task/{thread.native_id}"):
+        os.sched_yield()
+    os.write(go[1], b"12")
+    print(*(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children))
+"""
+
+
+def test_a_worker_ends_with_the_rank_and_not_with_the_thread_that_forked_it(tmp_path: Path) -> None:
+    (tmp_path / "pids").mkdir()
+    script = [sys.executable, "-c", textwrap.dedent(FORKING), str(tmp_path)]
+
+    told = subprocess.run(script, stdout=subprocess.PIPE, text=True, check=True).stdout
+
+    # One of the main thread has SIGKILL to come; the other has not been killed.
+    assert told == "9 0\n"
