@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Self
 
 from perfsuite.gate.arms.arm import Arm, CellRun, Launch
+from perfsuite.gate.arms.launched import load_log
 from perfsuite.gate.arms.loaded import Loaded
 from perfsuite.gate.git.changes import SITE_FOLDER, is_left_out
 from perfsuite.gate.git.overlay import are_alike, read_start
@@ -98,7 +99,7 @@ def find_asymmetry(base: Launch, head: Launch) -> str | None:
     What is new in head is its own: git tracks it, or would add it as code, and the base has none.
     """
     if base.arm.tree.resolve() == head.arm.tree.resolve():
-        return None  # the arms differ by interpreter or environment alone
+        return _find_heads_python(base, head)  # the arms differ by that or their environment alone
     ours, theirs = (Loading.of(one.arm, one.loaded) for one in (base, head))
     found = (
         _find_foreign(ours, theirs)
@@ -109,6 +110,7 @@ def find_asymmetry(base: Launch, head: Launch) -> str | None:
         or _find_shared(ours, theirs)
         or _find_built(ours, theirs)
         or _find_silent(base, theirs)
+        or _find_heads_python(base, head)
     )
     if found is None and base.arm.python == head.arm.python:
         found = find_changed_dependency(ours.top, theirs.top, base.loaded.files)
@@ -120,6 +122,26 @@ _missing_files = functools.cache(missing_files)
 _real_path = functools.cache(os.path.realpath)
 _tracked = functools.cache(lambda top: tracked_files(top, [Path()]))
 _began_s = functools.cache(lambda: read_start_s(os.getpid()))
+
+
+def _find_heads_python(base: Launch, head: Launch) -> str | None:
+    """Why the base ran with the interpreter of head although it has another."""
+    own, other = base.arm.python, _environment_of(head.arm.python)
+    if _environment_of(own) == other or load_log.interpreter_of(own):  # a script may run any
+        return None
+    for program in sorted(base.loaded.programs):
+        python, *_ = load_log.interpreter_of(program) or [program]
+        if _environment_of(python) == other:
+            return (
+                f"the base arm ran {program} with head's interpreter, and not with {own}, which "
+                "--base-python names; install it there, and call it by its name alone"
+            )
+    return None
+
+
+def _environment_of(python: str) -> tuple[str, str]:
+    """What is the same for all names of an interpreter, and differs in a virtual environment."""
+    return _real_path(str(Path(python).parent)), _real_path(python)
 
 
 def _find_silent(base: Launch, head: Loading) -> str | None:

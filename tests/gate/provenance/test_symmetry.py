@@ -204,6 +204,68 @@ def test_an_interpreter_in_the_checkout_is_not_under_test(folder: Path) -> None:
     assert compare(folder, same, same, python=str(folder / "head/env/bin/python")) is None
 
 
+@pytest.mark.parametrize("base_tree", ["base", "head"])
+@pytest.mark.parametrize(
+    ("program", "is_wrong"),
+    [
+        ("new/bin/torchrun", True),
+        ("new/bin/python3", True),
+        ("old/bin/torchrun", False),
+        ("new/bin/run.sh", False),
+    ],
+)
+def test_a_base_with_an_interpreter_of_its_own_runs_no_other(
+    folder: Path, program: str, is_wrong: bool, base_tree: str
+) -> None:
+    (folder / "python3.11").touch()
+    for environment in ("old", "new"):  # of one Python
+        (folder / environment / "bin").mkdir(parents=True)
+        (folder / environment / "bin/python").symlink_to(folder / "python3.11")
+        (folder / environment / "bin/python3").symlink_to("python")
+        script = folder / environment / "bin/torchrun"
+        script.write_text(f"#!{folder}/{environment}/bin/python3\n")
+        script.with_name("run.sh").write_text("#!/bin/sh\n")
+    base, head = (
+        Launch(
+            arm=Arm(
+                name=name,
+                tree=folder / tree,
+                import_roots=(),
+                pytest_arguments=(),
+                python=str(folder / environment / "bin/python"),
+            ),
+            loaded=Loaded(programs=frozenset([str(folder / program)])),
+        )
+        for name, tree, environment in (("base", base_tree, "old"), ("head", "head", "new"))
+    )
+
+    expected = (
+        f"the base arm ran {folder}/{program} with head's interpreter, and not with "
+        f"{folder}/old/bin/python, which --base-python names; install it there, and call it by its "
+        "name alone"
+    )
+    assert find_asymmetry(base, head) == (expected if is_wrong else None)
+
+
+@pytest.mark.parametrize("is_script", [True, False])
+def test_a_script_in_place_of_the_bases_interpreter_may_run_heads(
+    folder: Path, is_script: bool
+) -> None:
+    wrapper, python = folder / "wrapper", str(folder / "new/bin/python")
+    wrapper.write_text(f"#!/bin/sh\nexec {python}\n" if is_script else "ELF")
+    base, head = (
+        Launch(
+            arm=Arm(
+                name=name, tree=folder, import_roots=(), pytest_arguments=(), python=interpreter
+            ),
+            loaded=Loaded(programs=frozenset([python])),
+        )
+        for name, interpreter in (("base", str(wrapper)), ("head", python))
+    )
+
+    assert (find_asymmetry(base, head) is None) == is_script
+
+
 # --- one file for both arms, which is a copy of a module of the tree ---
 
 

@@ -172,7 +172,7 @@ class LoadLog:
             elif may_read and os.path.isfile(told) and (old := self._find_old(told)):
                 self.write("old", old)
         command = " ".join(words)[:_MOST_CHARACTERS]
-        if script := _interpreter_of(found):
+        if script := interpreter_of(found):
             found, words = script[0], [*script, found, *words[1:]]
         is_python = _is_python(found)
         is_shell = os.path.basename(found) in _SHELLS or (bool(script) and not is_python)
@@ -241,7 +241,7 @@ def _is_python(program: str) -> bool:
     return os.path.basename(program).rstrip("t").rstrip("0123456789.") in ("python", "pypy")
 
 
-def _interpreter_of(program: str) -> list[str]:
+def interpreter_of(program: str) -> list[str]:
     """The interpreter and the options in a script's first line; nothing for another program."""
     with contextlib.suppress(OSError), open(program, "rb") as script:
         if script.read(2) == b"#!":
