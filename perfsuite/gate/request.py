@@ -119,11 +119,7 @@ def base_of(request: GateRequest, folders: Sequence[Path]) -> Base | str | None:
             f"checkout: call it in {folders[0]}, or {USE_FOLDER}"
         )
     return find_base(
-        folder,
-        request.base,
-        target=request.target,
-        outputs=request.outputs,
-        folders=folders,
+        folder, request.base, target=request.target, outputs=request.outputs, folders=folders
     )
 
 

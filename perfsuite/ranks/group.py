@@ -180,9 +180,7 @@ class RankGroup:
         if process.exitcode == -signal.SIGABRT:
             last_words = "\n".join(lines)[-failures.NUM_WATCHDOG_BYTES :]
         return Died(
-            exit_code=process.exitcode,
-            peer=failures.blamed_peer(last_words),
-            at_s=time.monotonic(),
+            exit_code=process.exitcode, peer=failures.blamed_peer(last_words), at_s=time.monotonic()
         )
 
     def _raise_first_failure(self) -> None:

@@ -13,15 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-# torch documents these under this path although the module has an underscore.
-from torch.utils._python_dispatch import (
-    TorchDispatchMode,
-    is_traceable_wrapper_subclass,
-    is_traceable_wrapper_subclass_type,
-)
+# torch documents what it has under this path although the module has an underscore.
+from torch.utils import _python_dispatch
 
 
-class StepMode(TorchDispatchMode, ABC):  # type: ignore[no-untyped-call]
+class StepMode(_python_dispatch.TorchDispatchMode, ABC):  # type: ignore[no-untyped-call]
     """Sees every operator that runs in its `with` block, on plain tensors, except in loading.
 
     - A tensor subclass such as DTensor is unwrapped first: the operators on its local tensors are
@@ -82,7 +78,7 @@ class StepMode(TorchDispatchMode, ABC):  # type: ignore[no-untyped-call]
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        if any(map(is_traceable_wrapper_subclass_type, types)):
+        if any(map(_python_dispatch.is_traceable_wrapper_subclass_type, types)):
             return NotImplemented
         if self._is_loading:
             return func(*args, **(kwargs or {}))
@@ -101,7 +97,7 @@ def tensors_in(*values: Any) -> Iterator[Tensor]:
 
 
 def _plain_tensors(tensor: Tensor) -> Iterator[Tensor]:
-    if is_traceable_wrapper_subclass(tensor):
+    if _python_dispatch.is_traceable_wrapper_subclass(tensor):
         names, _ = tensor.__tensor_flatten__()
         yield from tensors_in(*(getattr(tensor, name) for name in names))
     elif tensor.layout is torch.sparse_coo:

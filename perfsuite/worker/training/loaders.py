@@ -8,14 +8,7 @@ from pathlib import Path
 from typing import Any, Final, cast
 
 import torch
-from torch.utils.data import (
-    DataLoader,
-    Dataset,
-    DistributedSampler,
-    IterableDataset,
-    default_collate,
-    get_worker_info,
-)
+from torch.utils import data
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from perfsuite.errors import DataLoadError, RecipeError, WorkloadError
@@ -75,7 +68,7 @@ class EpochBatches(Iterator[Any], contextlib.AbstractContextManager["EpochBatche
         trains = split == "train"
         batch_size = recipe.micro_batch_size or workload.micro_batch_size
         dataset = _checked_dataset(workload, split, batch_size, num_shards, self._origin)
-        self._sampler = sampler = DistributedSampler[Any](
+        self._sampler = sampler = data.DistributedSampler[Any](
             dataset,
             num_replicas=num_shards,
             rank=index,
@@ -83,7 +76,7 @@ class EpochBatches(Iterator[Any], contextlib.AbstractContextManager["EpochBatche
             seed=seed,
             drop_last=trains,
         )
-        self._loader = DataLoader(
+        self._loader = data.DataLoader(
             _Fetching(dataset),
             batch_size=batch_size,
             sampler=sampler,
@@ -298,7 +291,7 @@ class _Failure(str):
     """What an error of the dataset says; comes from a worker process instead of a batch."""
 
 
-class _Fetching(Dataset[Any]):
+class _Fetching(data.Dataset[Any]):
     """Fetches and collates whole batches of a dataset, and gives a `_Failure` where that raises."""
 
     def __init__(self, dataset: Any) -> None:
@@ -308,8 +301,8 @@ class _Fetching(Dataset[Any]):
     def __getitems__(self, indices: list[int]) -> Any:
         try:
             if self._fetch_all is not None:
-                return default_collate(self._fetch_all(indices))
-            return default_collate([self._dataset[index] for index in indices])
+                return data.default_collate(self._fetch_all(indices))
+            return data.default_collate([self._dataset[index] for index in indices])
         # The user's dataset may raise anything, and the user is to read all of it.
         except Exception as error:  # noqa: BLE001
             return _Failure(describe_failure(error))
@@ -330,7 +323,7 @@ def _checked_dataset(
     workload: Workload, split: Split, batch_size: int, num_shards: int, origin: str
 ) -> Any:
     dataset = build_dataset(workload, split)
-    if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__"):
+    if isinstance(dataset, data.IterableDataset) or not hasattr(dataset, "__len__"):
         raise WorkloadError(
             f"{origin} is a {type(dataset).__name__} without a length; "
             "use a map-style dataset with __len__ and __getitem__, or build_loader in place of "
@@ -355,7 +348,7 @@ def describe_failure(error: Exception) -> str:
         for frame in traceback.extract_tb(error.__traceback__)
         if not frame.filename.startswith(_NOT_USERS)
     ]
-    worker = get_worker_info()
+    worker = data.get_worker_info()
     where = [f"at {places[-1]}"] if places else []
     where += [f"in loader worker {worker.id}"] if worker is not None else []
     text = " ".join([f"raised {type(error).__name__}: {error}", *where])

@@ -9,13 +9,7 @@ from collections import Counter
 
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import Replicate
-from torch.distributed.tensor.parallel import (
-    ColwiseParallel,
-    ParallelStyle,
-    RowwiseParallel,
-    parallelize_module,
-)
+from torch.distributed.tensor import Replicate, parallel
 
 from perfsuite.errors import RecipeError
 from perfsuite.worker.training.parallel.strategy import Strategy
@@ -53,12 +47,12 @@ class TensorParallel(Strategy):
             )
         mesh = init_device_mesh(self.device.type, (size,), mesh_dim_names=("tensor",))
         for layer, style in plan.items():
-            parallelize_module(layer, mesh, style)
+            parallel.parallelize_module(layer, mesh, style)
         self.speaks_for_shard = mesh.get_local_rank() == 0
         return model
 
 
-def plan_layers(model: nn.Module, size: int) -> dict[nn.Module, ParallelStyle]:
+def plan_layers(model: nn.Module, size: int) -> dict[nn.Module, parallel.ParallelStyle]:
     """How layers of the model are split over `size` ranks; those that stay whole are left out."""
     uses = Counter(
         id(weight) for module in model.modules() for weight in module.parameters(recurse=False)
@@ -71,15 +65,15 @@ def plan_layers(model: nn.Module, size: int) -> dict[nn.Module, ParallelStyle]:
         and all(uses[id(parameter)] == 1 for parameter in module.parameters())
         and module.out_features % size == 0
     ]
-    plan: dict[nn.Module, ParallelStyle] = {}
+    plan: dict[nn.Module, parallel.ParallelStyle] = {}
     for sequential in (module for module in model.modules() if type(module) is nn.Sequential):
         layers = list(sequential)
         for up, between, down in zip(layers, layers[1:], layers[2:], strict=False):
             is_pair = type(up) is type(down) is nn.Linear and type(between) in _ELEMENTWISE
             is_free = up in divisible and up not in plan
             if is_pair and is_free and all(uses[id(p)] == 1 for p in down.parameters()):
-                plan[up], plan[down] = ColwiseParallel(), RowwiseParallel()
+                plan[up], plan[down] = parallel.ColwiseParallel(), parallel.RowwiseParallel()
     for linear in divisible:
         if linear not in plan:
-            plan[linear] = ColwiseParallel(output_layouts=Replicate())
+            plan[linear] = parallel.ColwiseParallel(output_layouts=Replicate())
     return plan

@@ -230,7 +230,7 @@ def scripted(*epochs: Sequence[Sequence[int]]) -> Any:
 
 
 def use_sampler(patch: pytest.MonkeyPatch, sampler: Any) -> None:
-    patch.setattr("perfsuite.worker.training.loaders.DistributedSampler", sampler)
+    patch.setattr("perfsuite.worker.training.loaders.data.DistributedSampler", sampler)
 
 
 @DERANDOMIZED
