@@ -44,7 +44,7 @@ class OwnSteps:
     """
 
     def __init__(self, model: nn.Module | None, take: Callable[[], float | None]) -> None:
-        self.model = model or nn.Module()
+        self.model = nn.Module() if model is None else model
         named = without_wrappers(dict(self.model.named_parameters()))
         self.parameters = {name: one for name, one in named.items() if one.requires_grad}
         self.updated_twice: set[str] = set()
