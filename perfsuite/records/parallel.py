@@ -191,11 +191,6 @@ def parse_parallel(text: str) -> ParallelPlan:
     """Return the plan that a parallel mode's text names.
 
     Raises a RecipeError for a text of no allowed form, or a size that the mode cannot have.
-
-    >>> parse_parallel("ddp:2").world_size, parse_parallel("hsdp:2x3").world_size
-    (2, 6)
-    >>> parse_parallel("pp:4").schedule, parse_parallel("tp:2").data_parallel_size
-    ('1f1b', 1)
     """
     if text == "single":
         return ParallelPlan(mode="single", size=1)

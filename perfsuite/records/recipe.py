@@ -143,11 +143,7 @@ class Recipe:
 
 
 def is_int_from(smallest: int) -> Callable[[Any], bool]:
-    """Return a test for whole numbers from `smallest` on; a bool is not one.
-
-    >>> is_int_from(1)(2), is_int_from(1)(0), is_int_from(0)(True)
-    (True, False, False)
-    """
+    """Return a test for whole numbers from `smallest` on; a bool is not one."""
     return lambda value: (
         isinstance(value, int) and not isinstance(value, bool) and value >= smallest
     )

@@ -54,11 +54,7 @@ class ShardStamp(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
 
 
 def parse_shard(text: str) -> Shard:
-    """Return the shard that a text such as "2/4" names; raises ValueError where it names none.
-
-    >>> print(parse_shard("2/4"))
-    2/4
-    """
+    """Return the shard that a text such as "2/4" names; raises ValueError where it names none."""
     found = _SHARD.fullmatch(text)
     if found is None or not int(found[1]) <= int(found[2]) <= _MAX_SHARDS:
         raise ValueError(text)
@@ -71,9 +67,6 @@ def assign(durations_s: Mapping[str, float | None], num_shards: int) -> dict[str
     The last shard then ends at most a third later than it could (Graham 1969, "Bounds on
     Multiprocessing Timing Anomalies"). Ties go by name, number of cells and number of the shard,
     so that the result depends on the arguments alone. None, unknown, counts as the median.
-
-    >>> assign({"a": 1.0, "b": 3.0, "c": 1.0, "d": None, "e": 2.0}, 2)
-    {'b': 1, 'e': 2, 'd': 2, 'a': 1, 'c': 2}
     """
     known = [seconds for seconds in durations_s.values() if seconds is not None]
     usual_s = statistics.median(known or [1.0])  # where none is known, all count alike

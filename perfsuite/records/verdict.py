@@ -38,23 +38,13 @@ _CODES_FROM_MOST_SEVERE: Final = (
 
 
 def exit_code(words: Iterable[VerdictWord]) -> ExitCode:
-    """Return the exit code of the most severe verdict; a cell that was not compared adds nothing.
-
-    >>> exit_code(["PASS", "NEW"]).name, exit_code(["FAIL", "INVALID"]).name
-    ('OK', 'REGRESSION')
-    >>> exit_code(["NEW"]).name
-    'NOTHING_COMPARED'
-    """
+    """Return the exit code of the most severe verdict; what was not compared adds nothing."""
     codes = {SEVERITY[word] for word in words} - {ExitCode.NOTHING_COMPARED}
     return most_severe(codes) if codes else ExitCode.NOTHING_COMPARED
 
 
 def most_severe(codes: Iterable[_Code]) -> _Code:
-    """Return the exit code that represents all; an unknown one is more severe than any other.
-
-    >>> most_severe([0, 12, 1]), most_severe([0, 0]), most_severe([1, 99])
-    (1, 0, 99)
-    """
+    """Return the exit code that represents all; an unknown one is more severe than any other."""
     order = _CODES_FROM_MOST_SEVERE
     return min(codes, key=lambda code: order.index(code) if code in order else -1)
 

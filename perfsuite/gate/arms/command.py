@@ -109,15 +109,13 @@ class Command:
         )
 
 
-def options_of_cells(
-    arguments: Sequence[str], environment: Mapping[str, str]
-) -> list[tuple[str, str]]:
+def options_of_cells(typed: Sequence[str], environ: Mapping[str, str]) -> list[tuple[str, str]]:
     """Return the options of a call, with the words after them, that may change what a cell runs.
 
     >>> options_of_cells(["a.py", "--perf-seed=7", "-o", "n=2", "-v"], {"PYTEST_ADDOPTS": "--big"})
     [('--big', 'a.py'), ('-o', 'n=2')]
     """
-    words = [*shlex.split(environment.get("PYTEST_ADDOPTS", "")), *arguments, ""]
+    words = [*shlex.split(environ.get("PYTEST_ADDOPTS", "")), *typed, ""]
     return [
         (word, "" if "=" in word else after)
         for word, after in itertools.pairwise(words)

@@ -101,8 +101,8 @@ def target_branch(environ: Mapping[str, str]) -> str | None:
 
 def find_trunk(root: Path, target: str | None = None) -> str | None:
     """Return the newest commit of HEAD that the target or the default branch has, if any."""
-    upstream = _find_upstream(root, target) or _find_upstream(root, None)
-    return answer(root, "merge-base", "HEAD", upstream or "HEAD")
+    upstream = _find_upstream(root, target) or _find_upstream(root, None) or "HEAD"
+    return answer(root, "merge-base", "HEAD", upstream)
 
 
 def read_lineage(root: Path, revision: str) -> dict[str, int]:

@@ -152,14 +152,11 @@ def _site_folders(files: Iterable[str]) -> frozenset[str]:
 @functools.cache
 def _project_distributions(tree: Path, folders: frozenset[str]) -> tuple[Distribution, ...]:
     """By their names; setup.py may compute one, and installers write down folders (PEP 610)."""
-    projects, place = project_names(tree), re.compile(f'"{re.escape(tree.as_uri())}["/]')
-
-    def is_folder_of_tree(origin: str) -> bool:
-        return '"dir_info"' in origin and place.search(origin) is not None
-
+    projects = project_names(tree)
+    in_tree = re.compile(rf'(?=.*"dir_info").*"{re.escape(tree.as_uri())}["/]', re.DOTALL)
     return tuple(
         distribution
         for distribution in distributions(path=sorted(folders))
         if normalized(distribution.metadata["Name"] or "") in projects
-        or is_folder_of_tree(distribution.read_text("direct_url.json") or "")
+        or in_tree.match(distribution.read_text("direct_url.json") or "")
     )
