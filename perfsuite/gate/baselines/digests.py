@@ -24,8 +24,7 @@ class CellDigests:
     ) -> None:
         top = find_top(root) or root.resolve()
         self._head = Head(top=top, root=root.resolve(), python_files=tuple(python_files))
-        self._paths = paths
-        self._options = options
+        self._paths, self._options = paths, options
         self._digest_of_file = cache(self._digest_files)
 
     def of(self, cell: str, record: Mapping[str, Any]) -> str | None:
