@@ -102,10 +102,10 @@ def gate_the_slow_change(shop: Repository, *arguments: str) -> Gated:
     return shop.gate(*arguments)
 
 
-def expect_refusal(gated: Gated, shop: Repository, reason: str) -> None:
-    """Fail unless every stored run was refused for the reason, and the verdict came without it."""
-    refused = [f"not compared with {run}: {reason}" for run in stored_runs(shop)]
-    assert len(refused) == MIN_SESSIONS
+def expect_refusals(gated: Gated, shop: Repository, *reasons: str) -> None:
+    """Fail unless each stored run was refused, and the verdict came without them."""
+    runs = zip(stored_runs(shop), reasons, strict=True)
+    refused = [f"not compared with {run}: {reason}" for run, reason in runs]
     gated.expect(
         10,
         *refused,
@@ -229,67 +229,40 @@ def test_outside_of_git_no_stored_run_counts(shop: Repository) -> None:
     )
 
 
-def test_a_run_of_another_environment_is_not_compared_with(
-    shop: Repository, tmp_path: Path
-) -> None:
-    save(shop, 0, OMP_NUM_THREADS="77")
-    repeat(stored_run(shop))
-
-    gated = gate_the_slow_change(shop, f"--benchmark-json={tmp_path}/own.json")
-
-    theirs, ours = (
-        json.loads(run.read_text())["perfsuite"]["fingerprint"]
-        for run in (stored_run(shop), tmp_path / "own.json")
-    )
-    expect_refusal(gated, shop, f"was made in the environment {theirs}, and this one is {ours}")
-
-
-def test_a_truncated_run_is_not_compared_with(shop: Repository) -> None:
-    kept = stored_run(shop).read_text().partition('"benchmarks"')[0]
-    for run in stored_runs(shop):
-        run.write_text(kept)
-
-    gated = gate_the_slow_change(shop)
-
-    with pytest.raises(json.JSONDecodeError) as cut_off:
-        json.loads(kept)
-    expect_refusal(gated, shop, f"is not JSON, or was cut off: {cut_off.value}")
-
-
 FOREIGN: dict[str, Any] = {"tool": "another", "results": [0.001]}
 
 
-@pytest.mark.parametrize(
-    ("text", "reason"),
-    [
-        ("", "is empty"),
-        (
-            json.dumps(FOREIGN),
-            "is no run of pytest-benchmark: Object missing required field `datetime`",
-        ),
-    ],
-    ids=["empty", "foreign"],
-)
-def test_a_file_that_holds_no_run_is_not_compared_with(
-    shop: Repository, text: str, reason: str
-) -> None:
-    for run in stored_runs(shop):
-        run.write_text(text)
-
-    gated = gate_the_slow_change(shop)
-
-    expect_refusal(gated, shop, reason)
-
-
-def test_a_run_with_a_failure_is_not_compared_with_when_it_is_run_again(shop: Repository) -> None:
+def test_runs_of_no_use_are_refused_each_by_its_reason(shop: Repository, tmp_path: Path) -> None:
+    good = stored_run(shop).read_text()
+    save(shop, 0, OMP_NUM_THREADS="77")
+    elsewhere = stored_run(shop).read_text()
     shop.write(benchmarks__test_right=WRONG_TEST)
     save(shop, 1)
-    repeat(stored_run(shop))
     (shop.path / "benchmarks" / "test_right.py").unlink()
+    folder = stored_run(shop).parent
+    stored_run(shop).rename(folder / "0005_failed.json")
+    for name, text in {
+        "0001_cut": (cut := good.partition('"benchmarks"')[0]),
+        "0002_elsewhere": elsewhere,
+        "0003_empty": "",
+        "0004_foreign": json.dumps(FOREIGN),
+    }.items():
+        (folder / f"{name}.json").write_text(text)
 
-    gated = gate_the_slow_change(shop)
+    gated = gate_the_slow_change(shop, f"--benchmark-json={tmp_path}/own.json")
 
-    expect_refusal(gated, shop, "1 of its tests failed")
+    with pytest.raises(json.JSONDecodeError) as cut_off:
+        json.loads(cut)
+    own = (tmp_path / "own.json").read_text()
+    theirs, ours = (json.loads(run)["perfsuite"]["fingerprint"] for run in (elsewhere, own))
+    reasons = (
+        f"is not JSON, or was cut off: {cut_off.value}",
+        f"was made in the environment {theirs}, and this one is {ours}",
+        "is empty",
+        "is no run of pytest-benchmark: Object missing required field `datetime`",
+        "1 of its tests failed",
+    )
+    expect_refusals(gated, shop, *reasons)
 
 
 def test_a_regression_that_was_saved_fails_again_when_it_is_run_again(shop: Repository) -> None:
@@ -299,7 +272,7 @@ def test_a_regression_that_was_saved_fails_again_when_it_is_run_again(shop: Repo
 
     gated = shop.gate()
 
-    expect_refusal(gated, shop, f"the verdict of its cell {PRICE} is FAIL")
+    expect_refusals(gated, shop, *[f"the verdict of its cell {PRICE} is FAIL"] * MIN_SESSIONS)
 
 
 def test_what_only_an_exception_let_through_is_stamped_so(tmp_path: Path) -> None:
