@@ -441,7 +441,8 @@ def test_options_that_the_bases_pytest_refuses_are_left_out(tmp_path: Path) -> N
 def test_a_skip_is_not_believed_where_the_base_cannot_be_asked(tmp_path: Path) -> None:
     old = {"bench/test_a.py": BENCH, "pkg/code.py": CODE.format(slow=1)}
     gone = {"pytest.ini": "[pytest]\naddopts = --option-of-a-plugin-that-is-gone\n"}
-    folder = make_project(tmp_path, old | gone, {"pytest.ini": INI, "bench/test_a.py": MARKED})
+    skips = BENCH.replace("def test_slow", "@pytest.mark.skip('flaky')\ndef test_slow")
+    folder = make_project(tmp_path, old | gone, {"pytest.ini": INI, "bench/test_a.py": skips})
 
     # What helps a re-run cannot be written, which costs no verdict.
     result = gate(folder, pairs_file=folder / "pytest.ini" / "pairs.json")
@@ -648,50 +649,40 @@ def test_a_cell_that_reads_a_submodule_of_another_commit_proves_nothing(tmp_path
     )
 
 
-MARKED = BENCH.replace("def test_slow", "@pytest.mark.skip('flaky')\ndef test_slow")
-EXPECTED_TO_FAIL = BENCH.replace(
-    "def test_slow(benchmark): ",
-    "@pytest.mark.xfail(reason='flaky')\ndef test_slow(benchmark): assert 0; ",
-)
-
-RETURNS = BENCH.replace("def test_slow(benchmark): ", "def test_slow(benchmark): return; ")
+MEASURES = "def test_{0}(benchmark): benchmark.pedantic(code.same, (CLOCK,), rounds=5)\n"
+RETURNS = "def test_{0}(benchmark): return\n"
+MARKED = f"@pytest.mark.skip('flaky')\n{MEASURES}"
+FAILS = "@pytest.mark.xfail(reason='flaky')\ndef test_{0}(benchmark): assert 0\n"
 
 
-@pytest.mark.parametrize(
-    ("head", "why"),
-    [
-        (MARKED, "Skipped: flaky"),
-        (EXPECTED_TO_FAIL, "xfail: flaky"),
-        (RETURNS, "it passes and times nothing"),
-    ],
-    ids=["skip", "xfail", "return"],
-)
 def test_a_cell_that_head_alone_skips_has_vanished_though_both_run_heads_file(
-    tmp_path: Path, head: str, why: str
+    tmp_path: Path,
 ) -> None:
+    both = RETURNS.format("returns_in_both") + MARKED.format("marked_in_both")
+    skipping = {"marked": MARKED, "fails": FAILS, "returns": RETURNS}
+    base = both + "".join(map(MEASURES.format, skipping))
+    head = both + "".join(test.format(name) for name, test in skipping.items())
     code = {"pkg/code.py": CODE.format(slow=1000)}
-    folder = make_project(tmp_path, {"bench/test_a.py": BENCH, **code}, {"bench/test_a.py": head})
+    before, after = ({"bench/test_a.py": BENCH + tests} for tests in (base, head))
+    folder = make_project(tmp_path, {**code, **before}, after)
 
     result = gate(folder)
 
-    assert words(result) == {"test_same": "PASS", "test_slow": "VANISHED"}
-    assert cell(result, "test_slow").reason == (
-        f"head skips what the base measures: {why}; "
+    assert words(result) == {
+        **dict.fromkeys(("test_same", "test_slow"), "PASS"),
+        **dict.fromkeys(("test_marked", "test_fails", "test_returns"), "VANISHED"),
+        **dict.fromkeys(("test_marked_in_both", "test_returns_in_both"), "SKIPPED"),
+    }
+    why = {
+        "marked": "Skipped: flaky",
+        "fails": "xfail: flaky",
+        "returns": "it passes and times nothing",
+    }
+    assert {name: cell(result, f"test_{name}").reason for name in why} == {
+        name: f"head skips what the base measures: {reason}; "
         "if that is meant, say so with 'perfsuite baseline accept'"
-    )
-
-
-@pytest.mark.parametrize("suite", [MARKED, RETURNS], ids=["skip", "return"])
-def test_a_cell_that_the_base_skips_too_is_skipped_in_a_changed_file(
-    tmp_path: Path, suite: str
-) -> None:
-    code = {"pkg/code.py": CODE.format(slow=1000)}
-    changed = {"bench/test_a.py": f"{suite}\n# more"}
-    folder = make_project(tmp_path, {"bench/test_a.py": suite, **code}, changed)
-
-    result = gate(folder)
-
-    assert words(result) == {"test_same": "PASS", "test_slow": "SKIPPED"}
+        for name, reason in why.items()
+    }
 
 
 # --- what is checked before the machine is held ---
