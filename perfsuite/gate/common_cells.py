@@ -301,15 +301,7 @@ def _why_vanished(name: str, accepted: Accepted) -> str:
 
 
 def _is_named(name: str, paths: Sequence[str]) -> bool:
-    """Return whether pytest's paths, from its root, name a test: no path names them all.
-
-    >>> _is_named("benchmarks/test_a.py::test_b", ["benchmarks/test_a.py::test_c", "benchmarks"])
-    True
-    >>> _is_named("test_a.py::test_b[1]", ["test_a.py::test_b"])
-    True
-    >>> _is_named("test_a.py::test_bc", ["test_a.py::test_b"])
-    False
-    """
+    """Return whether pytest's paths, from its root, name a test: no path names them all."""
     file = Path(name.partition("::")[0])
     return not paths or any(
         name == path or name.startswith((f"{path}::", f"{path}["))

@@ -81,10 +81,6 @@ def pool_noise(sessions: Sequence[SessionPairs]) -> CellNoise | None:
     """Return the noise of a cell's A/A pairs, None of fewer than two in any session.
 
     The spread is that within sessions, about each one's own mean.
-
-    >>> pool_noise([SessionPairs(log_ratios=[0.01, -0.01]), SessionPairs(log_ratios=[0.0, 0.02])])
-    ... # doctest: +ELLIPSIS
-    CellNoise(sd=0.01414213562373095, num_pairs=4, ...)
     """
     kept = [session.log_ratios for session in sessions if len(session.log_ratios) > 1]
     if not kept:

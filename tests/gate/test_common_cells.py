@@ -12,7 +12,7 @@ from perfsuite.gate.arms.arm import Suite
 from perfsuite.gate.arms.command import Command
 from perfsuite.gate.arms.launched import collected
 from perfsuite.gate.baselines.accepted import Accepted, Entry, Loosening, Quarantine
-from perfsuite.gate.common_cells import Leniency, choose_cells
+from perfsuite.gate.common_cells import Leniency, _is_named, choose_cells
 from perfsuite.gate.judge.trial import Budget
 from perfsuite.gate.request import GateRequest
 from perfsuite.plugin import fixtures
@@ -184,3 +184,16 @@ def test_a_quarantine_is_for_what_was_measured_and_no_policy_for_a_failed_test(
 def test_advice_ends_in_0_in_place_of_10_to_13(code: int) -> None:
     assert Leniency().ends(code) == code
     assert Leniency(is_advisory=True).ends(code) == (0 if 10 <= code <= 13 else code)
+
+
+@pytest.mark.parametrize(
+    ("name", "paths", "is_named"),
+    [
+        ("benchmarks/test_a.py::test_b", ["benchmarks/test_a.py::test_c", "benchmarks"], True),
+        ("test_a.py::test_b[1]", ["test_a.py::test_b"], True),
+        ("test_a.py::test_bc", ["test_a.py::test_b"], False),
+        ("test_a.py::test_b", [], True),
+    ],
+)
+def test_a_path_names_what_is_in_it(name: str, paths: list[str], is_named: bool) -> None:
+    assert _is_named(name, paths) == is_named

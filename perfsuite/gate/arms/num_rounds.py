@@ -51,11 +51,7 @@ def agree_on_iterations(num_iterations: Sequence[int], iteration_s: Sequence[flo
 
 
 def first_num_rounds(round_s: float, launch_s: float) -> int:
-    """Return how many rounds of one arm a first launch is given, in `launch_s` together.
-
-    >>> [first_num_rounds(round_s, 1.0) for round_s in (0.0001, 0.010, 0.5, 1.0, 30.0)]
-    [1000, 100, 10, 10, 5]
-    """
+    """Return how many rounds of one arm a first launch is given, in `launch_s` together."""
     return _within(launch_s / round_s, _MOST_ROUNDS, round_s)
 
 

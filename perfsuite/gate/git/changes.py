@@ -41,13 +41,7 @@ _RECORD = re.compile(r"baselines/(accepted\.toml|calibration\.json|(.*/)?\d{4,}_
 
 
 def is_documentation(path: PurePath) -> bool:
-    """Whether a file, by its path from the top of a checkout, is read by people alone.
-
-    >>> [is_documentation(PurePath(name)) for name in ("README.md", "docs/a.png", "LICENSE-MIT")]
-    [True, True, True]
-    >>> [is_documentation(PurePath(name)) for name in ("docs/train.py", "data/license_plates.txt")]
-    [False, False]
-    """
+    """Whether a file, by its path from the top of a checkout, is read by people alone."""
     is_at_top = len(path.parts) == 1
     return path.suffix != ".py" and (
         (path.suffix.lower() in _TEXTS and (is_at_top or path.stem.lower() in _TEXT_NAMES))
@@ -57,11 +51,7 @@ def is_documentation(path: PurePath) -> bool:
 
 
 def is_record(path: PurePath) -> bool:
-    """Whether a file, by its path from pytest's root, is one that perfsuite keeps.
-
-    >>> is_record(PurePath("baselines/Linux-3.12/0001_main.json")), is_record(PurePath("a.json"))
-    (True, False)
-    """
+    """Whether a file, by its path from pytest's root, is one that perfsuite keeps."""
     return _RECORD.fullmatch(path.as_posix()) is not None
 
 

@@ -214,11 +214,7 @@ def _vary(counts: Sequence[int], slacks: Sequence[Slack]) -> bool:
 
 
 def _nearest(before: Sequence[int], after: Sequence[int]) -> tuple[int, int] | None:
-    """The counts of base and head that are nearest; None where their launches overlap.
-
-    >>> _nearest([5, 7], [9, 8]), _nearest([5, 7], [9, 6]), _nearest([5], [4, 3])
-    ((7, 8), None, (5, 4))
-    """
+    """The counts of base and head that are nearest; None where their launches overlap."""
     if min(after) > max(before):
         return max(before), min(after)
     return (min(before), max(after)) if max(after) < min(before) else None

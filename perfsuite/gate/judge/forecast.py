@@ -48,11 +48,7 @@ def expect_pairs(num_cells: int, *, has_history: bool = False) -> float:
 
 
 def describe_cost(num_cells: int, pair_s: float | None, budget: Budget) -> str:
-    """Return what people read before the first pair.
-
-    >>> describe_cost(8, 60.0, Budget(max_pairs=16, max_s=1800.0))
-    '8 cells, about 9.6 min, at most 30 min'
-    """
+    """Return what people read before the first pair."""
     cells = counted(num_cells, "cell")
     most = f"at most {_time(budget.max_s)}"
     if pair_s is None:

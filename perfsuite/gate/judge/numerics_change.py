@@ -154,11 +154,7 @@ def _compare_digests(
 
 
 def _write(before: float, after: float) -> tuple[str, str]:
-    """Both with so many digits that they differ.
-
-    >>> _write(0.81372, 0.7885), _write(0.5, 0.50000001)
-    (('0.8137', '0.7885'), ('0.5', '0.50000001'))
-    """
+    """Both with so many digits that they differ."""
     for digits in range(_DIGITS, 17):
         if (texts := (f"{before:.{digits}g}", f"{after:.{digits}g}"))[0] != texts[1]:
             return texts

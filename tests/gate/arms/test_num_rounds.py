@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perfsuite.gate.arms.num_rounds import PairCost, plan_num_rounds
+from perfsuite.gate.arms.num_rounds import PairCost, first_num_rounds, plan_num_rounds
 
 USUAL = {"tolerance": 0.02, "limit": 0.05}
 # A third and a half of the gap between them: log(1.05 / 1.02) / 3.5.
@@ -76,3 +76,9 @@ def test_the_number_is_always_within_its_bounds(
         pairs(*ratios, error=error, round_s=round_s, launch_s=launch_s), **USUAL
     )
     assert 5 <= found <= 1000
+
+
+def test_a_first_launch_has_as_many_rounds_as_fit_but_never_so_few_that_they_say_nothing() -> None:
+    found = [first_num_rounds(round_s, 1.0) for round_s in (0.0001, 0.010, 0.5, 1.0, 30.0)]
+
+    assert found == [1000, 100, 10, 10, 5]
