@@ -31,7 +31,7 @@ class FSDP(Strategy):
         for unit in checkpoint_units(self.recipe, blocks) if blocks else []:
             if model not in unit and not _shares_weights(unit, model):
                 self._shard(unit, mesh)
-        self._shard([model], mesh, output_dtype=torch.float32)
+        self._shard([model], mesh, is_root=True)
         assert isinstance(model, FSDPModule)
         self._model = model
         return model
@@ -44,11 +44,10 @@ class FSDP(Strategy):
         size = self.recipe.plan.size
         return init_device_mesh(self.device.type, (size,), mesh_dim_names=("shard",))
 
-    def _shard(
-        self, modules: list[nn.Module], mesh: DeviceMesh, output_dtype: torch.dtype | None = None
-    ) -> None:
+    def _shard(self, modules: list[nn.Module], mesh: DeviceMesh, *, is_root: bool = False) -> None:
         gathered = PRECISION_POLICIES[self.recipe.precision].gathered_dtype
-        policy = MixedPrecisionPolicy(gathered, gathered and torch.float32, output_dtype)
+        wide = gathered and torch.float32
+        policy = MixedPrecisionPolicy(gathered, wide, wide if is_root else None)
         # A group has one dtype, and BatchNorm stays in float32 beside 16 bits, as its buffers do.
         kept = [] if gathered is None else [*_batchnorm_layers(modules)]
         groups = ([layer] for layer in (*kept, *_layers_of_rarer_dtype(modules)))
