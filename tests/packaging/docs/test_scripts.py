@@ -56,11 +56,34 @@ def file_of(title: str) -> str:
     return text
 
 
+@pytest.mark.parametrize(("project", "source"), [("7", "origin"), ("8", "https://host/theirs.git")])
+def test_the_job_of_gitlab_fetches_the_target_from_the_project_that_the_change_goes_to(
+    machine: Machine, project: str, source: str
+) -> None:
+    """In its own project it fetches from origin, whose address alone has the token of the job."""
+    (job,) = yaml.safe_load(file_of(".gitlab-ci.yml")).values()
+    for name in ("git", "pytest"):
+        write_program(machine.programs, name, f'echo {name} "$@"')
+    target = {
+        "CI_MERGE_REQUEST_PROJECT_ID": "7",
+        "CI_MERGE_REQUEST_PROJECT_URL": "https://host/theirs",
+    }
+
+    ended = machine.call("\n".join(job["script"]), TARGET="main", CI_PROJECT_ID=project, **target)
+
+    refs = "+refs/heads/main:refs/remotes/origin/main"
+    assert ended.stdout.splitlines()[0] == f"git fetch {source} {refs}"
+
+
 def test_the_job_of_gitlab_judges_a_merge_request_and_leaves_its_artifacts(
     machine: Machine,
 ) -> None:
     (job,) = yaml.safe_load(file_of(".gitlab-ci.yml")).values()
-    variables = {"CI_MERGE_REQUEST_TARGET_BRANCH_NAME": "main"}
+    variables = {
+        "CI_MERGE_REQUEST_TARGET_BRANCH_NAME": "main",
+        "CI_MERGE_REQUEST_PROJECT_ID": "7",
+        "CI_PROJECT_ID": "7",
+    }
     for name, value in job["variables"].items():
         variables[name] = string.Template(str(value)).substitute(variables)
     # GitLab fetches the change alone.
