@@ -19,9 +19,8 @@ _OURS = "--perf-"
 # and -P, -E is an environment without Python's variables, and -B would compile in every launch.
 _LETTERS = {"I": ("-s", "-P"), "E": (), "B": ()}
 # Not what selects, shows and stores: any other option may be the suite's own.
-_OF_CELLS = re.compile(
-    "--(?!perf-(?!device)|benchmark-|junit|durations|color|tb=|cov|maxfail)|-[^-kmvqxsrlnpW]"
-)
+_SHOWN = r"(?:junit-?xml|durations|color|tb|cov|cov-report|maxfail)(?:=|$)"
+_OF_CELLS = re.compile(rf"--(?!perf-(?!device)|benchmark-|{_SHOWN})|-[^-kmvqxsrlnpW]")
 # Where they stand after a path in the value of an option.
 _PATH_ENDS = r"(?![^/:,;=\s])"
 

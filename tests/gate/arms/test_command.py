@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from perfsuite.gate.arms.command import Command
+from perfsuite.gate.arms.command import Command, options_of_cells
 
 
 @pytest.fixture
@@ -117,3 +117,12 @@ def test_a_call_forgets_what_is_for_its_own_session(tmp_path: Path) -> None:
 
     assert command.arguments == ("bench",)
     assert command.environment == {"PYTEST_ADDOPTS": "-q", "A": "1"}
+
+
+def test_what_pytest_only_shows_makes_no_other_cell_and_an_option_of_the_suite_does() -> None:
+    shown = ["--color=yes", "--cov", "--tb=short", "--junitxml=x", "--durations=0", "--maxfail=2"]
+    own = ["--colorspace=rgb", "--covariates=3"]
+
+    found = options_of_cells([*shown, *own], {})
+
+    assert [option for option, _ in found] == own
