@@ -91,8 +91,7 @@ class _Replay:
         self._max_norm, self._clips_scaled = max_norm, clips_scaled
         self._sparse = case.trace.sparse
         self._num_steps = 0
-        is_gathered = PRECISION_POLICIES[recipe.precision].gathered_dtype is not None
-        precision = "fp32" if self._has_master_weights or is_gathered else recipe.precision
+        precision = "fp32" if self._has_master_weights else recipe.precision
         self._reference = case.reference(precision=precision)
         self.optimizer = self._reference.trainer.optimizer
 

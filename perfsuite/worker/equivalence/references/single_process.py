@@ -27,7 +27,6 @@ from perfsuite.worker.equivalence.trace.draws import (
     restore_random_state,
 )
 from perfsuite.worker.training import batches
-from perfsuite.worker.training.mixed_precision import BATCHNORM_LAYERS
 from perfsuite.worker.training.step import compute_loss, prepare_batch
 from perfsuite.worker.training.trainer import build_trainer
 
@@ -65,17 +64,8 @@ class Reference:
     ) -> None:
         assert not (dist.is_available() and dist.is_initialized())
         kept = ("precision", "grad_accumulation_steps", "clip_grad_norm")
-        values = {name: getattr(recipe, name) for name in kept} | changes
-        is_gathered = values["precision"] == "mp-bf16"
-        plain = Recipe(**values | ({"precision": "bf16"} if is_gathered else {}))
+        plain = Recipe(**{name: getattr(recipe, name) for name in kept} | changes)
         self.trainer = build_trainer(workload, plain, device=device, seed=seed)
-        for module in self.trainer.module.modules() if is_gathered else ():
-            # FSDP casts no buffers, nor BatchNorm, and adds gradients in float32.
-            is_kept = isinstance(module, BATCHNORM_LAYERS)
-            for one in (*module.buffers(recurse=False), *(module.parameters() if is_kept else ())):
-                one.data = one.data.float() if one.is_floating_point() else one.data
-            for parameter in module.parameters(recurse=False):
-                parameter.grad_dtype = torch.float32
 
     @torch.no_grad()
     def load(self, weights: trace.Weights) -> None:

@@ -7,11 +7,10 @@ from collections.abc import Iterator
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
 
 from perfsuite.worker.training.checkpointing import checkpoint_units
-from perfsuite.worker.training.mixed_precision import BATCHNORM_LAYERS, PRECISION_POLICIES
 from perfsuite.worker.training.parallel.strategy import Strategy, refuse_sparse_gradients
 
 
@@ -31,7 +30,7 @@ class FSDP(Strategy):
         for unit in checkpoint_units(self.recipe, blocks) if blocks else []:
             if model not in unit and not _shares_weights(unit, model):
                 self._shard(unit, mesh)
-        self._shard([model], mesh, is_root=True)
+        self._shard([model], mesh)
         assert isinstance(model, FSDPModule)
         self._model = model
         return model
@@ -44,20 +43,11 @@ class FSDP(Strategy):
         size = self.recipe.plan.size
         return init_device_mesh(self.device.type, (size,), mesh_dim_names=("shard",))
 
-    def _shard(self, modules: list[nn.Module], mesh: DeviceMesh, *, is_root: bool = False) -> None:
-        gathered = PRECISION_POLICIES[self.recipe.precision].gathered_dtype
-        wide = gathered and torch.float32
-        policy = MixedPrecisionPolicy(gathered, wide, wide if is_root else None)
-        # A group has one dtype, and BatchNorm stays in float32 beside 16 bits, as its buffers do.
-        kept = [] if gathered is None else [*_batchnorm_layers(modules)]
-        groups = ([layer] for layer in (*kept, *_layers_of_rarer_dtype(modules)))
-        for group in itertools.chain(groups, [modules]):
-            fully_shard(
-                group,
-                mesh=mesh,
-                reshard_after_forward=self._reshards_after_forward,
-                mp_policy=MixedPrecisionPolicy() if group[0] in kept else policy,
-            )
+    def _shard(self, modules: list[nn.Module], mesh: DeviceMesh) -> None:
+        # A group has one dtype, and O2 leaves BatchNorm in float32 beside float16.
+        groups = itertools.chain(([layer] for layer in _layers_of_rarer_dtype(modules)), [modules])
+        for group in groups:
+            fully_shard(group, mesh=mesh, reshard_after_forward=self._reshards_after_forward)
 
 
 class HSDP(FSDP):
@@ -85,13 +75,6 @@ def _shares_weights(unit: list[nn.Module], model: nn.Module) -> bool:
         for weight in module.parameters(recurse=False)
     }
     return any(id(weight) in outside for block in unit for weight in block.parameters())
-
-
-def _batchnorm_layers(modules: list[nn.Module]) -> Iterator[nn.Module]:
-    for layer in (layer for module in modules for layer in module.modules()):
-        is_own = isinstance(layer, BATCHNORM_LAYERS) and layer not in modules
-        if is_own and layer.affine and not isinstance(layer.weight, DTensor):
-            yield layer
 
 
 def _layers_of_rarer_dtype(modules: list[nn.Module]) -> Iterator[nn.Module]:
