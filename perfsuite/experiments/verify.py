@@ -77,8 +77,10 @@ def _rows() -> Iterator[Recipe]:
         yield Recipe(parallel=f"hsdp:{mesh}")
     for size, option in itertools.product(_WORLD_SIZES, _DDP_OPTIONS):
         yield Recipe(parallel=f"ddp:{size}", **option)
-    for precision, parallel in itertools.product(PRECISIONS, ("single", "ddp:2", "ddp:3")):
-        yield Recipe(parallel=parallel, precision=precision)
+    for precision in PRECISIONS:
+        of_fsdp = precision == "mp-bf16"
+        for parallel in ("fsdp:2", "hsdp:2x2") if of_fsdp else ("single", "ddp:2", "ddp:3"):
+            yield Recipe(parallel=parallel, precision=precision)
     for parallel in ("fsdp:2", "tp:2", "pp:2:1f1b"):
         yield Recipe(parallel=parallel, precision="amp-bf16", micro_batch_size=_PIPELINE_BATCH_SIZE)
     for checkpointing in _CHECKPOINTINGS:

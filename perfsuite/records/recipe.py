@@ -24,6 +24,7 @@ EPSILONS = {
     "tf32": 2.0**-10,
     **dict.fromkeys(("bf16", "amp-bf16"), 2.0**-7),
     "amp-fp16": 2.0**-10,
+    "mp-bf16": 2.0**-7,
     **dict.fromkeys(("fp8-tensorwise", "fp8-rowwise"), 2.0**-3),
     "O0": 2.0**-23,
     **dict.fromkeys(("O1", "O2", "O3"), 2.0**-10),
@@ -46,8 +47,8 @@ class Recipe:
         prefetch_factor: Batches that each worker loads ahead; None is torch's default of 2.
         non_blocking: Copy to the device without waiting.
         parallel: One of `PARALLEL_FORMS`.
-        precision: One of `PRECISIONS`; O0 to O3 are Apex-like, and fp8 is amp-bf16 with torchao's
-            linear layers.
+        precision: One of `PRECISIONS`; O0 to O3 are Apex-like, fp8 is amp-bf16 with torchao's
+            linear layers, and with mp-bf16 FSDP gathers float32 parameters in bfloat16.
         checkpointing: "none", "every-block", "segments:C" or "selective".
         micro_batch_size: Samples that one rank's loader puts in a batch; None is the workload's.
         grad_accumulation_steps: Micro-batches of one optimizer step.
@@ -102,6 +103,12 @@ class Recipe:
             raise RecipeError(
                 f"precision {self.precision!r} cannot be combined with parallel {self.parallel!r}: "
                 "torchao's linear layers are not split; use precision='amp-bf16', or another mode"
+            )
+        if self.precision == "mp-bf16" and self.plan.mode not in ("fsdp", "hsdp"):
+            raise RecipeError(
+                f"precision {self.precision!r} cannot be combined with parallel {self.parallel!r}: "
+                "FSDP casts the parameters as it gathers them; use parallel='fsdp:2' or "
+                "'hsdp:2x2', or precision='amp-bf16'"
             )
         if self.compile and (properties.cuts_model or properties.runs_threads):
             # Module.compile binds the compiled call to one instance, and replicas are copies of it.

@@ -225,7 +225,7 @@ _PEAKS: Final = {
 _COLUMNS: Final = {
     **dict.fromkeys(("fp32", "O0"), 0),
     "tf32": 1,
-    **dict.fromkeys(("bf16", "amp-bf16", "amp-fp16", "O1", "O2", "O3"), 2),
+    **dict.fromkeys(("bf16", "amp-bf16", "amp-fp16", "mp-bf16", "O1", "O2", "O3"), 2),
 }
 _WITHOUT_BF16: Final = ("Tesla V100", "Tesla T4")
 

@@ -227,8 +227,8 @@ _ALLOWED = {
     "micro_batch_size": "None or a whole number from 1",
     "clip_grad_norm": "None or a number above 0",
     "bucket_cap_mb": "None or a number of MiB above 0",
-    "precision": "one of fp64, fp32, tf32, bf16, amp-bf16, amp-fp16, fp8-tensorwise, fp8-rowwise, "
-    "O0, O1, O2, O3",
+    "precision": "one of fp64, fp32, tf32, bf16, amp-bf16, amp-fp16, mp-bf16, "
+    "fp8-tensorwise, fp8-rowwise, O0, O1, O2, O3",
     "comm_hook": "one of none, fp16, bf16, powersgd",
     "checkpointing": "none, every-block, segments:C with C from 1, or selective",
     "parallel": f"one of {PARALLEL_FORMS}",
@@ -302,6 +302,15 @@ def test_a_value_that_is_not_allowed_is_refused_by_name(name: str, value: Any) -
             {"parallel": "tp:2", "precision": "fp8-rowwise"},
             "precision 'fp8-rowwise' cannot be combined with parallel 'tp:2': torchao's linear "
             "layers are not split; use precision='amp-bf16', or another mode",
+        ),
+        *(
+            (
+                {"parallel": parallel, "precision": "mp-bf16"},
+                f"precision 'mp-bf16' cannot be combined with parallel {parallel!r}: FSDP casts "
+                "the parameters as it gathers them; use parallel='fsdp:2' or 'hsdp:2x2', or "
+                "precision='amp-bf16'",
+            )
+            for parallel in ("single", "ddp:2", "zero2:2", "mesh:fsdp=2")
         ),
         (
             {"parallel": "pp:2", "compile": True},

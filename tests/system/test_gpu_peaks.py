@@ -19,7 +19,7 @@ from perfsuite.system.gpus import peak_flops_per_s
         ("A100-SXM4-40GB", "tf32", 156),
         ("NVIDIA A100-PCIE-40GB", "fp32", 19.5),
         ("NVIDIA A100 80GB PCIe", "O0", 19.5),
-        ("NVIDIA A10", "amp-bf16", 125),
+        ("NVIDIA A10", "mp-bf16", 125),
         ("NVIDIA A30", "amp-bf16", 165),
         ("NVIDIA A40", "amp-bf16", 149.7),
         ("NVIDIA L4", "amp-bf16", 121),

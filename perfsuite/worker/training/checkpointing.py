@@ -60,7 +60,7 @@ def checkpoint_blocks(workload: Workload, recipe: Recipe, blocks: list[nn.Module
 
 
 def checkpoint_units(recipe: Recipe, blocks: list[nn.Module]) -> list[list[nn.Module]]:
-    """The runs of blocks that are recomputed together, in order; FSDP shards by the same runs."""
+    """The runs of blocks that are recomputed together, in order."""
     if len({id(block) for block in blocks}) < len(blocks):
         raise WorkloadError(
             f"blocks names {len(blocks)} modules, and some of them more than once; "
@@ -75,6 +75,26 @@ def checkpoint_units(recipe: Recipe, blocks: list[nn.Module]) -> list[list[nn.Mo
         )
     bounds = [index * len(blocks) // num_units for index in range(num_units + 1)]
     return [blocks[start:end] for start, end in itertools.pairwise(bounds)]
+
+
+def units_to_shard(
+    recipe: Recipe, model: nn.Module, blocks: list[nn.Module]
+) -> list[list[nn.Module]]:
+    """The units that FSDP gathers one by one; the other parameters belong to the root."""
+    units = checkpoint_units(recipe, blocks) if blocks else []
+    return [one for one in units if model not in one and not _shares_weights(one, model)]
+
+
+def _shares_weights(unit: list[nn.Module], model: nn.Module) -> bool:
+    """Whether a weight of the unit is also used outside, and so belongs to the root."""
+    inside = {module for block in unit for module in block.modules()}
+    outside = {
+        id(weight)
+        for module in model.modules()
+        if module not in inside
+        for weight in module.parameters(recurse=False)
+    }
+    return any(id(weight) in outside for block in unit for weight in block.parameters())
 
 
 def _keeps(context: Any, operator: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:

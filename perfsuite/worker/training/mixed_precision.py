@@ -23,7 +23,7 @@ from perfsuite.worker.dtensor import local_tensor
 from perfsuite.worker.training.batches import cast_floating
 from perfsuite.worker.training.forwards import wrap_forward
 
-_BATCHNORM_LAYERS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
+BATCHNORM_LAYERS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 
 # What the kernels of 8 bits divide a matrix into (torch._scaled_mm).
 _DIVISOR = 16
@@ -37,6 +37,7 @@ class PrecisionPolicy:
     parameter_dtype: torch.dtype = torch.float32  # of floating buffers and inputs too
     keeps_batchnorm_fp32: bool = False  # of affine layers
     autocast_dtype: torch.dtype | None = None
+    fsdp_dtype: torch.dtype | None = None  # of what FSDP gathers; it reduces in float32
     loss_scale: Literal["dynamic", 1] = 1
     master_weights: bool = False  # float32 copies of the parameters, which the optimizer steps
     allows_tf32: bool = False  # for float32 products on CUDA
@@ -56,6 +57,7 @@ _POLICIES = (
     PrecisionPolicy(name="bf16", parameter_dtype=_BF16),
     PrecisionPolicy(name="amp-bf16", autocast_dtype=_BF16),
     PrecisionPolicy(name="amp-fp16", autocast_dtype=_FP16, loss_scale="dynamic"),
+    PrecisionPolicy(name="mp-bf16", fsdp_dtype=_BF16),
     PrecisionPolicy(name="fp8-tensorwise", autocast_dtype=_BF16, float8_recipe="tensorwise"),
     PrecisionPolicy(name="fp8-rowwise", autocast_dtype=_BF16, float8_recipe="rowwise"),
     PrecisionPolicy(name="O0"),
@@ -146,7 +148,7 @@ def cast_parameters(model: nn.Module, policy: PrecisionPolicy) -> None:
     """Cast floating parameters and buffers to the policy's dtype, in place: tied ones stay tied."""
     # O2 leaves BatchNorm with weights in float32 (convert_network in apex/fp16_utils/fp16util.py).
     for module in model.modules():
-        if policy.keeps_batchnorm_fp32 and isinstance(module, _BATCHNORM_LAYERS) and module.affine:
+        if policy.keeps_batchnorm_fp32 and isinstance(module, BATCHNORM_LAYERS) and module.affine:
             continue
         for tensor in (*module.parameters(recurse=False), *module.buffers(recurse=False)):
             if tensor.is_floating_point():

@@ -8,7 +8,9 @@ Must run where torch.distributed is not initialised.
 """
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -27,6 +29,8 @@ from perfsuite.worker.equivalence.trace.draws import (
     restore_random_state,
 )
 from perfsuite.worker.training import batches
+from perfsuite.worker.training.checkpointing import units_to_shard
+from perfsuite.worker.training.mixed_precision import BATCHNORM_LAYERS, PRECISION_POLICIES
 from perfsuite.worker.training.step import compute_loss, prepare_batch
 from perfsuite.worker.training.trainer import build_trainer
 
@@ -64,8 +68,12 @@ class Reference:
     ) -> None:
         assert not (dist.is_available() and dist.is_initialized())
         kept = ("precision", "grad_accumulation_steps", "clip_grad_norm")
-        plain = Recipe(**{name: getattr(recipe, name) for name in kept} | changes)
-        self.trainer = build_trainer(workload, plain, device=device, seed=seed)
+        fields = {name: getattr(recipe, name) for name in kept} | changes
+        low = PRECISION_POLICIES[fields["precision"]].fsdp_dtype
+        if low is not None:
+            fields["precision"] = "fp32"  # of the whole weights, as of the ranks' shards
+        self.trainer = build_trainer(workload, Recipe(**fields), device=device, seed=seed)
+        self._low, self._gathered = low, [] if low is None else self._gather_in(low, recipe)
 
     @torch.no_grad()
     def load(self, weights: trace.Weights) -> None:
@@ -107,7 +115,7 @@ class Reference:
                 chunk = draws if draws is None or num_chunks == 1 else draws[index : index + 1]
                 rows = micro_batch.rows or (0, num_rows, num_rows)
                 replay = Replay(chunk, device, rows, heads_first=micro_batch.heads_first)
-                with replay:
+                with replay, self._gathered_parameters():
                     parts.append(self._run_chunk(micro_batch.batch, index, num_chunks, scale))
                 replay.finish()
                 replays.append(replay)
@@ -142,6 +150,34 @@ class Reference:
             share = share * torch.tensor(scale, device=trainer.device)
         share.backward()  # type: ignore[no-untyped-call]
         return loss.detach()
+
+    def _gather_in(self, low: torch.dtype, recipe: Recipe) -> list[Tensor]:
+        """Cast inputs and outputs where FSDP does, and return the parameters that it casts."""
+        cast, model = batches.cast_floating, self.trainer.module
+        units = units_to_shard(recipe, model, self.trainer.strategy.local_blocks(model))
+        for module in (model, *itertools.chain(*units)):
+            module.register_forward_pre_hook(
+                lambda _, *called: cast(called, low), prepend=True, with_kwargs=True
+            )
+        model.register_forward_hook(lambda *called: cast(called[-1], torch.float32))
+        layers = (one for one in model.modules() if isinstance(one, BATCHNORM_LAYERS))
+        kept = {*itertools.chain(*(layer.parameters() for layer in layers))}
+        return [p for p in model.parameters() if p.is_floating_point() and p not in kept]
+
+    @contextmanager
+    def _gathered_parameters(self) -> Iterator[None]:
+        """Hold the parameters as FSDP gathers them; it adds up their gradients in float32."""
+        whole = [(one, one.data, one.grad) for one in self._gathered]
+        for parameter, weights, _ in whole:
+            parameter.grad, parameter.data = None, weights.to(self._low)
+        try:
+            yield
+        finally:
+            for parameter, weights, total in whole:
+                added, parameter.grad, parameter.data = parameter.grad, None, weights
+                if added is not None:
+                    total = added.to(weights.dtype) if total is None else total + added
+                parameter.grad = total
 
 
 class UnjoinableError(ValueError):

@@ -1,16 +1,17 @@
 """Sharded over the ranks: FSDP, hybrid FSDP, ZeRO-2 (Rajbhandari et al. 2020)."""
 
-import itertools
 from collections import Counter
 from collections.abc import Iterator
+from functools import partial
 
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
-from perfsuite.worker.training.checkpointing import checkpoint_units
+from perfsuite.worker.training.checkpointing import units_to_shard
+from perfsuite.worker.training.mixed_precision import BATCHNORM_LAYERS, PRECISION_POLICIES
 from perfsuite.worker.training.parallel.strategy import Strategy, refuse_sparse_gradients
 
 
@@ -26,11 +27,9 @@ class FSDP(Strategy):
         """The same module with DTensors as parameters: blocks first, then the rest at the root."""
         refuse_sparse_gradients(model, self.recipe)
         mesh = self._mesh()
-        blocks = self.local_blocks(model)
-        for unit in checkpoint_units(self.recipe, blocks) if blocks else []:
-            if model not in unit and not _shares_weights(unit, model):
-                self._shard(unit, mesh)
-        self._shard([model], mesh)
+        for unit in units_to_shard(self.recipe, model, self.local_blocks(model)):
+            self._shard(unit, mesh)
+        self._shard([model], mesh, is_root=True)
         assert isinstance(model, FSDPModule)
         self._model = model
         return model
@@ -43,11 +42,14 @@ class FSDP(Strategy):
         size = self.recipe.plan.size
         return init_device_mesh(self.device.type, (size,), mesh_dim_names=("shard",))
 
-    def _shard(self, modules: list[nn.Module], mesh: DeviceMesh) -> None:
-        # A group has one dtype, and O2 leaves BatchNorm in float32 beside float16.
-        groups = itertools.chain(([layer] for layer in _layers_of_rarer_dtype(modules)), [modules])
-        for group in groups:
-            fully_shard(group, mesh=mesh, reshard_after_forward=self._reshards_after_forward)
+    def _shard(self, modules: list[nn.Module], mesh: DeviceMesh, is_root: bool = False) -> None:
+        low = PRECISION_POLICIES[self.recipe.precision].fsdp_dtype
+        wide = None if low is None else torch.float32
+        cast = MixedPrecisionPolicy(low, wide, wide if is_root else None)
+        shard = partial(fully_shard, mesh=mesh, reshard_after_forward=self._reshards_after_forward)
+        for layer in _layers_apart(modules, has_mixed_precision=low is not None):
+            shard([layer])
+        shard(modules, mp_policy=cast)
 
 
 class HSDP(FSDP):
@@ -65,19 +67,9 @@ class ZeRO2(FSDP):
     _reshards_after_forward = False
 
 
-def _shares_weights(unit: list[nn.Module], model: nn.Module) -> bool:
-    """Whether a weight of the unit is also used outside, and so belongs to the root."""
-    inside = {module for block in unit for module in block.modules()}
-    outside = {
-        id(weight)
-        for module in model.modules()
-        if module not in inside
-        for weight in module.parameters(recurse=False)
-    }
-    return any(id(weight) in outside for block in unit for weight in block.parameters())
-
-
-def _layers_of_rarer_dtype(modules: list[nn.Module]) -> Iterator[nn.Module]:
+def _layers_apart(modules: list[nn.Module], *, has_mixed_precision: bool) -> Iterator[nn.Module]:
+    # A group has one dtype, and O2 leaves BatchNorm in float32 beside float16. And no kernel of
+    # BatchNorm takes parameters in bfloat16 beside buffers in float32.
     sizes: Counter[torch.dtype] = Counter()
     for module in modules:
         for parameter in module.parameters():
@@ -87,5 +79,6 @@ def _layers_of_rarer_dtype(modules: list[nn.Module]) -> Iterator[nn.Module]:
     for module in modules:
         for layer in module.modules():
             own = [p for p in layer.parameters(recurse=False) if not isinstance(p, DTensor)]
-            if any(parameter.dtype in rarer for parameter in own):
+            is_batchnorm = has_mixed_precision and isinstance(layer, BATCHNORM_LAYERS)
+            if any(is_batchnorm or parameter.dtype in rarer for parameter in own):
                 yield layer

@@ -10,6 +10,8 @@ from torch.distributed.tensor.debug import CommDebugMode
 
 from perfsuite import Recipe, Workload
 from perfsuite.records.stages import untimed
+from perfsuite.worker.measure.counters import count_iteration
+from perfsuite.worker.measure.iterations import run_iterations
 from perfsuite.worker.training.step import evaluate_batch, train_step
 from perfsuite.worker.training.trainer import build_trainer
 
@@ -47,6 +49,26 @@ def num_gathers_of_a_step(workload: Workload, parallel: str) -> int:
         train_step(trainer, iter([batch]), untimed)
     counts = collectives.get_comm_counts()
     return sum(number for name, number in counts.items() if "allgather" in str(name))
+
+
+def bytes_of_a_step(workload: Workload, recipe: Recipe) -> int:
+    trainer = build_trainer(workload, recipe, device=CPU, seed=1)
+    batch = (torch.randn(8, 1, 4, 4), torch.arange(8) % 4)
+    train_step(trainer, iter([batch]), untimed)
+    counts = run_iterations(
+        count_iteration(), lambda stage: train_step(trainer, iter([batch]), stage)
+    )
+    return counts.collective_bytes
+
+
+def dtypes_of_a_step(workload: Workload, parallel: str) -> list[torch.dtype]:
+    """Of the losses in training and in evaluation, the weights, and their gradients."""
+    recipe = Recipe(parallel=parallel, precision="mp-bf16")
+    trainer = build_trainer(workload, recipe, device=CPU, seed=1)
+    batch = (torch.randn(8, 1, 4, 4), torch.arange(8) % 4)
+    losses = [take(trainer, iter([batch]), untimed) for take in (train_step, evaluate_batch)]
+    weights = list(trainer.module.parameters())
+    return [*{one.dtype for one in (*losses, *weights, *(weight.grad for weight in weights))}]
 
 
 def evaluate(workload: Workload) -> list[float]:
@@ -115,14 +137,20 @@ def test_blocks_that_are_recomputed_together_are_gathered_together(
     assert share == pytest.approx(0.5, abs=0.05)
 
 
+@pytest.mark.parametrize("precision", ["O2", "mp-bf16"])
 def test_batchnorm_that_stays_in_float32_is_a_group_of_its_own(
-    rank_group: Any, make_image: Any
+    rank_group: Any, make_image: Any, precision: str
 ) -> None:
-    recipe = Recipe(parallel="fsdp:2", precision="O2")
+    recipe = Recipe(parallel="fsdp:2", precision=precision)
 
     names, _ = rank_group(2, groups_and_shares, make_image(), recipe)[0]
 
     assert names == ["", "first", "first.1", "second", "second.1", "third", "fourth"]
+
+
+class Plain(nn.Sequential):
+    def __init__(self) -> None:
+        super().__init__(nn.Flatten(), nn.Linear(16, 16), nn.Linear(16, 4))
 
 
 class Tied(nn.Sequential):
@@ -187,6 +215,33 @@ def test_zero2_gathers_the_parameters_in_forward_alone(
 ) -> None:
     # Four blocks, each a group: FSDP frees them after forward and gathers them again.
     assert rank_group(2, num_gathers_of_a_step, make_image(), parallel) == [num_gathers] * 2
+
+
+# HSDP also sums up the gradients of each rank's shard, over the ranks that have the same.
+@pytest.mark.parametrize(("parallel", "share_summed"), [("fsdp:2", 0), ("hsdp:1x2", 0.5)])
+def test_mixed_precision_gathers_half_the_bytes_and_reduces_as_many(
+    rank_group: Any, make_image: Any, parallel: str, share_summed: float
+) -> None:
+    workload = make_image(build_model=Plain, blocks=list)
+
+    fp32, mixed = (
+        rank_group(2, bytes_of_a_step, workload, Recipe(parallel=parallel, precision=precision))
+        for precision in ("fp32", "mp-bf16")
+    )
+
+    # Each layer is gathered for forward and for backward, and its gradients are reduced.
+    whole = 4 * ((16 * 16 + 16) + (16 * 4 + 4))
+    assert fp32 == [(2 + 1 + share_summed) * whole] * 2
+    assert mixed == [(2 / 2 + 1 + share_summed) * whole] * 2
+
+
+@pytest.mark.parametrize("parallel", ["fsdp:2", "hsdp:2x1"])
+def test_mixed_precision_has_a_float32_loss_and_steps_float32_weights(
+    rank_group: Any, make_image: Any, parallel: str
+) -> None:
+    dtypes = rank_group(2, dtypes_of_a_step, make_image(), parallel)
+
+    assert dtypes == [[torch.float32]] * 2
 
 
 def test_a_sharded_model_is_evaluated_as_a_whole(rank_group: Any, make_image: Any) -> None:
