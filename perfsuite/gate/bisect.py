@@ -190,12 +190,7 @@ class _Search:
 
 
 def bounds_of(bad: CellVerdict) -> tuple[float, float]:
-    """Return tolerance and limit that distinguish commits from the bad one.
-
-    >>> slower = CellVerdict(name="a", word="FAIL", by="pairs", ratio=1.4641)
-    >>> [round(bound, 3) for bound in bounds_of(slower)]  # 1.1 ** 4
-    [0.1, 0.331]
-    """
+    """Return tolerance and limit that distinguish commits from the bad one."""
     tolerance, limit = ((bad.ratio or 1.0) ** share - 1 for share in _SHARES)
     return max(_LEAST_BOUNDS[0], min(tolerance, _MOST_TOLERANCE)), max(_LEAST_BOUNDS[1], limit)
 

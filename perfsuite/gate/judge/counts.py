@@ -129,9 +129,6 @@ def parse_slacks(counts: Mapping[str, object], source: str) -> dict[str, Slack |
     """Return the slacks that a `perf` marker's `counts` names; None for a count switched off.
 
     Raises a SettingError, with the source, for what is no count or has none of the three forms.
-
-    >>> parse_slacks({"flops": "exact", "memory": "2%", "ops": "off"}, "perf marker")
-    {'flops': Slack(ratio=0.0, num_bytes=0), 'memory': Slack(ratio=0.02, num_bytes=0), 'ops': None}
     """
     slacks: dict[str, Slack | None] = {}
     for name, value in counts.items():

@@ -29,20 +29,13 @@ def forecast_pair_s(
     """Return how long a pair will take, None where it is not known how long a cell takes.
 
     `durations_s` are what each test took when it was stored, and `launch_s` what a launch does.
-
-    >>> forecast_pair_s(["a", "b"], {"a": 1.0, "b": 2.5}, 1.5)
-    6.0
     """
     known = [time_s for name in names if (time_s := durations_s.get(name)) is not None]
     return None if len(known) < len(names) else _PAIR_OVER_STORED * (launch_s + math.fsum(known))
 
 
 def expect_pairs(num_cells: int, *, has_history: bool = False) -> float:
-    """Return how many pairs the slowest cell will take where nothing became slower.
-
-    >>> expect_pairs(1), expect_pairs(8, has_history=True)
-    (6.0, 8.6)
-    """
+    """Return how many pairs the slowest cell will take where nothing became slower."""
     first = FIRST_LOOK if has_history else FIRST_FULL_LOOK
     return first + _MORE_PAIRS + _MORE_PAIRS_PER_DOUBLING * math.log2(num_cells)
 

@@ -238,9 +238,6 @@ def locate_log_ratio(base_s: Sequence[float], head_s: Sequence[float]) -> tuple[
     What the machine did meanwhile happened to both rounds of a pair. Over 14 launches of a loop of
     240 LeNet steps on two shared cores its standard deviation was 0.69 %, that of the median of the
     ratios 1.38 %, that of the ratio of means 1.04 %. Of more rounds in one arm the first are taken.
-
-    >>> round(math.exp(locate_log_ratio([1.0, 2.0, 4.0], [1.5, 3.0, 6.0])[0]), 9)
-    1.5
     """
     return intervals.trimmed_mean(
         [math.log(after / before) for before, after in zip(base_s, head_s, strict=False)]

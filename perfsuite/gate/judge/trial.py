@@ -38,11 +38,7 @@ class CellPolicy:
 
     @property
     def bounds(self) -> tuple[float, float]:
-        """Tolerance and limit as they hold against the base as it is, the exception included.
-
-        >>> CellPolicy(tolerance=0.25, limit=0.5, floor_s=0.0, accepted_slowdown=2.0).bounds
-        (1.5, 2.0)
-        """
+        """Tolerance and limit as they hold against the base as it is, the exception included."""
         more = self.accepted_slowdown - 1
         # (1 + tolerance) (1 + more) - 1, which leaves the digits as given where nothing is accepted
         return self.tolerance * (1 + more) + more, self.limit * (1 + more) + more

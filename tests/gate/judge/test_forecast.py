@@ -10,6 +10,7 @@ from perfsuite.gate.judge.forecast import (
     describe_cost,
     describe_rest,
     expect_pairs,
+    forecast_pair_s,
     why_too_much,
 )
 from perfsuite.gate.judge.trial import Budget
@@ -64,3 +65,8 @@ def test_without_a_budget_no_pair_can_decide() -> None:
         "2 pairs are the fewest that decide, one takes about 5 s, and they may take 0 s; "
         "allow more with --max-minutes (pytest: --perf-max-minutes)"
     )
+
+
+def test_a_pair_takes_what_its_cells_took_and_is_not_known_where_one_is_new() -> None:
+    assert forecast_pair_s(["a", "b"], {"a": 1.0, "b": 2.5}, 1.5) == 6.0
+    assert forecast_pair_s(["a", "b"], {"a": 1.0, "b": None}, 1.5) is None

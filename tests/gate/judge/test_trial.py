@@ -78,3 +78,9 @@ def test_the_floor_counts_for_the_total_time(mean_ratio: float, word: str) -> No
     trial = judged(1.2, mean_ratio, dataclasses.replace(USUAL, floor_s=300e-6))
 
     assert trial.word == word
+
+
+def test_tolerance_and_limit_hold_against_the_base_as_it_is() -> None:
+    policy = CellPolicy(tolerance=0.25, limit=0.5, floor_s=0.0, accepted_slowdown=2.0)
+
+    assert policy.bounds == (1.5, 2.0)

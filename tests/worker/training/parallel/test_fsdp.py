@@ -84,6 +84,7 @@ def evaluate(workload: Workload) -> list[float]:
     ("parallel", "precision", "checkpointing"),
     [
         ("fsdp:2", "fp32", "none"),
+        ("fsdp:2", "fp64", "none"),
         ("fsdp:2", "amp-bf16", "every-block"),
         ("fsdp:2", "O2", "segments:2"),
         ("zero2:2", "fp32", "none"),
