@@ -226,7 +226,7 @@ def test_a_delay_is_found_in_the_stage_of_a_users_step(step_benchmark: Any, stag
 def test_a_delay_is_found_in_the_stage_of_a_users_loop(loop_benchmark: Any, stage: str) -> None:
     _, train = delayed_training(stage)
 
-    expect_delay(loop_benchmark(train, steps=6, warmup=2), stage)
+    expect_delay(loop_benchmark(train, steps=18, warmup=2), stage)
 
 
 def test_the_slowest_rank_is_the_cells_time(train_benchmark: Any) -> None:

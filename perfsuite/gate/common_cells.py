@@ -143,10 +143,7 @@ def apply_exceptions(trial: Trial, accepted: Accepted) -> list[Entry]:
 
 
 def read_leniency(side: BaseSide, differs: dict[str, str]) -> Leniency:
-    """Return the reviewed exceptions that count, and the policy as far as it is known.
-
-    Tell in `differs` of a file beside the call that is none of pytest's root, and so is not read.
-    """
+    """Return the exceptions that count, and the policy; tell in `differs` of what is not read."""
     accepted = Accepted()
     if side.request.heeds_exceptions:
         path = side.suite.root / ACCEPTED_FILE

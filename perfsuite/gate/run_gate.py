@@ -31,7 +31,7 @@ from perfsuite.gate.common_cells import (
 from perfsuite.gate.git import worktree
 from perfsuite.gate.git.changes import digest_tree
 from perfsuite.gate.git.find_base import describe_head
-from perfsuite.gate.git.overlay import is_mixed, tree_files
+from perfsuite.gate.git.overlay import tree_files
 from perfsuite.gate.git.repository import Base
 from perfsuite.gate.judge.explain import explain
 from perfsuite.gate.judge.forecast import describe_cost, forecast_pair_s, why_too_much
@@ -239,9 +239,9 @@ class _Session:
         policies = {name: policy for name, policy in self.policies.items() if asked(name)}
         if comparison is not None:
             cells += comparison.find_identical(policies)
-        mixed = {str(file) for file in changed if is_mixed(file, suite.python_files)}
-        in_mixed = [name for name in policies if name.partition("::")[0] in mixed]
-        cells += not_compared("INVALID", in_mixed, head_files.MIXED)
+        for name in policies:
+            if (why := head_files.why_mixed(name, suite, tree, changed)) is not None:
+                cells += not_compared("INVALID", [name], why)
         settled = request.waiting.union(cell.name for cell in cells)
         policies = {name: policy for name, policy in policies.items() if name not in settled}
         if not policies:

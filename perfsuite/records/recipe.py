@@ -234,11 +234,7 @@ def parse_recipe(option: str, pairs: Sequence[str], *, of: Recipe | None = None)
 
 
 def describe_recipe(recipe: Recipe) -> str:
-    """Return the fields that differ from their defaults, as a command line spells them.
-
-    >>> describe_recipe(Recipe(precision="amp-bf16", num_workers=2)), describe_recipe(Recipe())
-    ('num_workers=2 precision=amp-bf16', 'the default recipe')
-    """
+    """Return the fields that differ from their defaults, as a command line spells them."""
     changed = (
         f"{name}={str(value).lower() if isinstance(value, bool) else value}"
         for name, value in recipe.as_dict().items()

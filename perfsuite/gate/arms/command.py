@@ -19,7 +19,7 @@ _OURS = "--perf-"
 # and -P, -E is an environment without Python's variables, and -B would compile in every launch.
 _LETTERS = {"I": ("-s", "-P"), "E": (), "B": ()}
 # Not what selects, shows and stores: any other option may be the suite's own.
-_SHOWN = r"(?:junit-?xml|durations|color|tb|cov|cov-report|maxfail)(?:=|$)"
+_SHOWN = r"(?:junit-?xml|durations|color|tb|cov|cov-report|maxfail|strict-markers|capture)(?:=|$)"
 _OF_CELLS = re.compile(rf"--(?!perf-(?!device)|benchmark-|{_SHOWN})|-[^-kmvqxsrlnpW]")
 # Where they stand after a path in the value of an option.
 _PATH_ENDS = r"(?![^/:,;=\s])"
@@ -116,7 +116,7 @@ def options_of_cells(typed: Sequence[str], environ: Mapping[str, str]) -> list[t
     """
     words = [*shlex.split(environ.get("PYTEST_ADDOPTS", "")), *typed, ""]
     return [
-        (word, "" if "=" in word else after)
+        (word, "" if "=" in word or after.startswith("-") else after)
         for word, after in itertools.pairwise(words)
         if _OF_CELLS.match(word)
     ]

@@ -39,11 +39,6 @@ def agree_on_iterations(num_iterations: Sequence[int], iteration_s: Sequence[flo
     """Return the iterations of a round, the same in all arms, from what each would run by itself.
 
     As many as the fastest arm needs, unless the slowest would take far too long over them.
-
-    >>> agree_on_iterations([10, 20], [0.001, 0.0005])
-    20
-    >>> agree_on_iterations([100_000, 1], [50e-9, 0.030])
-    3
     """
     slowest_s = max(iteration_s)
     most = int(_LONGEST_ROUND_S / slowest_s) if slowest_s > 0 else max(num_iterations)

@@ -1,4 +1,4 @@
-"""A digest of what a cell is beside the code under test: benchmark files, recipe and workload."""
+"""A digest of what a cell is beside the code under test: benchmark files, options and recipe."""
 
 import hashlib
 import json
@@ -33,7 +33,7 @@ class CellDigests:
             files = self._digest_of_file(cell.partition("::")[0])
         except (PerfsuiteError, OSError):  # the session says why, where it needs the files
             return None
-        kept = [files, self._options, record.get("workload"), record.get("recipe")]
+        kept = [files, record.get("workload"), record.get("recipe"), *self._options]
         return _digest(json.dumps(kept, sort_keys=True, default=str).encode())
 
     def _digest_files(self, file: str) -> str:

@@ -369,11 +369,6 @@ def _leads_to(folder: tuple[str, ...], parts: tuple[str, ...]) -> bool:
     """Whether imported parts begin with the folder's path, or with any end of it.
 
     Only the suite knows what is on its path.
-
-    >>> _leads_to(("acme", "perf"), ("perf", "engine"))
-    True
-    >>> _leads_to(("acme", "perf"), ("", "acme", "tests"))
-    False
     """
     if parts[0] == "":
         return parts[1 : 1 + len(folder)] == folder

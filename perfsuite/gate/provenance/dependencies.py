@@ -193,7 +193,10 @@ _READERS: Final[Mapping[str, Callable[[str], dict[str, str]]]] = {
     r".*/((uv|poetry|pdm)\.lock|pylock(\..*)?\.toml)": _read_lock,
     r".*/(requirements/.*|[^/]*requirements[^/]*)\.(txt|in|lock)": _read_list,
     r".*/[^/]*constraints[^/]*\.txt": _read_list,
-    r".*/(environment|conda)[\w.-]*\.ya?ml": _read_list,
+    # Others of such names have no line for dependencies.
+    r".*/(environment|conda)[\w.-]*\.ya?ml": lambda text: (
+        _read_list(text) if re.search(r"^dependencies:", text, re.MULTILINE) else {}
+    ),
     # May change everything.
     r".*/(Pipfile(\.lock)?|pixi\.(lock|toml)|conda-lock\.yml)": lambda text: {ANY: text},
 }

@@ -16,10 +16,7 @@ _CONFIGURATIONS = ("*.yaml", "*.yml", "*.toml")
 _SETTINGS = overlay.PYTEST_FILES | {"pyproject.toml", "setup.cfg", "tox.ini"}
 # Of a folder that git ignores: more are not told apart.
 _MOST_FILES = 10_000
-MIXED = (
-    "its file holds code too, by its name, and head has changed it: both sides would run head's; "
-    "move the benchmark into a file of its own, such as bench_NAME.py"
-)
+_MOVE = "move the benchmark into a file of its own, such as bench_NAME.py"
 
 
 def give_back(
@@ -34,6 +31,16 @@ def give_back(
             (tree / file).write_bytes(own_files[file])
             replaced[name] = f"the base runs its own {file}, as it cannot import head's: {why}"
     return replaced
+
+
+def why_mixed(cell: str, suite: Suite, tree: Path, changed: Collection[Path]) -> str | None:
+    """Return why the sides cannot run one benchmark beside code of their own, in one file."""
+    file, why = Path(cell.partition("::")[0]), None
+    if file in changed and overlay.is_mixed(file, suite.python_files):
+        why = "by its name, and head has changed it: both sides would run head's"
+    elif (tree / file).is_file() and not overlay.are_alike(suite.root / file, tree / file):
+        why = "which other code imports, and head has changed it: each side would run its own"
+    return why and f"its file holds code too, {why}; {_MOVE}"
 
 
 def kept_files(root: Path) -> frozenset[Path]:

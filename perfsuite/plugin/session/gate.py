@@ -101,8 +101,8 @@ class SessionGate:
 
     def judge(self, items: Sequence[pytest.Item], sharding: Sharding) -> None:
         """Judge the cells that stored runs say too little about; the others wait for their test."""
-        if sharding.why_empty is not None:
-            return
+        if sharding.why_empty is not None and (sharding.num_cells or sharding.shard.number > 1):
+            return  # of no cells at all, the first asks the base
         cells = self._selected = [item.nodeid for item in items if is_benchmark(item)]
         config, fingerprint = self._config, self._saver.fingerprint
         pythonpath = [Path(path) for path in config.getini("pythonpath")]

@@ -280,7 +280,10 @@ class MeasuredSession:
             self._session.close()
         has_cells = any(line.perfsuite is not None for line in self._lines.values())
         # A gated suite may be a plain one, and its verdicts are wanted all the same.
-        is_judged = self._gate is not None and bool(recorder.benchmarks_of(self._config))
+        result = None if self._gate is None else self._gate.result
+        is_judged = result is not None and bool(
+            result.cells or recorder.benchmarks_of(self._config)
+        )
         if self._writes and (has_cells or is_judged):
             self._write_run(self.choices.results / "run.json")
         if self._gate is not None and not session.config.option.collectonly:

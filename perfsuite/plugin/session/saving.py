@@ -80,6 +80,7 @@ class RunSaver:
         paths = [Path(argument.partition("::")[0]) for argument in config.args]
         paths = [config.invocation_params.dir / path for path in paths]
         words = [*config.getini("addopts"), *map(str, config.invocation_params.args)]
+        words = [word for word in words if word not in config.args]
         options = options_of_cells(words, self._environ)
         return CellDigests(config.rootpath, paths, config.getini("python_files"), options)
 

@@ -40,7 +40,9 @@ def log_to_tensorboard(runs: Sequence[Run], folder: Path) -> None:
 
     for run, row in _measured(runs):
         wall_time_s = run.saved_at.timestamp()
-        path = folder / file_name(f"{run.when} {run.path}") / file_name(row.name)
+        path = (
+            folder / file_name(f"{run.saved_at.isoformat()} {run.path.stem}") / file_name(row.name)
+        )
         with files.explained(f"write {path}"):
             writer = writers.EventFileWriter(str(path))
         if row.recipe is not None:

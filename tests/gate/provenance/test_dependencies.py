@@ -17,6 +17,9 @@ from perfsuite.gate.provenance.dependencies import (
 ENTRY_POINTS = "entry points"
 
 
+DEPENDENCIES = "dependencies:\n- "
+
+
 def change(folder: Path, file: str, old: str | None, new: str | None) -> dict[str, frozenset[str]]:
     """What is changed where head's file has the new text instead of the old."""
     trees = folder / "base", folder / "head"
@@ -45,8 +48,18 @@ def change(folder: Path, file: str, old: str | None, new: str | None) -> dict[st
             "name: y\ndependencies:\n  - pytorch=2.4\n  - conda-forge::numpy=2\n  - a=1\n",
             "name torch numpy",
         ),
-        ("conda_cuda.yaml", "- pytorch-cuda=12.1\n", "- pytorch-cuda=12.4\n", "torch"),
-        ("conda.yml", "- pytorch-lightning=2\n", "- pytorch-lightning=3\n", "pytorch-lightning"),
+        (
+            "conda_cuda.yaml",
+            f"{DEPENDENCIES}pytorch-cuda=12.1\n",
+            f"{DEPENDENCIES}pytorch-cuda=12.4\n",
+            "torch",
+        ),
+        (
+            "conda.yml",
+            f"{DEPENDENCIES}pytorch-lightning=2\n",
+            f"{DEPENDENCIES}pytorch-lightning=3\n",
+            "pytorch-lightning",
+        ),
         ("dev-requirements.txt", "-r other.txt\n", "-r another.txt\n", ANY),
         (
             "pyproject.toml",
@@ -101,7 +114,12 @@ def change(folder: Path, file: str, old: str | None, new: str | None) -> dict[st
         ),
         ("setup.py", "setup(entry_points=read())", "setup(entry_points=load())", ENTRY_POINTS),
         ("Pipfile", '[packages]\na = "*"\n', '[packages]\na = "==1"\n', ANY),
-        ("environment.yml", "a:\n  - numpy=1\n  - b\n", "a:\n  - numpy=2\n  - b\n", "numpy"),
+        (
+            "environment.yml",
+            f"{DEPENDENCIES}numpy=1\n- b\n",
+            f"{DEPENDENCIES}numpy=2\n- b\n",
+            "numpy",
+        ),
         ("pixi.lock", "a: 1", "a: 2", ANY),
     ],
 )
@@ -117,6 +135,7 @@ def test_a_changed_declaration_names_its_distributions(
     ("file", "old", "new"),
     [
         ("pyproject.toml", "[tool.ruff]\nx = 1\n", "[tool.ruff]\nx = 2\n"),
+        ("conf/environment_cartpole.yaml", "{gravity: 9.8}\n", "{gravity: 9.9}\n"),
         ("docs/requirements.txt", "sphinx==1\n", "sphinx==2\n"),
         ("requirements.txt", "a\nb\n", "# sorted\nb\na\n"),
         ("pyproject.toml", "[project.scripts]\na = 'b:c'\n", "[project.scripts]\na = 'b:d'\n"),

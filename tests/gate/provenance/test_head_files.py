@@ -67,6 +67,25 @@ def test_sources_and_the_configurations_that_git_tracks_are_edited_and_no_other_
     assert str(why_edited(checkout, before)).startswith("conf/model.yaml, kernel.cuh changed ")
 
 
+def test_a_test_that_code_imports_is_not_judged_where_its_sides_have_it_otherwise(
+    tmp_path: Path,
+) -> None:
+    head, base = tmp_path / "head", tmp_path / "base"
+    for tree, text in ((head, "light"), (base, "heavy")):
+        tree.mkdir()
+        (tree / "test_speed.py").write_text(text)
+        (tree / "test_same.py").write_text("same")
+    suite = Suite(cells={}, root=head, inifile=None, pythonpath=(), python_files=("test_*.py",))
+
+    why = head_files.why_mixed("test_speed.py::test_a", suite, base, ())
+
+    assert why == (
+        "its file holds code too, which other code imports, and head has changed it: each side "
+        "would run its own; move the benchmark into a file of its own, such as bench_NAME.py"
+    )
+    assert head_files.why_mixed("test_same.py::test_a", suite, base, ()) is None
+
+
 def test_outside_of_git_nothing_is_ignored(tmp_path: Path) -> None:
     (tmp_path / "last.pt").touch()
 

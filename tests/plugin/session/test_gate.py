@@ -316,6 +316,7 @@ def test_where_head_leaves_no_cell_its_base_is_asked(
 
     assert result.ret == 12
     assert table(result) == {GONE: "VANISHED"}
+    assert (pytester.path / "results" / "run.json").exists()
 
 
 def test_a_machine_that_is_refused_ends_an_advisory_session_in_0_and_in_words(

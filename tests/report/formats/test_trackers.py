@@ -21,6 +21,8 @@ from perfsuite.report.formats.trackers import log_to_mlflow, log_to_tensorboard,
 from perfsuite.report.model import report_on_runs
 from perfsuite.report.runs import Run, read_runs
 
+PLAIN = benchmark("plain", (0.5,))
+
 
 def runs(tmp_path: Path, name: str = "t.py::a[../../x]") -> tuple[Run, ...]:
     made = record(
@@ -31,7 +33,7 @@ def runs(tmp_path: Path, name: str = "t.py::a[../../x]") -> tuple[Run, ...]:
         given=verdict("PASS", ratio=0.5),
     )
     ours = benchmark(name, (0.25, 0.5, 0.125), made)
-    return read_runs([write_run(tmp_path / "run.json", ours, benchmark("plain", (0.5,)))])
+    return read_runs([write_run(tmp_path / "run.json", ours, PLAIN)])
 
 
 def read_events(folder: Path) -> dict[str, EventAccumulator]:
@@ -66,9 +68,11 @@ def test_tensorboard_reads_totals_and_none_of_what_is_not_available(tmp_path: Pa
 
 
 def test_sessions_of_one_minute_are_runs_of_their_own(tmp_path: Path) -> None:
-    for job in ("a", "b"):
-        (tmp_path / job).mkdir()
-        log_to_tensorboard(runs(tmp_path / job), tmp_path / "events")
+    for second in (29, 30):
+        run = write_run(
+            tmp_path / "run.json", PLAIN, datetime=f"2026-11-21T15:02:{second}.852122+00:00"
+        )
+        log_to_tensorboard(read_runs([run]), tmp_path / "events")
 
     assert len(list((tmp_path / "events").iterdir())) == 2
 

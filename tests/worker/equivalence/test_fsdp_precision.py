@@ -71,13 +71,16 @@ def test_blocks_are_called_with_what_fsdp_casts(
     assert report.is_equivalent, str(report)
 
 
+@pytest.mark.parametrize("blocks", [None, list], ids=["inside", "a block of its own"])
 def test_batchnorm_computes_with_weights_in_float32(
-    check_equivalence: Check, perceptron_workload: Build
+    check_equivalence: Check, perceptron_workload: Build, blocks: Any
 ) -> None:
     def build() -> nn.Module:
         return nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, 3))
 
-    report = check_equivalence(perceptron_workload(build_model=build), mp_bf16("fsdp:2"))
+    workload = perceptron_workload(build_model=build, blocks=blocks)
+
+    report = check_equivalence(workload, mp_bf16("fsdp:2"))
 
     rows = {row.check: row for row in report.rows}
     assert (rows["T0"].status, rows["T0"].error) == ("equivalent", 0.0)

@@ -47,9 +47,11 @@ class FSDP(Strategy):
         wide = None if low is None else torch.float32
         cast = MixedPrecisionPolicy(low, wide, wide if is_root else None)
         shard = partial(fully_shard, mesh=mesh, reshard_after_forward=self._reshards_after_forward)
-        for layer in _layers_apart(modules, has_mixed_precision=low is not None):
+        apart = [*_layers_apart(modules, has_mixed_precision=low is not None)]
+        for layer in apart:
             shard([layer])
-        shard(modules, mp_policy=cast)
+        if rest := [module for module in modules if module not in apart]:
+            shard(rest, mp_policy=cast)
 
 
 class HSDP(FSDP):
