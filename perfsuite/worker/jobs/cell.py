@@ -179,7 +179,7 @@ class Measurement:
         self._board.enter_phase("warm-up")
         iteration_s = yield from self._warm_up()
         self._board.enter_phase("measure")
-        loader_workers.stop_loader_workers()  # the other arm may be long in coming
+        loader_workers.stop()  # the other arm may be long in coming
         try:
             self._after_warm_up()
             agreed = self._agree(iteration_s)
@@ -191,7 +191,7 @@ class Measurement:
             if self._waits.are_hidden:
                 self._turns.tell_waits()
         finally:
-            loader_workers.resume_loader_workers()  # a stopped one could not be ended
+            loader_workers.resume()  # a stopped one could not be ended
         self._board.enter_phase("count")
         if self._activity.is_counted and agreed.counts:
             yield from self._count(profiles=agreed.profiles)
@@ -288,12 +288,12 @@ class Measurement:
         self._activity.start_together()
         if self._found.rounds:  # until then the other arm may have been in its warm-up
             self._waits.begin_turn()
-        loader_workers.resume_loader_workers()
+        loader_workers.resume()
 
     def _end_round(self, _: int) -> None:
         if self._turns.are_needed:
-            self._waits.end_turn(loader_workers.loader_workers())
-        loader_workers.stop_loader_workers()
+            self._waits.end_turn(loader_workers.find())
+        loader_workers.stop()
         self._activity.check()
 
     def _count(self, *, profiles: bool) -> Iterations[None]:

@@ -86,7 +86,7 @@ def let_children_be_loader_workers(folder: str, cores: tuple[int, ...]) -> None:
     os.register_at_fork(after_in_child=enter_child)
 
 
-def loader_workers() -> set[int]:
+def find() -> set[int]:
     """Return every process that this one has started, and those that these have, but no rank."""
     global _newest, _found
     if background.has_children() and (newest := background.newest_process()) != _newest:
@@ -105,14 +105,14 @@ def loader_workers() -> set[int]:
     return (_found | {child.pid for child in children if child.pid is not None}) - other_ranks
 
 
-def stop_loader_workers() -> None:
-    """Stop them."""
-    background.signal_all(loader_workers(), signal.SIGSTOP)
+def stop() -> None:
+    """Stop all that `find` returns."""
+    background.signal_all(find(), signal.SIGSTOP)
 
 
-def resume_loader_workers() -> None:
+def resume() -> None:
     """Let them go on."""
-    background.signal_all(loader_workers(), signal.SIGCONT)
+    background.signal_all(find(), signal.SIGCONT)
 
 
 # Processes of a command's ranks, one of which may have started others.

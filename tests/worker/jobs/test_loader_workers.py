@@ -12,8 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from perfsuite.worker.jobs import loader_workers as module
-from perfsuite.worker.jobs.loader_workers import resume_loader_workers, stop_loader_workers
+from perfsuite.worker.jobs import loader_workers
 
 
 def answer(connection) -> None:
@@ -26,13 +25,13 @@ def test_a_stopped_child_answers_only_after_it_was_resumed() -> None:
     child = multiprocessing.get_context("fork").Process(target=answer, args=(theirs,), daemon=True)
     child.start()
     try:
-        stop_loader_workers()
+        loader_workers.stop()
         ours.send(True)
         while psutil.Process(child.pid).status() != psutil.STATUS_STOPPED:
             pass
         assert not ours.poll(0.05)
 
-        resume_loader_workers()
+        loader_workers.resume()
 
         assert ours.recv() == child.pid
     finally:
@@ -45,8 +44,8 @@ def test_children_that_have_ended_are_passed_over() -> None:
     child.start()
     child.join()
 
-    stop_loader_workers()
-    resume_loader_workers()
+    loader_workers.stop()
+    loader_workers.resume()
 
     assert child.exitcode == 0
 
@@ -64,9 +63,9 @@ def test_children_of_every_kind_and_their_children_are_stopped_and_go_on() -> No
             os.sched_yield()
 
     try:
-        stop_loader_workers()
+        loader_workers.stop()
         wait_until(stopped=True)
-        resume_loader_workers()
+        loader_workers.resume()
         wait_until(stopped=False)
     finally:
         for one in both:
@@ -83,9 +82,9 @@ def test_another_rank_that_this_one_has_started_is_no_loader_worker_of_its(
     own = subprocess.Popen(["sleep", "600"])
     assert shell.stdout is not None
     its_worker = int(shell.stdout.readline())
-    monkeypatch.setattr(module, "other_ranks", {os.getpid(), shell.pid})
+    monkeypatch.setattr(loader_workers, "other_ranks", {os.getpid(), shell.pid})
     try:
-        found = module.loader_workers()
+        found = loader_workers.find()
     finally:
         os.kill(its_worker, 9)
         own.kill()
@@ -99,13 +98,13 @@ def test_a_worker_that_was_not_forked_may_use_all_cores_as_one_that_was(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     cores = os.sched_getaffinity(0)
-    monkeypatch.setattr(module, "worker_cores", cores)
+    monkeypatch.setattr(loader_workers, "worker_cores", cores)
     one = {min(cores)}
     os.sched_setaffinity(0, one)
     try:
         with subprocess.Popen(["sleep", "600"]) as worker:
             inherited = os.sched_getaffinity(worker.pid)
-            module.loader_workers()
+            loader_workers.find()
             given = os.sched_getaffinity(worker.pid)
             worker.kill()
     finally:

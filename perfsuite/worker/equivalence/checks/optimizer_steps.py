@@ -163,7 +163,7 @@ def _limit(case: Case, step: Step, number: int, expected: Tensors, optimizer: Op
     # On a device the norms of views into buckets, which lie elsewhere in memory, round otherwise.
     is_viewed = recipe.gradient_as_bucket_view and is_accelerator(case.device)
     adds_norms = recipe.clip_grad_norm is not None and (mode.splits_parameters or is_viewed)
-    # torch's own optimizers step element by element.
+    # torch's own optimizers, Adafactor and Muon apart, step element by element.
     adds_norms |= mode.splits_tensors and not type(optimizer).__module__.startswith("torch.")
     if steps_parts and is_narrow:
         share, formula = 2 * epsilon * number, f"e 2 u n, n {number}"
