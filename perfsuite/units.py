@@ -50,13 +50,16 @@ def option_ratio(option: str, text: str) -> float:
         raise SettingError(f"{option} is {text!r}; use a ratio such as 2%") from error
 
 
-def option_bounds(tolerance: str, limit: str, *, prefix: str = "--") -> tuple[float, float]:
+def option_bounds(tolerance: str | None, limit: str, *, prefix: str = "--") -> tuple[float, float]:
     """Return the values of --tolerance and --limit, or of options with another prefix.
 
-    >>> option_bounds("2%", "5%")
-    (0.02, 0.05)
+    >>> option_bounds("3%", "5%"), option_bounds(None, "5%")
+    ((0.03, 0.05), (0.02, 0.05))
     """
-    bounds = option_ratio(f"{prefix}tolerance", tolerance), option_ratio(f"{prefix}limit", limit)
+    most = option_ratio(f"{prefix}limit", limit)
+    if tolerance is None:
+        return default_tolerance(most), most
+    bounds = option_ratio(f"{prefix}tolerance", tolerance), most
     if bounds[0] >= 1:
         raise SettingError(f"{prefix}tolerance is {tolerance}; use less than 100%")
     if bounds[1] < bounds[0]:
@@ -65,6 +68,11 @@ def option_bounds(tolerance: str, limit: str, *, prefix: str = "--") -> tuple[fl
             f"smaller {prefix}tolerance"
         )
     return bounds
+
+
+def default_tolerance(limit: float) -> float:
+    """Return the slowdown that is accepted where a limit alone is given: 0.4 of it."""
+    return limit / 2.5
 
 
 def parse_seconds(text: str) -> float:

@@ -16,6 +16,7 @@ from typing import Any
 
 import psutil
 import pytest
+import pytest_benchmark.plugin
 import typer.main
 import typer.testing
 from fsspec.implementations.memory import MemoryFileSystem
@@ -179,6 +180,15 @@ def _commands_are_made_once() -> Iterator[None]:
         once = functools.cache(typer.main.get_command)
         patch.setattr(typer.main, "get_command", once)
         patch.setattr(typer.testing, "_get_command", once)
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _the_processor_is_described_once() -> Iterator[None]:
+    """pytest-benchmark starts an interpreter to describe it, in each session that stores a run."""
+    with pytest.MonkeyPatch.context() as patch:
+        once = functools.cache(pytest_benchmark.plugin.get_cpu_info)
+        patch.setattr(pytest_benchmark.plugin, "get_cpu_info", lambda: dict(once()))
         yield
 
 

@@ -47,7 +47,9 @@ AcceptedFile = Annotated[
 ]
 STORAGE = "baselines"
 ACCEPTED = Path(STORAGE, "accepted.toml")
-Tolerance = Annotated[str, typer.Option(help="Slowdown that is accepted.")]
+Tolerance = Annotated[
+    str | None, typer.Option(help="Slowdown that is accepted; 0.4 of the limit unless given.")
+]
 Limit = Annotated[str, typer.Option(help="Slowdown that must not pass.")]
 MaxPairs = Annotated[int, typer.Option(min=LEAST_MAX_PAIRS, help="Launches of each side, at most.")]
 MaxMinutes = Annotated[float, typer.Option(min=0, help="No pair starts that would end later.")]

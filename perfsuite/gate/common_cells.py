@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Any, Final, Self, TypeVar
 
 import msgspec
 
@@ -21,7 +21,16 @@ from perfsuite.gate.request import BaseSide, GateRequest
 from perfsuite.records.verdict import CellVerdict, VerdictWord
 from perfsuite.stats.evidence import Prior
 from perfsuite.system.untrusted import printable
-from perfsuite.units import format_ratio, format_seconds, listed, parse_ratio, parse_seconds
+from perfsuite.units import (
+    default_tolerance,
+    format_ratio,
+    format_seconds,
+    listed,
+    parse_ratio,
+    parse_seconds,
+)
+
+_Bound = TypeVar("_Bound", float, float | None)
 
 _FLOOR_S = 50e-6
 _MARKED = ("tolerance", "limit", "floor", "counts")
@@ -210,7 +219,7 @@ def _base_policy(
 
 
 def _request_of_base(request: GateRequest, own: Suite) -> GateRequest:
-    def of_base(name: str, ours: float, default: float) -> float:
+    def of_base(name: str, ours: _Bound, default: _Bound) -> _Bound:
         if name in request.fixed:
             return ours
         try:
@@ -222,11 +231,12 @@ def _request_of_base(request: GateRequest, own: Suite) -> GateRequest:
     if "numerics-change" not in request.fixed:
         refuses = own.settings.get("perf_numerics_change") == "fail"
     limit = of_base("limit", request.limit, GateRequest.limit)
+    tolerance = of_base("tolerance", request.tolerance, GateRequest.tolerance)
     return dataclasses.replace(
         request,
         refuses_numerics_change=refuses,
         is_advisory="policy" in request.fixed or own.settings.get("perf_policy") == "advisory",
-        tolerance=min(limit, of_base("tolerance", request.tolerance, GateRequest.tolerance)),
+        tolerance=None if tolerance is None else min(limit, tolerance),
         limit=limit,
     )
 
@@ -237,13 +247,15 @@ def _policy_of(request: GateRequest, name: str, markers: Mapping[str, Any]) -> C
     if floor_s is None:
         floor_s = 0.0 if markers.get("fixture") is None else _FLOOR_S
 
-    def parsed(marker: str, parse: Callable[[Any], float], default: float) -> float:
+    def parsed(marker: str, parse: Callable[[Any], float], default: _Bound) -> _Bound:
         is_marked = marker in markers and marker not in request.typed
         return parse(markers[marker]) if is_marked else default
 
     try:
         limit = parsed("limit", parse_ratio, request.limit)
         tolerance = parsed("tolerance", parse_ratio, request.tolerance)
+        if tolerance is None:
+            tolerance = default_tolerance(limit)
         if request.typed == {"limit"}:
             tolerance = min(tolerance, limit)
         policy = CellPolicy(

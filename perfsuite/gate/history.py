@@ -10,7 +10,7 @@ from typing import Final
 
 import msgspec
 
-from perfsuite.gate.baselines.accepted import Accepted, Rename, Slowdown
+from perfsuite.gate.baselines.accepted import EVERY_CELL, Accepted, Rename, Slowdown
 from perfsuite.gate.baselines.select import choose_runs, trunk_rules
 from perfsuite.gate.git.find_base import find_trunk
 from perfsuite.gate.git.repository import count_commits, find_top, read_log
@@ -215,7 +215,7 @@ def find_reasons(
     An exception, an expired one too, accepts a slowdown that began by the day it expired, where the
     lower bound of the slowdown is within its ratio. A drift goes on until the newest run.
     """
-    names = names_of(timeline.cell, accepted)
+    names = (*names_of(timeline.cell, accepted), EVERY_CELL)
     slowdowns = [e for e in (*accepted.entries, *accepted.expired) if isinstance(e, Slowdown)]
     # Where several fit, the closest gives the reason.
     ours = (entry for entry in slowdowns if entry.cell in names)

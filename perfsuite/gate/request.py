@@ -63,7 +63,7 @@ class GateRequest:
     base_python: str | None = None
     base_build: str | None = None
     base_environment: Mapping[str, str] = field(default_factory=dict)
-    tolerance: float = 0.02
+    tolerance: float | None = None  # 0.4 of the limit
     limit: float = 0.05
     refuses_numerics_change: bool = False
     is_advisory: bool = False

@@ -56,7 +56,7 @@ _SHOWN = (
 )
 # Left out of --help, because they follow from others.
 _HIDDEN = (
-    Option("tolerance", "RATIO", "2%", "slowdown that is accepted"),
+    Option("tolerance", "RATIO", "", "slowdown that is accepted; 0.4 of the limit unless given"),
     Option("base-dir", "DIR", "", "a folder to compare with, instead of a revision"),
     Option("max-pairs", "N", "40", "launches of each side, at most; from 200 cells on 12 more"),
     Option("seed", "N", "0", "seed of weights, data order and random numbers"),

@@ -46,7 +46,7 @@ def test_a_change_that_tightens_both_bounds_in_two_places_is_held_to_them(tmp_pa
         command=Command(folder=tmp_path),
         budget=BUDGET,
         seed=1,
-        tolerance=0.005,
+        tolerance=0.003,
         limit=0.01,
         fixed=frozenset({"limit"}),  # typed; head's ini file has the tolerance
     )
@@ -54,7 +54,43 @@ def test_a_change_that_tightens_both_bounds_in_two_places_is_held_to_them(tmp_pa
 
     chosen = choose_cells(request, suite, suite, Accepted())
 
-    assert (chosen.policies["a"].tolerance, chosen.policies["a"].limit) == (0.005, 0.01)
+    assert (chosen.policies["a"].tolerance, chosen.policies["a"].limit) == (0.003, 0.01)
+
+
+@pytest.mark.parametrize(
+    ("limit", "marked", "bounds"),
+    [
+        (0.05, {}, (0.02, 0.05)),
+        (0.01, {}, (0.004, 0.01)),
+        (0.05, {"limit": "20%"}, (0.08, 0.2)),
+        (0.05, {"limit": "20%", "tolerance": "1%"}, (0.01, 0.2)),
+    ],
+)
+def test_a_tolerance_that_nobody_gives_follows_from_the_limit(
+    tmp_path: Path, limit: float, marked: dict[str, str], bounds: tuple[float, float]
+) -> None:
+    request = GateRequest(command=Command(folder=tmp_path), budget=BUDGET, seed=1, limit=limit)
+    suite = Suite(cells={"a": marked}, root=tmp_path, inifile=None, pythonpath=(), python_files=())
+
+    chosen = choose_cells(request, suite, suite, Accepted())
+
+    assert (chosen.policies["a"].tolerance, chosen.policies["a"].limit) == pytest.approx(bounds)
+    assert chosen.loosened is None
+
+
+def test_an_entry_that_loosens_a_limit_loosens_the_tolerance_that_follows_from_it(
+    tmp_path: Path,
+) -> None:
+    request = GateRequest(
+        command=Command(folder=tmp_path), budget=BUDGET, seed=1, limit=0.2, fixed=frozenset()
+    )
+    suite = Suite(cells={"a": {}}, root=tmp_path, inifile=None, pythonpath=(), python_files=())
+    entry = Loosening(cell="a", limit="10%", **ABOUT)
+
+    chosen = choose_cells(request, suite, suite, Accepted(entries=(entry,)))
+
+    policy = chosen.policies["a"]
+    assert (policy.tolerance, policy.limit) == pytest.approx((0.04, 0.1))
 
 
 @pytest.mark.parametrize(

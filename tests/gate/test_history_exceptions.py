@@ -27,9 +27,12 @@ DAY = datetime.timedelta(days=1)
 
 
 def exception(
-    ratio: float, expires: datetime.date = NEVER, reason: str = "checks its input"
+    ratio: float,
+    expires: datetime.date = NEVER,
+    reason: str = "checks its input",
+    cell: str = CELL,
 ) -> Slowdown:
-    return Slowdown(cell=CELL, ratio=ratio, reason=reason, expires=expires)
+    return Slowdown(cell=cell, ratio=ratio, reason=reason, expires=expires)
 
 
 def reasons_of(
@@ -64,6 +67,8 @@ def test_a_slowdown_is_accepted_up_to_the_ratio_of_an_exception(
     ratio: float, reason: str | None
 ) -> None:
     assert reasons_of([1.0, 1.085], exception(ratio)).steps == (reason,)
+    assert reasons_of([1.0, 1.085], exception(ratio, cell="*")).steps == (reason,)
+    assert reasons_of([1.0, 1.085], exception(ratio, cell="b.py::other")).steps == (None,)
 
 
 @pytest.mark.parametrize(

@@ -270,6 +270,7 @@ def test_arms_that_want_what_one_alone_can_have_run_launch_after_launch(
         ("perf_base = HEAD", "perf_base"),
         ("perf_base_dir = .", "perf_base_dir"),
         ("perf_shard = 2/2", "perf_shard"),
+        ("perf_device = cpu", "perf_device"),
     ],
 )
 def test_a_change_that_switches_off_what_judges_it_or_names_its_base_is_refused(

@@ -12,7 +12,6 @@ from perfsuite import Recipe
 WORKLOAD = "lenet-digits"
 
 
-@pytest.mark.perf(tolerance="2%", limit="5%")
 @pytest.mark.parametrize("checkpointing", ["none", "every-block"])
 @pytest.mark.parametrize("precision", ["fp32", "amp-bf16"])
 @pytest.mark.parametrize("parallel", ["single", "ddp:2"])

@@ -22,7 +22,7 @@ from perfsuite.system.untrusted import printable_lines
 from perfsuite.units import counted, format_change, format_ratio, option_bounds, short_commit
 
 # The gate's, for the one that is not given beside the other.
-_TOLERANCE, _LIMIT = "2%", "5%"
+_LIMIT = "5%"
 
 
 @options.explained(
@@ -53,7 +53,7 @@ def bisect_commits(
     """
     bounds = None
     if tolerance is not None or limit is not None:
-        bounds = option_bounds(tolerance or _TOLERANCE, limit or _LIMIT)
+        bounds = option_bounds(tolerance, limit or _LIMIT)
     request = GateRequest(
         command=Command(folder=Path.cwd(), arguments=(cell,)),
         budget=Budget(max_pairs=max_pairs, max_s=60 * max_minutes),

@@ -37,7 +37,7 @@ def calibrate_machine(
     num_identical: Annotated[int | None, typer.Option("--identical", min=1)] = None,
     planted: list[str] | None = None,
     select: options.Selection = None,
-    tolerance: options.Tolerance = "2%",
+    tolerance: options.Tolerance = None,
     limit: options.Limit = "5%",
     max_pairs: options.MaxPairs = DEFAULT_MAX_PAIRS,
     *,

@@ -22,14 +22,14 @@ from perfsuite.units import counted, option_bounds
 @options.explained(
     a="Of a's recipe; several may be given.",
     b="Of b's recipe; several may be given.",
-    tolerance="A difference up to this counts as none.",
+    tolerance="A difference up to this counts as none; 0.4 of the limit unless given.",
     limit='"The same" means within this.',
 )
 def compare_recipes(
     workload: options.WorkloadName,
     a: Annotated[list[str] | None, typer.Option("--a", metavar="FIELD=VALUE")] = None,
     b: Annotated[list[str] | None, typer.Option("--b", metavar="FIELD=VALUE")] = None,
-    tolerance: str = "2%",
+    tolerance: str | None = None,
     limit: str = "5%",
     max_pairs: options.MaxPairs = DEFAULT_MAX_PAIRS,
     max_minutes: options.MaxMinutes = 30.0,

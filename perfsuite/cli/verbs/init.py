@@ -33,8 +33,7 @@ testpaths = benchmarks
 pythonpath = {pythonpath}
 # --benchmark-compare is the gate.
 perf_gate = on
-# What the gate accepts, and what it must not let pass; a test's own perf marker goes before.
-perf_tolerance = 2%
+# The slowdown that must not pass; a test's own perf marker goes before.
 perf_limit = 5%
 """
 # What the starter benchmark needs, and the workflows install.

@@ -39,7 +39,7 @@ from perfsuite.units import option_bounds
     wandb="Log to Weights & Biases; WANDB_MODE=offline holds.",
     mlflow="Log to MLflow; MLFLOW_TRACKING_URI holds.",
     require_verdicts="End in 12 where a cell has no verdict.",
-    tolerance="What verdicts are drawn against.",
+    tolerance="What verdicts are drawn against; 0.4 of the limit unless given.",
     limit="What verdicts are drawn against.",
 )
 def report(
@@ -56,7 +56,7 @@ def report(
     wandb: Annotated[bool, typer.Option("--wandb")] = False,
     mlflow: Annotated[bool, typer.Option("--mlflow")] = False,
     require_verdicts: Annotated[bool, typer.Option("--require-verdicts")] = False,
-    tolerance: str = "2%",
+    tolerance: str | None = None,
     limit: str = "5%",
     json_file: JsonFile = None,
 ) -> None:

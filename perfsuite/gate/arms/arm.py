@@ -135,5 +135,5 @@ class PairPlan:
     files: tuple[str, ...] = ()  # from pytest's root; none for what the user's own call collects
     unpinned: frozenset[str] = frozenset()
     uncounted: frozenset[str] = frozenset()  # cells that no launch need count any more
-    # Whether what collecting has loaded says all that is asked: then no cell runs.
+    # Whether what living processes have loaded says all that is asked: then no further cell runs.
     is_enough: Callable[[Loaded], bool] = lambda _: False

@@ -22,7 +22,7 @@ from perfsuite.errors import SettingError
 from perfsuite.records.cell import COUNT_NAMES
 from perfsuite.system.files import write_atomically
 from perfsuite.system.untrusted import printable, read_if_there
-from perfsuite.units import format_ratio, parse_ratio, parse_seconds
+from perfsuite.units import default_tolerance, format_ratio, parse_ratio, parse_seconds
 
 # Five thousand exceptions of 200 characters each: more than people review.
 _MAX_FILE_BYTES = 2**20
@@ -132,8 +132,10 @@ class Loosening(_Entry, frozen=True, kw_only=True, tag="limit"):
     def most(self, name: str) -> float:
         """The looser limit, tolerance or floor (in seconds); 0 where it names none."""
         text = getattr(self, name)
+        if text is None:
+            return default_tolerance(self.most("limit")) if name == "tolerance" else 0.0
         try:
-            return 0.0 if text is None else _PARSERS[name](text)
+            return _PARSERS[name](text)
         except ValueError as error:
             raise ValueError(f"{name}: {error}") from error
 

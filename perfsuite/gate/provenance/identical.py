@@ -25,7 +25,7 @@ class Comparison:
     changes: Changes
     compared: frozenset[Path]  # files of head that were held against the base's, from the top
     collected: Launch
-    # No cell runs where what collecting has loaded is enough, as the second argument says.
+    # No further cell runs once what still lives has loaded enough, as the second argument says.
     run: Callable[[Sequence[str], Callable[[Loaded], bool]], Launch]
 
     @property

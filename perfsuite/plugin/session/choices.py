@@ -100,7 +100,7 @@ def _minutes(text: str) -> float:
 _PARSERS: dict[str, tuple[Callable[[str], Any], str]] = {
     "require-gpus": _whole_number(0),
     "rounds": _whole_number(1),
-    "tolerance": (parse_ratio, "a ratio such as 2%"),
+    "tolerance": (lambda text: parse_ratio(text) if text else None, "a ratio such as 2%"),
     "limit": (parse_ratio, "a ratio such as 5%"),
     "base-python": (
         lambda text: find_interpreter(text) if text else None,
@@ -132,7 +132,7 @@ def resolve(
     names = given(config)
     texts = {option.name: names.get(option.name, option.default) for option in OPTIONS}
     value = {option.name: _value(config, option, texts[option.name]) for option in OPTIONS}
-    option_bounds(texts["tolerance"], texts["limit"], prefix="--perf-")
+    option_bounds(texts["tolerance"] or None, texts["limit"], prefix="--perf-")
     turns = _turn_channel(environ)
     if turns is None:
         lock_folder(environ)
@@ -258,6 +258,7 @@ def _may_be_off(root: Path, top: Path, revision: str) -> bool:
 # Settings by which a change would pass by its own word, and what comes of each.
 _EFFECTS = {
     **dict.fromkeys(("base", "base-dir"), "the change would say what it is compared with"),
+    "device": "cells would be timed on another device",
     "gate": "--benchmark-compare would gate nothing",
     "numerics": "no cell would be shown to compute as one process",
     "shard": "the cells of other shards would have no verdict",

@@ -29,6 +29,7 @@ from perfsuite.report.terminal.gate import annotation_lines, verdict_lines
 from perfsuite.report.terminal.tables import progress_line, report_table
 from perfsuite.system.files import append_line, write_atomically
 from perfsuite.system.signals import ends_on_signals, handled_by, shell_exit_code
+from perfsuite.units import default_tolerance
 
 if TYPE_CHECKING:
     from perfsuite.plugin.hooks import Ownership
@@ -297,7 +298,8 @@ class MeasuredSession:
             if not self._saver.write_errors:  # one line for what lies in one folder
                 self._saver.fail(error)
             return
-        self._config.stash[saving.WRITTEN_RUN] = path, gate.tolerance, gate.limit
+        tolerance = default_tolerance(gate.limit) if gate.tolerance is None else gate.tolerance
+        self._config.stash[saving.WRITTEN_RUN] = path, tolerance, gate.limit
 
     def _gated_exit(self, session: pytest.Session) -> int:
         """Pytest's own exit code where it says more than the verdicts, else theirs."""

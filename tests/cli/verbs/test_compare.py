@@ -157,7 +157,7 @@ def test_an_unknown_interval_is_null(verb: Verb, tmp_path: Path) -> None:
         (["--tolerance", "x"], "--tolerance is 'x'; use a ratio such as 2%"),
         (["--tolerance", "100%"], "--tolerance is 100%; use less than 100%"),
         (
-            ["--limit", "1%"],
+            ["--limit", "1%", "--tolerance", "2%"],
             "--limit is 1%, below the tolerance of 2%; use a larger one, or a smaller --tolerance",
         ),
         (["--device", "tpu"], "--device is 'tpu'; use one of auto, cpu, cuda"),

@@ -128,7 +128,7 @@ def test_without_options_the_contracts_defaults_hold(gate: Gate, tmp_path: Path)
 
     (request,) = gate.requests
     assert (request.command.folder, request.command.arguments) == (tmp_path, ("benchmarks",))
-    assert (request.tolerance, request.limit, request.floor_s) == (0.02, 0.05, None)
+    assert (request.tolerance, request.limit, request.floor_s) == (None, 0.05, None)
     assert request.typed == frozenset()
     assert (request.budget.max_pairs, request.budget.max_s) == (40, 1800.0)
     assert (request.base, request.base_dir, request.base_python) == (None, None, None)
@@ -307,7 +307,7 @@ def test_a_refusal_is_printed_without_a_table(
     ("arguments", "message"),
     [
         (
-            ("--limit", "1%"),
+            ("--limit", "1%", "--tolerance", "2%"),
             "--limit is 1%, below the tolerance of 2%; use a larger one, or a smaller --tolerance",
         ),
         (("--tolerance", "200%"), "--tolerance is 200%; use less than 100%"),

@@ -176,7 +176,7 @@ def test_a_folder_in_the_place_of_a_file_that_goes_is_named(tmp_path: Path) -> N
             "as results/run.json",
         ),
         (
-            ("run.json", "--limit", "1%"),
+            ("run.json", "--limit", "1%", "--tolerance", "2%"),
             2,
             "--limit is 1%, below the tolerance of 2%; use a larger one, or a smaller --tolerance",
         ),

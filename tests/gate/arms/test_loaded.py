@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from tiny_suites import is_alive, make_arms, pair
 
-from perfsuite.gate.arms.loaded import LoadLogReader
+from perfsuite.gate.arms.loaded import Loaded, LoadLogReader
 
 pytestmark = pytest.mark.slow
 
@@ -227,3 +227,38 @@ def test_a_line_that_a_full_disk_has_cut_makes_a_launch_one_that_did_not_say_wha
     loaded = LoadLogReader(tmp_path / "head.loaded").read()
 
     assert loaded.silent == {"a process whose log was cut"}
+
+
+LOOKED_AT = """
+import multiprocessing
+import pytest
+
+def load():
+    import changed
+
+def test_in_a_process_that_ends(benchmark):
+    benchmark.pedantic(int, rounds=1)
+    forked = multiprocessing.get_context("fork").Process(target=load)
+    forked.start()
+    forked.join()
+
+@pytest.mark.parametrize("number", range(3))
+def test_in_one_that_stays(benchmark, number):
+    benchmark.pedantic(int, rounds=1)
+    if number == 1:
+        load()
+"""
+
+
+def test_a_look_ends_once_every_later_cell_would_have_what_it_looks_for(tmp_path: Path) -> None:
+    head = make_arms(tmp_path, LOOKED_AT)[1]
+    (head.tree / "changed.py").touch()
+
+    def is_enough(loaded: Loaded) -> bool:
+        return str(head.tree / "changed.py") in loaded.recent
+
+    launch = pair([head], is_enough=is_enough)["head"]
+
+    assert launch.failure is None
+    assert [is_enough(run.loaded) for run in launch.cells.values()] == [True, False, True]
+    assert [*launch.cells][-1].endswith("stays[1]")

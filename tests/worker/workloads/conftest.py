@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 
 import pytest
@@ -26,13 +27,13 @@ def train() -> Callable[[Workload, torch.nn.Module, int], list[float]]:
         trainable = (parameter for parameter in model.parameters() if parameter.requires_grad)
         optimizer = workload.build_optimizer(trainable)
         losses: list[float] = []
-        while len(losses) < num_steps:
-            for inputs, targets in loader:
-                loss = workload.loss(model(inputs), targets)
-                optimizer.zero_grad()
-                loss.backward()
-                optimizer.step()
-                losses.append(loss.item())
-        return losses[:num_steps]
+        epochs = itertools.chain.from_iterable(itertools.repeat(loader))
+        for inputs, targets in itertools.islice(epochs, num_steps):
+            loss = workload.loss(model(inputs), targets)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+        return losses
 
     return run

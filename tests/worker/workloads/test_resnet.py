@@ -15,7 +15,7 @@ def test_resnet18_learns_to_read_digits(train: Callable[..., list[float]]) -> No
     workload = resnet18()
     torch.manual_seed(0)
 
-    losses = train(workload, workload.build_model(), 40)
+    losses = train(workload, workload.build_model(), 25)
 
     assert sum(losses[-10:]) < 0.75 * sum(losses[:10])
 

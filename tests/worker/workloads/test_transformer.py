@@ -35,13 +35,13 @@ def test_the_transformer_learns_to_read_the_order_within_100_steps(
     assert sum(losses[-10:]) / 10 < LOSS_WITHOUT_ORDER
 
 
-def test_lora_and_the_head_learn_within_100_steps_and_the_frozen_base_stays(
+def test_lora_and_the_head_learn_within_80_steps_and_the_frozen_base_stays(
     train: Callable[..., list[float]],
 ) -> None:
     model = built(build_transformer_with_lora)
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
 
-    losses = train(transformer_tiny_lora(), model, 100)
+    losses = train(transformer_tiny_lora(), model, 80)
 
     changed = {name for name, p in model.named_parameters() if not torch.equal(p, before[name])}
     assert sum(losses[-10:]) < 0.7 * sum(losses[:10])
