@@ -1,6 +1,7 @@
 """What each rank runs: one job in its process group, answered with one message."""
 
 import contextlib
+import functools
 import gc
 import os
 import random
@@ -14,6 +15,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from perfsuite import errors
 from perfsuite.errors import DeviceError, PerfsuiteError
@@ -127,6 +129,22 @@ def _choose_repeatable_kernels() -> None:
     deterministic: Any = torch.utils.deterministic
     deterministic.fill_uninitialized_memory = False
     torch.use_deterministic_algorithms(True)
+    functional: Any = torch.nn.functional
+    functional.scaled_dot_product_attention = _showing_its_mask(
+        functional.scaled_dot_product_attention
+    )
+
+
+def _showing_its_mask(attention: Callable[..., Any]) -> Callable[..., Any]:
+    """Return an attention with a dropout that a recording sees: fused kernels keep the mask."""
+
+    @functools.wraps(attention)
+    def attend(*args: Any, **kwargs: Any) -> Any:
+        has_dropout = kwargs.get("dropout_p", args[4] if len(args) > 4 else 0.0) > 0
+        with sdpa_kernel(SDPBackend.MATH) if has_dropout else contextlib.nullcontext():
+            return attention(*args, **kwargs)
+
+    return attend
 
 
 @contextlib.contextmanager
@@ -163,7 +181,9 @@ def _run(
         return run(job, start, device, board)
     except RuntimeError as error:
         lacks_kernel = "does not have a deterministic implementation" in str(error)
-        if not (lacks_kernel and isinstance(job, _PROOFS)):
+        # Ranks with other stages of the model go on, and would wait for one that starts again.
+        is_alone = isinstance(job, messages.RecordRun) and job.recipe.plan.properties.cuts_model
+        if not (lacks_kernel and isinstance(job, _PROOFS)) or is_alone:
             raise
     # Out of the handler, whose traceback holds the model that raised, and its activations.
     gc.collect()

@@ -37,6 +37,8 @@ _HOST_SYNCS = (
     *("cuCtxSynchronize", "cuStreamSynchronize", "cuEventSynchronize"),
 )
 _COPIES = ("Memcpy HtoD", "Memcpy DtoH")
+# Categories of what CUPTI saw: calls of CUDA, and what they started.
+_OF_CUDA = ("cuda_", "kernel", "gpu_")
 _ITERATION = "perfsuite: iteration", "user_annotation"
 
 
@@ -106,10 +108,10 @@ def count_events(events: Iterable[dict[str, Any]]) -> dict[str, int]:
     end = iteration["ts"] + iteration["dur"]
     within = [event["name"] for event in timed if event["ts"] < end]
     copies = [event for event in timed if event["name"].startswith(_COPIES)]
-    if not (num_launches := sum(name in _KERNEL_LAUNCHES for name in within)):
+    if not any(event.get("cat", "").startswith(_OF_CUDA) for event in timed):
         return {}
     return {
-        "kernel_launches": num_launches,
+        "kernel_launches": sum(name in _KERNEL_LAUNCHES for name in within),
         "host_syncs": sum(name in _HOST_SYNCS for name in within),
         "device_copies": len(copies),
         "device_copy_bytes": sum(event["args"]["bytes"] for event in copies),

@@ -11,9 +11,16 @@ def is_accelerator(device: torch.device) -> bool:
 
 
 def synchronize(device: torch.device) -> None:
-    """Return when the device has done all its work."""
-    if is_accelerator(device):
-        torch.get_device_module(device).synchronize(device)
+    """Return when the device, and any other that this process uses, has done all its work."""
+    if not is_accelerator(device):
+        return
+    module = torch.get_device_module(device)
+    module.synchronize(device)
+    # Waiting for a device makes a context on it, which takes memory.
+    is_used = getattr(torch._C, "_cuda_hasPrimaryContext", lambda _: False)
+    for number in range(module.device_count() if device.type == "cuda" else 0):
+        if number != device.index and is_used(number):
+            module.synchronize(number)
 
 
 def make_event(device: torch.device) -> torch.Event:

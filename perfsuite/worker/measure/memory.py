@@ -4,7 +4,7 @@ On a CPU torch counts no memory, so the bytes of all live storages are followed 
 temporary memory inside kernels is not seen there.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from typing import Any
 from weakref import WeakValueDictionary
@@ -20,6 +20,7 @@ from perfsuite.worker.measure.dispatch import StepMode, tensors_in
 from perfsuite.worker.measure.iterations import Iterations
 
 _Storages = WeakValueDictionary[int, torch.UntypedStorage]
+_REQUESTED = "requested_bytes.all."
 
 
 def measure_peak(held: Iterator[Tensor], device: torch.device) -> Iterations[PeakMemory]:
@@ -49,7 +50,7 @@ def measure_peak(held: Iterator[Tensor], device: torch.device) -> Iterations[Pea
 
 def _measure_allocator(device: torch.device) -> Iterations[PeakMemory]:
     """Read what was asked of the allocator; the blocks that it gives depend on what was freed."""
-    saved = _SavedBytes(lambda: memory_stats(device)["requested_bytes.all.current"], untimed)
+    saved = _SavedBytes(lambda: _of_program(memory_stats(device), "current"), untimed)
     with collector_off():
         synchronize(device)
         reset_peak(device)
@@ -57,11 +58,16 @@ def _measure_allocator(device: torch.device) -> Iterations[PeakMemory]:
         synchronize(device)
         stats = memory_stats(device)
     return PeakMemory(
-        metric="requested_peak",
-        peak_bytes=stats["requested_bytes.all.peak"],
+        metric="requested_peak" if stats.get(_REQUESTED + "peak") else "max_memory_allocated",
+        peak_bytes=_of_program(stats, "peak"),
         saved_activation_bytes=saved.most_bytes,
         reserved_bytes=stats["reserved_bytes.all.peak"],
     )
+
+
+def _of_program(stats: Mapping[str, int], when: str) -> int:
+    """What was asked for; where an allocator counts none, as CUDA's own, the blocks given."""
+    return stats.get(_REQUESTED + when) or stats[f"allocated_bytes.all.{when}"]
 
 
 class _SavedBytes:

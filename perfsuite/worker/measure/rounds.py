@@ -24,6 +24,8 @@ from perfsuite.worker.measure.stages import StageClock
 ROUND_S = 0.050
 # Iterations of a round on an accelerator, at least: of one or two, the host's lead is gone at once.
 LEAST_ON_ACCELERATOR = 8
+# Such a ratio of the host's time of a round to that between the events: work was in other streams.
+_MOST_BESIDE = 1.2
 # Taken alike one after the other: with one loss scale, so that none was skipped, and one graph.
 _ALIKE = 3
 # An idle H200 runs at a sixth of its clock; milliseconds of work do not raise that.
@@ -114,7 +116,7 @@ def measure_rounds(
                 synchronize()
                 duration_s = clock() - start_s
                 if run_up is not None:
-                    duration_s = math.fsum(stages.steps_s())
+                    duration_s = _on_device(math.fsum(stages.steps_s()), duration_s, num_iterations)
                 duration_s += collection_s(clock)
                 duration_s += _spend(slowdown * duration_s, clock)
                 spans = stages.spans() if num_spans < most_spans else ()
@@ -126,6 +128,15 @@ def measure_rounds(
                     )
                 )
                 after_round(number)
+
+
+def _on_device(between_events_s: float, on_host_s: float, num_iterations: int) -> float:
+    """Return seconds of a round, by the host where much of its work ran in no stream with events.
+
+    The host has waited for a part of the run-up, too: for one iteration more, at most.
+    """
+    least_s = on_host_s * num_iterations / (num_iterations + 1)
+    return least_s if least_s > _MOST_BESIDE * between_events_s else between_events_s
 
 
 def _spend(seconds: float, clock: Callable[[], float]) -> float:

@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-from perfsuite.gate.arms.channel import Patience
+import pytest
+
+from perfsuite.gate.arms.channel import Patience, _middle_mean
+
+
+def test_a_clock_between_two_steps_of_a_gpus_clock_is_seen() -> None:
+    assert _middle_mean([1395] * 6 + [1410] * 5 + [210]) == pytest.approx(1400.0)
+    assert _middle_mean([1395] * 5 + [1410] * 6 + [210]) == pytest.approx(1402.5)
+    assert _middle_mean([1980.0]) == 1980.0
 
 
 class Machine:

@@ -252,7 +252,10 @@ def test_loading_that_fails_does_not_hide_what_comes_after():
 
 
 def event(name: str, start_us: float, **more: Any) -> dict[str, Any]:
-    return {"ph": "X", "name": name, "ts": start_us, "dur": 1.0, "cat": "", **more}
+    kind = {"cud": "cuda_runtime", "cuL": "cuda_driver", "Mem": "gpu_memcpy"}.get(
+        name[:3], "cpu_op"
+    )
+    return {"ph": "X", "name": name, "ts": start_us, "dur": 1.0, "cat": kind, **more}
 
 
 ITERATION = event("perfsuite: iteration", 100.0, dur=50.0, cat="user_annotation")
@@ -280,6 +283,17 @@ def test_launches_waits_and_copies_of_an_iteration_count_and_nothing_else():
         "host_syncs": 3,
         "device_copies": 2,
         "device_copy_bytes": 1028,
+    }
+
+
+def test_a_step_that_is_one_cuda_graph_has_its_waits_and_copies_counted():
+    calls = [event(name, 110.0) for name in ("cudaGraphLaunch", "cudaStreamSynchronize")]
+
+    assert count_events([ITERATION, *calls]) == {
+        "kernel_launches": 0,
+        "host_syncs": 1,
+        "device_copies": 0,
+        "device_copy_bytes": 0,
     }
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from perfsuite.worker.measure.device import make_event
+from perfsuite.worker.measure.device import make_event, synchronize
 
 
 class Event:
@@ -36,3 +36,21 @@ def test_an_event_is_recorded_in_the_current_stream_of_its_device(
 
     assert event.has_timing
     assert event.streams == ["first", "another"]
+
+
+def test_all_devices_that_the_process_uses_are_waited_for_and_no_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    waited: list[int] = []
+    module = SimpleNamespace(
+        device_count=lambda: 4,
+        synchronize=lambda device: waited.append(getattr(device, "index", device)),
+    )
+    monkeypatch.setattr(torch, "get_device_module", lambda _: module)
+    monkeypatch.setattr(
+        torch._C, "_cuda_hasPrimaryContext", lambda number: number in (0, 2), raising=False
+    )
+
+    synchronize(torch.device("cuda", 0))
+
+    assert waited == [0, 2]

@@ -217,6 +217,7 @@ class Allocator:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.calls: list[str] = []
+        self.is_native = True
         self._asked_bytes = iter([100, 700, 0])
         for name in ("synchronize", "reset_peak_memory_stats", "memory_stats"):
             monkeypatch.setattr(torch.cuda, name, functools.partial(self._call, name))
@@ -226,12 +227,33 @@ class Allocator:
         self.calls.append(name)
         if name != "memory_stats":
             return {}
+        asked_bytes = next(self._asked_bytes)
         return {
-            "requested_bytes.all.current": next(self._asked_bytes),
-            "requested_bytes.all.peak": 900,
+            "requested_bytes.all.current": asked_bytes if self.is_native else 0,
+            "requested_bytes.all.peak": 900 if self.is_native else 0,
+            "allocated_bytes.all.current": 2 * asked_bytes,
             "allocated_bytes.all.peak": 2**20,
             "reserved_bytes.all.peak": 2**21,
         }
+
+
+def test_of_cudas_own_allocator_the_blocks_that_it_gave_are_read(monkeypatch):
+    allocator = Allocator(monkeypatch)
+    allocator.is_native = False  # cudaMallocAsync, which leaves those figures at zero
+
+    def iterate(stage):
+        for name in ("forward", "backward"):
+            with stage(name):
+                pass
+
+    measured = run_iterations(measure_peak(iter([]), torch.device("cuda", 0)), iterate)
+
+    assert measured == PeakMemory(
+        metric="max_memory_allocated",
+        peak_bytes=2**20,
+        saved_activation_bytes=1200,
+        reserved_bytes=2**21,
+    )
 
 
 def test_on_cuda_what_was_asked_of_the_allocator_is_read_after_a_reset(monkeypatch):

@@ -215,6 +215,31 @@ def test_a_queue_is_timed_as_training_runs_it_by_the_slower_of_host_and_device(h
     assert steps_s == pytest.approx([max(host_s, device_s)] * 2)
 
 
+@pytest.mark.parametrize("beside_s", [0.010, 0.030])
+def test_work_in_a_stream_of_its_own_is_in_the_time(beside_s):
+    host = FakeHost()
+    queue, beside = Queue(host), Queue(host)
+
+    def iterate(stage):
+        queue.run(0.0003)
+        beside.run(beside_s)
+
+    def synchronize():
+        queue.synchronize()
+        beside.synchronize()
+
+    rounds = measure(
+        host,
+        iterate,
+        num_iterations=8,
+        synchronize=synchronize,
+        stages=on_queue(queue),
+        run_up=lambda name: nullcontext(),
+    )
+
+    assert [times.duration_s / 8 for times in rounds] == pytest.approx([beside_s] * 2, rel=0.02)
+
+
 def test_a_step_that_waits_for_the_device_is_slower_by_all_that_it_loses():
     steps_s, _ = measure_queue(0.006, 0.010, waits=True)
 

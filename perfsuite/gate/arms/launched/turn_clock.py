@@ -163,7 +163,8 @@ def free_device_memory() -> None:
     torch: Any = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_initialized():
         gc.collect()
-        torch.cuda.empty_cache()
+        with contextlib.suppress(RuntimeError):  # after a fault of the device nothing works there
+            torch.cuda.empty_cache()
 
 
 def collection_s() -> float:

@@ -30,7 +30,11 @@ from perfsuite.worker.equivalence.trace.draws import (
 )
 from perfsuite.worker.training import batches
 from perfsuite.worker.training.checkpointing import units_to_shard
-from perfsuite.worker.training.mixed_precision import BATCHNORM_LAYERS, PRECISION_POLICIES
+from perfsuite.worker.training.mixed_precision import (
+    BATCHNORM_LAYERS,
+    PRECISION_POLICIES,
+    set_tf32,
+)
 from perfsuite.worker.training.step import compute_loss, prepare_batch
 from perfsuite.worker.training.trainer import build_trainer
 
@@ -101,6 +105,7 @@ class Reference:
         other random numbers.
         """
         trainer, device = self.trainer, self.trainer.device
+        set_tf32(trainer.precision, device)  # another reference may have switched it since
         trainer.module.zero_grad()
         before = trace.read_weights(trainer.module).parameters
         losses, replays, outside = [], [], None

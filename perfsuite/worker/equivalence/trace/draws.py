@@ -120,7 +120,9 @@ class DrawMode(StepMode):  # type: ignore[no-untyped-call]
         result = func(*args, **kwargs)
         # Attention draws only with dropout. Of no samples, as an expert may see, nothing is drawn.
         is_empty = isinstance(result, Tensor) and result.numel() == 0
-        if is_empty or self._read_generators(args, kwargs) != before:
+        has_own_state = "_cudnn_rnn" in func.name()  # seeded by a call that need not be this one
+        moved = self._read_generators(args, kwargs) != before
+        if is_empty or moved or (has_own_state and _has_dropout(func, args)):
             self.handle(Call(func, args, kwargs, result), before)
         return result
 
@@ -203,6 +205,11 @@ def same_numbers(one: Tensor | None, other: Tensor | None) -> bool:
     if one is None or other is None:
         return one is other
     return one.shape == other.shape and torch.equal(one, other)
+
+
+def _has_dropout(func: Any, args: tuple[Any, ...]) -> bool:
+    given = dict(zip((one.name for one in func._schema.arguments), args, strict=False))
+    return bool(given.get("train") and given.get("dropout"))
 
 
 @functools.cache

@@ -14,7 +14,12 @@ from unittest.mock import Mock
 
 import pytest
 
-from perfsuite.gate.arms.launched.turn_clock import SharedCore, TurnClock, synchronize
+from perfsuite.gate.arms.launched.turn_clock import (
+    SharedCore,
+    TurnClock,
+    free_device_memory,
+    synchronize,
+)
 
 
 class Launch:
@@ -256,3 +261,15 @@ def test_a_process_that_never_used_a_device_waits_for_none(monkeypatch: pytest.M
     synchronize()
 
     assert torch.waited == []
+
+
+def test_a_device_whose_context_is_broken_keeps_no_cell_from_its_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    empty_cache = Mock(side_effect=RuntimeError("CUDA error: device-side assert triggered"))
+    cuda = SimpleNamespace(is_initialized=lambda: True, empty_cache=empty_cache)
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda))  # type: ignore[arg-type]
+
+    free_device_memory()
+
+    empty_cache.assert_called_once_with()

@@ -10,6 +10,7 @@ from torch.utils.data import TensorDataset
 
 from perfsuite import Recipe, Workload
 from perfsuite.worker.equivalence.comparison import Tensors
+from perfsuite.worker.equivalence.references import single_process
 from perfsuite.worker.equivalence.references.single_process import (
     Pass,
     Reference,
@@ -18,6 +19,7 @@ from perfsuite.worker.equivalence.references.single_process import (
 )
 from perfsuite.worker.equivalence.trace.draws import read_random_state
 from perfsuite.worker.equivalence.trace.trace import MicroBatch, Weights
+from perfsuite.worker.training import mixed_precision
 from perfsuite.worker.training.batches import num_samples
 
 CPU = torch.device("cpu")
@@ -55,6 +57,22 @@ def weights_of(model: nn.Module) -> Weights:
         parameters={name: tensor.detach().clone() for name, tensor in model.named_parameters()},
         buffers={name: tensor.clone() for name, tensor in model.named_buffers()},
     )
+
+
+def test_a_reference_computes_in_its_own_precision_whichever_was_built_last(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    allowed: list[bool] = []
+    for module in (single_process, mixed_precision):
+        monkeypatch.setattr(
+            module, "set_tf32", lambda policy, _: allowed.append(policy.allows_tf32)
+        )
+    tf32 = reference(Recipe(precision="tf32"))
+    reference(Recipe(precision="fp32"))
+
+    tf32.run([micro_batch(1)])
+
+    assert allowed[-1]
 
 
 def gradients_by_hand(model: nn.Module) -> Tensors:

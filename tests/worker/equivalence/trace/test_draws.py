@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from torch.utils.checkpoint import checkpoint
 
 from perfsuite import Recipe, Workload
 from perfsuite.records.stages import untimed
+from perfsuite.worker.equivalence.trace import draws
 from perfsuite.worker.equivalence.trace.draws import (
     Draw,
     DrawRecorder,
@@ -28,6 +30,22 @@ from perfsuite.worker.training.trainer import build_trainer
 from perfsuite.worker.workloads.transformer import transformer_tiny
 
 CPU = torch.device("cpu")
+
+
+def test_a_kernel_with_dropout_and_a_state_of_its_own_is_seen_to_draw_at_each_call() -> None:
+    recorder = DrawRecorder([], [], CPU)
+    seen = Mock(wraps=torch.ops.aten._cudnn_rnn.default, return_value=torch.ones(2))
+    seen.name = lambda: "aten::_cudnn_rnn"
+    seen.overloadpacket.__name__ = "_cudnn_rnn"
+    seen._schema = torch.ops.aten._cudnn_rnn.default._schema
+    names = [argument.name for argument in seen._schema.arguments]
+    given = dict.fromkeys(names) | {"train": True, "dropout": 0.1}
+    with pytest.MonkeyPatch.context() as patch, recorder.micro_batch() as chunks:
+        patch.setattr(draws, "_may_draw", lambda _: True)
+        for dropout in (0.1, 0.0):
+            recorder.observe(seen, (*(given | {"dropout": dropout}).values(),), {})
+
+    assert [draw.values for draw in chunks[0]] == [None]
 
 
 class Drawing(nn.Module):
