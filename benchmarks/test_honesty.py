@@ -21,7 +21,7 @@ NUM_STEPS = 80
 BATCH_SIZE = 4
 ALLOWED_RATIO = 0.03
 
-pytestmark = pytest.mark.perf(matrix="full")
+pytestmark = [pytest.mark.perf(matrix="full"), pytest.mark.usefixtures("on_a_cpu")]
 
 
 def spin_on(only_on_rank: int | None, delay_s: float = DELAY_S) -> Any:

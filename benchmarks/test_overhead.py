@@ -19,7 +19,7 @@ import pytest
 NUM_PAIRS = 600
 NUM_STEPS = 4
 
-pytestmark = pytest.mark.perf(matrix="full")
+pytestmark = [pytest.mark.perf(matrix="full"), pytest.mark.usefixtures("on_a_cpu")]
 
 
 def alternate_with_a_hand_written_loop(num_pairs: int, num_steps: int) -> list[tuple[float, float]]:

@@ -28,7 +28,7 @@ from perfsuite.records.equivalence import EquivalenceReport, Numerics
 from perfsuite.records.profile import ProfiledRun
 from perfsuite.records.recipe import Recipe, parse_recipe
 from perfsuite.records.workload import Workload, find_workload
-from perfsuite.system.gpus import visible_gpus
+from perfsuite.system.gpus import refuse_hidden_gpus, visible_gpus
 from perfsuite.system.timing_lock import WAIT_S, TimingLock
 
 DEVICES = ("auto", "cpu", "cuda")
@@ -57,6 +57,8 @@ class Session:
         `wait_s` is the patience with another session.
         """
         gpus = [] if policy.device == "cpu" else visible_gpus()
+        if policy.device == "auto" and not gpus:
+            refuse_hidden_gpus()
         hardware = Hardware(
             device=("cuda" if gpus else "cpu") if policy.device == "auto" else policy.device,
             num_gpus=len(gpus),

@@ -133,7 +133,11 @@ def why_unfit(before: Reading, after: Reading, num_cores: int) -> str | None:
 def why_gpus_unfit(before: Reading, after: Reading) -> str | None:
     """Return what disturbed the visible GPUs between two readings, None for fit ones."""
     if before.gpu_users:
-        return f"other processes compute on the GPU: {', '.join(map(str, before.gpu_users))}"
+        users = ", ".join(map(str, before.gpu_users))
+        return (
+            f"other processes compute on the GPU: {users}; end them, or choose GPUs without them "
+            "(CUDA_VISIBLE_DEVICES)"
+        )
     hot = _most_held(before.throttled_s, after.throttled_s, after.at_s - before.at_s)
     return hot and f"GPU {hot[0]} was slowed down for its heat for {hot[1]} of the time"
 

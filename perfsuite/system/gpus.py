@@ -5,6 +5,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 
 import psutil
@@ -14,6 +15,7 @@ from perfsuite.errors import DeviceError
 
 # Of 64 processors each, for the largest machine that Linux runs on.
 _AFFINITY_WORDS = 128
+_DEVICES = Path("/dev/nvidiactl")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,6 +92,21 @@ def visible_handles(environ: Mapping[str, str] = os.environ) -> Iterator[list[An
         instances = [one for one in found if one is not None]
         named = [one for one in visible if pynvml.nvmlDeviceGetUUID(one).startswith("MIG-")]
         yield (named or instances)[:1] or [gpu for gpu in visible if gpu not in cut]
+
+
+def refuse_hidden_gpus() -> None:
+    """Raise a DeviceError where NVML shows no GPU although a driver has made devices for some."""
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError as error:
+        if _DEVICES.exists():
+            raise DeviceError(
+                f"this machine has GPUs, and NVML cannot show them: {error}; give a container "
+                "NVIDIA_DRIVER_CAPABILITIES=compute,utility, restart the machine after an upgrade "
+                "of its driver, or choose --perf-device=cpu"
+            ) from error
+    else:
+        pynvml.nvmlShutdown()
 
 
 def driver_version() -> str | None:

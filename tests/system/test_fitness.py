@@ -129,7 +129,8 @@ def test_a_power_limit_is_told_of_the_gpu_that_it_held_most_and_leaves_the_machi
 
 def test_others_on_the_gpu_make_it_unfit() -> None:
     assert why_gpus_unfit(reading(100.0, gpu_users=(12, 13)), reading(110.0)) == (
-        "other processes compute on the GPU: 12, 13"
+        "other processes compute on the GPU: 12, 13; end them, or choose GPUs without them "
+        "(CUDA_VISIBLE_DEVICES)"
     )
 
 

@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 
 import psutil
 import pytest
 
 from perfsuite.errors import DeviceError
+from perfsuite.experiments.rank_session import Session
+from perfsuite.ranks.messages import GroupPolicy
 from perfsuite.system import gpus
 from perfsuite.system.gpus import (
     GpuFacts,
@@ -14,6 +17,25 @@ from perfsuite.system.gpus import (
     read_energy,
     visible_gpus,
 )
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+@pytest.mark.parametrize("has_devices", [True, False])
+def test_gpus_that_nvml_cannot_show_are_refused_and_do_not_become_a_cpu(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, is_there: bool, has_devices: bool
+) -> None:
+    fake = FakeNvml(is_there)
+    fake.gpus = []
+    monkeypatch.setattr(gpus, "pynvml", fake)
+    monkeypatch.setattr(gpus, "_DEVICES", tmp_path / ("" if has_devices else "none"))
+
+    if has_devices and not is_there:
+        with pytest.raises(DeviceError, match=r"cannot show them: NVML Shared .*perf-device=cpu"):
+            Session(GroupPolicy(device="auto"), say=print)
+    else:
+        assert Session(GroupPolicy(device="auto"), say=print).hardware.device == "cpu"
+    assert Session(GroupPolicy(device="cpu"), say=print).hardware.device == "cpu"
+    assert fake.num_open == 0
 
 
 class FakeNvml:

@@ -11,7 +11,14 @@ import pynvml
 
 from perfsuite.cli.doctor.findings import Finding
 from perfsuite.errors import DeviceError
-from perfsuite.system.gpus import GpuFacts, driver_version, if_shown, nvml, visible_gpus
+from perfsuite.system.gpus import (
+    GpuFacts,
+    driver_version,
+    if_shown,
+    nvml,
+    refuse_hidden_gpus,
+    visible_gpus,
+)
 from perfsuite.units import counted, format_bytes
 
 # nvmlClocksThrottleReasons (NVML API reference), without an idle GPU and application clocks.
@@ -42,6 +49,7 @@ def examine_gpus() -> list[Finding]:
     try:
         gpus = visible_gpus()
         if not gpus:
+            refuse_hidden_gpus()
             return [Finding("GPUs", "ok", "none visible; cells run on the CPU")]
         found = f"{len(gpus)} visible, driver {driver_version()}"
         with nvml():
