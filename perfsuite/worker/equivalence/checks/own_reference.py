@@ -27,7 +27,11 @@ from perfsuite.worker.equivalence.limits import is_low_precision, nudge
 from perfsuite.worker.equivalence.planted_bugs import Bug, gradient_bugs, wrong_scale
 from perfsuite.worker.equivalence.proof import Proof
 from perfsuite.worker.equivalence.trace.draws import modules_that_drew, read_random_state
-from perfsuite.worker.equivalence.trace.own_steps import BeforeUpdate, OwnSteps
+from perfsuite.worker.equivalence.trace.own_steps import (
+    BeforeUpdate,
+    OwnSteps,
+    without_wrappers,
+)
 from perfsuite.worker.equivalence.trace.trace import RankStep, Step, Trace
 
 _AUTOCAST = {"bf16": torch.bfloat16, "amp-bf16": torch.bfloat16, "amp-fp16": torch.float16}
@@ -70,6 +74,13 @@ def check_own_steps(case: OwnCase) -> tuple[EquivalenceRow, dict[str, str]]:
         missing["losses"] = "build_step or the reference tells none"
     if any(True for _ in truth.own.model.buffers()):
         missing["buffers"] = "a rank may keep its own, as batch normalisation does"
+    # A parameter that is not trained is kept with the buffers.
+    before, after = trace.start.buffers, trace.steps[-1].after.buffers
+    frozen = without_wrappers(dict(truth.own.model.named_parameters())).keys() & after.keys()
+    if changed := [repr(one) for one in sorted(frozen) if not torch.equal(before[one], after[one])]:
+        missing["frozen parameters"] = f"the step changes {listed(changed)} without an optimizer"
+    if several := [*map(repr, sorted(truth.own.updated_twice))]:
+        missing["some weights"] = f"{listed(several)} are updated several times in a step"
     errors = [one.errors for one in steps if one.has_gradients]
     compared = {name for one in errors for name in one.by_name}
     if small := {name for one in errors for name in one.too_small} - compared:
@@ -85,6 +96,8 @@ def check_own_steps(case: OwnCase) -> tuple[EquivalenceRow, dict[str, str]]:
         proof.plant_at_step("the weights stay as they are", idle)
     else:
         proof.planted |= _plant_in_losses(case, steps)
+        if not proof.planted:
+            proof.vacuous.append("no torch optimizer steps, so that no mistake can be planted")
     proof.vacuous += _why_vacuous(trace, steps)
     proof.find_cause = partial(_find_cause, trace, steps, truth)
     return proof.conclude(recipe), missing
@@ -101,7 +114,7 @@ class _OwnStep(ExpectedStep):
     def judge_weights(self, tested: Tensors | None = None) -> list[Discrepancy]:
         """Return how far the weights after the step are off, or others in their place."""
         before, after = self.step.before.parameters, self.step.after.parameters
-        expected = {n: one for n, one in self.updated.items() if one.dtype == after[n].dtype}
+        expected = {name: one.to(after[name].dtype) for name, one in self.updated.items()}
         if not expected:
             return []
         tested = {name: (tested or after)[name] for name in expected}

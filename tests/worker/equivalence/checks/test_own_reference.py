@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 from collections.abc import Callable
 from typing import Any
@@ -318,8 +319,9 @@ class Two(torch.optim.Optimizer):
 
 
 def test_each_optimizer_counts_and_weights_that_are_updated_twice_are_left_out() -> None:
-    row, _ = check(of(optimizer=Two), optimizer=Two)
+    row, missing = check(of(optimizer=Two), optimizer=Two)
     assert (row.status, row.power) == ("equivalent", "5/5")
+    assert missing == {"some weights": "'0.bias', '0.weight' are updated several times in a step"}
 
     row, _ = check(of(optimizer=Two), optimizer=Two, change=scale(1.001, "2.bias"))
     assert row.status == "mismatch"
@@ -335,6 +337,62 @@ def freeze(factor: float) -> Callable[[Any], torch.optim.Optimizer]:
         return sgd(trained)
 
     return build_optimizer
+
+
+@torch.no_grad()
+def average(model: Any) -> None:
+    """Let a copy of the last weights follow them, as the target network of a method does."""
+    *_, target = model
+    target.weight.lerp_(model[2].weight, 0.1)
+
+
+def test_a_frozen_parameter_that_the_step_changes_is_said_not_to_be_compared() -> None:
+    class Target(nn.Linear):
+        def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+            return inputs
+
+    def make_target() -> tuple[nn.Module, ...]:
+        return (Target(16, 4, bias=False).requires_grad_(False),)
+
+    fields: dict[str, Any] = {"layers": make_target, "change": average}
+    row, missing = check(of(**fields), **fields)
+
+    assert row.status == "equivalent"
+    assert missing == {"frozen parameters": "the step changes '3.weight' without an optimizer"}
+
+
+@pytest.mark.parametrize("rate", [1e-5, 0.1])
+def test_weights_of_a_lower_precision_than_the_references_are_compared(rate: float) -> None:
+    optimizer = functools.partial(torch.optim.AdamW, lr=rate)
+    fields: dict[str, Any] = {"optimizer": optimizer, "dtype": torch.bfloat16}
+
+    row, _ = check(of(optimizer=optimizer), precision="bf16", **fields)
+    assert row.status == ("no power" if rate < 1e-3 else "equivalent"), row
+
+    twice = functools.partial(torch.optim.AdamW, lr=4 * rate)
+    row, _ = check(of(optimizer=optimizer), precision="bf16", **(fields | {"optimizer": twice}))
+    assert row.status == ("no power" if rate < 1e-3 else "mismatch"), row
+
+
+def test_where_no_mistake_can_be_planted_losses_that_agree_prove_nothing() -> None:
+    class ByHand:
+        def __init__(self, parameters: Any) -> None:
+            self.parameters = list(parameters)
+
+        def zero_grad(self) -> None:
+            for one in self.parameters:
+                one.grad = None
+
+        @torch.no_grad()
+        def step(self) -> None:
+            for one in self.parameters:
+                one -= 1e-5 * one.grad
+
+    fields: dict[str, Any] = {"optimizer": ByHand, "has_model": False}
+    row, _ = check(of(**fields), **fields)
+
+    assert row.status == "no power"
+    assert "no torch optimizer steps, so that no mistake can be planted" in row.reason
 
 
 def test_a_frozen_parameter_is_compared_by_what_it_does() -> None:
