@@ -63,7 +63,6 @@ class RankGroup:
         self._launch(request, partial(self._start_all, assignments, request))
 
     def _launch(self, request: GroupRequest, start: Callable[[], None]) -> None:
-        """Prepare what every group has, and `start` what it runs."""
         self._world_size = request.world_size
         self._policy = request.policy
         recipe: Recipe | None = getattr(request.job, "recipe", None)
@@ -252,7 +251,6 @@ class RankGroup:
         return tuple(text.splitlines())
 
     def _show_logs(self) -> None:
-        """Print what the ranks printed, for pytest to capture."""
         for rank in self._ranks:
             for line in self._log_lines(rank):
                 print(f"[rank {rank}] {line}")

@@ -141,7 +141,6 @@ def _show(result: GateResult) -> None:
 
 
 def _request(given: Mapping[str, Any], words: list[str] | None) -> GateRequest:
-    """Return what the options ask for, by their names, of benchmarks or of a command's words."""
     if given["base"] is not None and given["base_dir"] is not None:
         raise SettingError("--base and --base-dir name two bases; give one of them")
     variables = given["base_env"] or ()
@@ -178,7 +177,6 @@ def _request(given: Mapping[str, Any], words: list[str] | None) -> GateRequest:
 
 
 def _command(given: Mapping[str, Any], words: list[str] | None) -> Command:
-    """Return the call of pytest: of the user's benchmarks, or of a command as the only cell."""
     paths, select = given["paths"] or (), given["select"]
     of_command = {name: given[name] for name in _COMMAND_OPTIONS if given[name] is not None}
     if words is not None:

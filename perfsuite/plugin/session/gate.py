@@ -290,7 +290,6 @@ class SessionGate:
         return history.screen(name, cell, digest, policy, self._say)
 
     def _run(self, cells: Iterable[str], **changes: Any) -> GateResult:
-        """Judge cells in what is left of the session's budget."""
         changes |= {"cells": frozenset(cells), "seed": draw_seed()}
         request = dataclasses.replace(self._request, **changes)
         result = run_gate(request, say=self._say)

@@ -222,7 +222,6 @@ class MeasuredSession:
             self._keep_line(item, report, None)
 
     def _tell(self, item: pytest.Item, report: pytest.TestReport, verdict: CellVerdict) -> None:
-        """Let a test that passed end in its verdict."""
         if (outcome := item.stash.get(OUTCOME, None)) is not None:
             record = msgspec.structs.replace(outcome.record, verdict=verdict.as_record())
             item.stash[OUTCOME] = msgspec.structs.replace(outcome, record=record)

@@ -220,7 +220,6 @@ class Measurement:
         return self._activity.largest_over_ranks(values, self._device)
 
     def _agree(self, iteration_s: float) -> Agreed:
-        """Return what all ranks of both arms run."""
         plan, turns = self._plan, self._turns
         least, num_run_up = (LEAST_ON_ACCELERATOR, 1) if self._on_accelerator else (1, 0)
         (iteration_s,) = turns.largest([iteration_s], self._largest)

@@ -78,8 +78,6 @@ def take_profile(
 
 
 class _ProfiledTraining:
-    """One rank's training: its epochs, then its profiled steps."""
-
     def __init__(
         self,
         trainer: Trainer,

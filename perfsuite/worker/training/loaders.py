@@ -273,7 +273,6 @@ def _torch_iterators(error: BaseException | None) -> Iterator[_BaseDataLoaderIte
 
 
 def _end_workers(iterator: Any) -> None:
-    """End the loader workers of an iterator of torch, one half built included."""
     # torch has no public way: the iterator shuts down when it is collected, but a traceback keeps
     # it alive, and one collected inside the fork of a later loader stalls that for 10 s.
     if not isinstance(iterator, _BaseDataLoaderIter):

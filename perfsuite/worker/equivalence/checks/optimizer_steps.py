@@ -96,7 +96,6 @@ class _Replay:
         self.optimizer = self._reference.trainer.optimizer
 
     def weights(self) -> Weights:
-        """The present parameters and buffers, master weights in float32."""
         return read_weights(self._reference.trainer.module)
 
     def take_step(self, step: Step) -> Tensors:

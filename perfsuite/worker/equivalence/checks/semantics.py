@@ -121,7 +121,6 @@ class _References:
         self.plain = self.build(case.recipe.precision)
 
     def build(self, precision: str) -> Reference:
-        """Return one process without accumulation."""
         return self.case.reference(precision=precision, grad_accumulation_steps=1)
 
     def compute(self, step: Step, number: int, *, with_plain: bool = True) -> _Expected:

@@ -127,7 +127,6 @@ class _Recorder:
         return getattr(self._inner, name)
 
     def run_micro_batch(self, *args: Any, **kwargs: Any) -> Tensor | None:
-        """Keep the batch, and what is drawn for it."""
         state = read_random_state(self._trainer.device)
         with nullcontext() if self.draws is None else self.draws.micro_batch() as draws:
             loss = self._inner.run_micro_batch(*args, **kwargs)
@@ -137,13 +136,11 @@ class _Recorder:
         return loss
 
     def finish_gradients(self) -> None:
-        """Keep the gradients after their reduction."""
         self._inner.finish_gradients()
         self.gradients = trace.read_gradients(self._trainer.module)
         self.buffers = trace.read_left(self._trainer.module, self.weights.parameters)
 
     def keep(self, batches: Iterator[Any]) -> Iterator[Any]:
-        """Yield the batches of the run, and keep them."""
         for batch in batches:
             # Cloned, because a model may change its inputs in place.
             self.batches.append(map_tensors(batch, lambda tensor: tensor.cpu().clone()))

@@ -315,7 +315,6 @@ def _keys_of_dtensors(tensors: Tensors) -> dict[str, tuple[str | None, ...]]:
 
 
 def _gather(value: Any) -> list[Any]:
-    """What each rank gives."""
     by_rank: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(by_rank, value)
     return by_rank
