@@ -645,7 +645,7 @@ def test_a_cell_that_reads_a_submodule_of_another_commit_proves_nothing(tmp_path
         "has them with --base-dir"
     )
     assert str(cell(result, "test_same").reason).startswith(
-        "part/numbers.txt was loaded, and the base's tree has not got part, which is another"
+        "part/numbers.txt was loaded, but the base's tree lacks part, which differs between"
     )
 
 

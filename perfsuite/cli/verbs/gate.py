@@ -229,7 +229,7 @@ def explain(
 def _change(base_s: float, head_s: float) -> str:
     ratio = head_s / base_s
     if math.isinf(ratio):  # of a time that no clock measures
-        return f"{base_s} s -> {head_s} s, more than a ratio can say"
+        return f"{base_s} s -> {head_s} s, too large for a ratio"
     return format_change(ratio)
 
 

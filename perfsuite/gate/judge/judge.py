@@ -241,7 +241,7 @@ def _judge_size(trial: Trial) -> None:
     trial.word, trial.by = "INVALID", "counts"
     trial.reason = (
         f"{fewer[0]}, and nothing shows that a step still trains as much ({change}), so that times "
-        "do not compare; give the test another name where that is meant"
+        "do not compare; rename the test if that is intended"
     )
 
 

@@ -73,8 +73,8 @@ def add_pair(trial: Trial, launches: Mapping[str, Launch], first: str, launch_s:
             trial.word = "INCONCLUSIVE"
             trial.reason = (
                 f"threads of the {arm} arm worked for {run.background_s:.3g} s while the other arm "
-                f"had its turns, beside {run.turns_s:.3g} s of its own, so they are in the way of "
-                "what it timed; start such threads in the test that needs them, and end them there"
+                f"had its turns, beside {run.turns_s:.3g} s of its own, so they disturbed its "
+                "timing; start such threads in the test that needs them, and end them there"
             )
             return
     if (reason := _why_clocks_differ(base, head)) is not None:
@@ -162,7 +162,7 @@ def _why_untimed(base: CellRun, head: CellRun) -> tuple[VerdictWord, str] | None
         return "NO-BASELINE" if after else word, why
     wrong_s = [s for s in (*base.rounds_s, *head.rounds_s) if not 0 < s < math.inf]
     if wrong_s:
-        return "INVALID", f"a round took {wrong_s[0]} s; its clock stood still, or is no clock"
+        return "INVALID", f"a round took {wrong_s[0]} s; its clock did not advance, or is broken"
     return None
 
 
@@ -276,7 +276,7 @@ def _why_incomparable(base: CellRun, head: CellRun) -> str | None:
         return None
     return (
         f"a step has {samples[0]} samples in the base and {samples[1]} in head, so that neither "
-        "times nor counts compare; give the test another name where that is meant"
+        "times nor counts compare; rename the test if that is intended"
     )
 
 

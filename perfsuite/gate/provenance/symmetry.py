@@ -234,9 +234,9 @@ def _find_missing(base: Loading, head: Loading) -> str | None:
     for path in (*head.own_files, *base.own_files):
         if (lacked := _is_lacked(base.top, path)) is not None:
             return (
-                f"{path} was loaded, and the base's tree has not got {lacked}, which is another at "
-                "its commit than in head, or changed in head; name a checkout of the base that has "
-                "it with --base-dir (pytest: --perf-base-dir)"
+                f"{path} was loaded, but the base's tree lacks {lacked}, which differs between the "
+                "base's commit and head; name a checkout of the base that has it with --base-dir "
+                "(pytest: --perf-base-dir)"
             )
     code = (path for path in head.own_files if not head.is_data(str(head.top / path)))
     missing = [path for path in code if not _has(base, head, path)]

@@ -87,7 +87,7 @@ class Peers:
             while self._why_broken is None and self._pipe.poll():
                 self._take(self._pipe.recv())
         except (EOFError, ConnectionResetError):
-            self._why_broken = "the process that carries what the ranks say to each other has died"
+            self._why_broken = "the messenger between the ranks has died"
         if self._why_broken is not None:
             raise LostRankError(self._why_broken)
 

@@ -23,8 +23,7 @@ def test_times_with_a_ratio_beyond_floats_are_shown_as_they_are(
 
     assert ended.value.code in (0, None)
     assert capsys.readouterr().out == (
-        "t: 5e-324 s -> 2.0 s, more than a ratio can say; no stage, count or function moved by "
-        "itself\n"
+        "t: 5e-324 s -> 2.0 s, too large for a ratio; no stage, count or function moved by itself\n"
     )
 
 

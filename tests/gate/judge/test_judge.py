@@ -369,19 +369,19 @@ def test_the_floor_excuses_no_cell_that_is_inconclusive(run: Run) -> None:
             timed(0.0),
             timed(1.0),
             "INVALID",
-            "a round took 0.0 s; its clock stood still, or is no clock",
+            "a round took 0.0 s; its clock did not advance, or is broken",
         ),
         (
             timed(1.0),
             timed(math.nan),
             "INVALID",
-            "a round took nan s; its clock stood still, or is no clock",
+            "a round took nan s; its clock did not advance, or is broken",
         ),
         (
             timed(1.0),
             timed(-1.0),
             "INVALID",
-            "a round took -1.0 s; its clock stood still, or is no clock",
+            "a round took -1.0 s; its clock did not advance, or is broken",
         ),
         (None, timed(1.0), "INVALID", "the base launch did not measure it: it ended early"),
         (timed(1.0), None, "INVALID", "the head launch did not measure it: it ended early"),
@@ -847,7 +847,7 @@ def test_steps_over_other_samples_are_not_compared(run: Run) -> None:
     assert (trial.word, trial.raw) == ("INVALID", [])
     assert trial.reason == (
         "a step has 64 samples in the base and 16 in head, so that neither times nor counts "
-        "compare; give the test another name where that is meant"
+        "compare; rename the test if that is intended"
     )
 
 
@@ -1259,8 +1259,8 @@ def test_a_cell_whose_threads_work_beside_the_other_arm_is_run_without_it_or_inc
     busy = judgement.trials[0]
     assert busy.reason == (
         "threads of the head arm worked for 0.011 s while the other arm had its turns, beside 1 s "
-        "of its own, so they are in the way of what it timed; start such threads in the test that "
-        "needs them, and end them there"
+        "of its own, so they disturbed its timing; start such threads in the test that needs them, "
+        "and end them there"
     )
     assert [plan.one_by_one for plan in machine.plans][:2] == [frozenset(), {"busy", "ending"}]
 
@@ -1339,7 +1339,7 @@ def test_a_smaller_step_of_ones_own_is_not_compared_unless_it_computes_the_same(
     reasons = {trial.name: trial.reason for trial in judgement.trials}
     assert reasons["less"] == (
         "flops 100 -> 80 (-20.0 %), allowed 0 %, and nothing shows that a step still trains as "
-        "much (changed: loss at step 2 0.8 -> 0.7), so that times do not compare; give the test "
-        "another name where that is meant"
+        "much (changed: loss at step 2 0.8 -> 0.7), so that times do not compare; rename the "
+        "test if that is intended"
     )
     assert "(cannot be told: no loss of head is known)" in str(reasons["unknown"])

@@ -118,9 +118,7 @@ def test_a_messenger_that_was_killed_is_noticed_at_once() -> None:
         second.close()
         first.close()
 
-    assert str(caught.value) == (
-        "the process that carries what the ranks say to each other has died"
-    )
+    assert str(caught.value) == "the messenger between the ranks has died"
 
 
 def test_a_rank_that_falls_silent_is_named() -> None:

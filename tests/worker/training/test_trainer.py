@@ -188,7 +188,7 @@ def test_an_optimizer_that_needs_a_closure_is_refused(
     make_trainer: Any, make_workload: Any
 ) -> None:
     message = (
-        "workload 'small': LBFGS takes its steps by a closure, which a recipe has none of; use "
+        "workload 'small': LBFGS needs a closure for each step, and a recipe has none; use "
         "step_benchmark with a step of your own"
     )
     with refusal(WorkloadError, message):

@@ -280,8 +280,8 @@ def _plant_in_losses(case: OwnCase, steps: Sequence[_OwnStep]) -> dict[str, bool
 def _why_vacuous(trace: Trace, steps: Sequence[_OwnStep]) -> Iterator[str]:
     if _have_same_losses(trace):
         yield (
-            "the ranks tell the same losses, so that a missing reduction may change nothing: "
-            "return each rank's own loss, and of ranks that share their data only one's"
+            "all ranks return the same loss, so a missing reduction might not show: return each "
+            "rank's own loss (of ranks that share data, only one's)"
         )
     if not any(one.has_gradients for one in steps):
         return
@@ -330,7 +330,7 @@ def _find_cause(
         if (cause := explain_gradients(one.step.gradients, right, bugs)) is not None:
             return cause
     if _have_same_losses(trace):
-        return "all ranks tell the same losses: does the sampler give them the same data?"
+        return "all ranks return the same loss: does the sampler give them the same data?"
     if found.what != "gradient" and found.step > 1 and not truth.follows:
         return "the loss before it agrees, so that the update in between does not"
     if truth.has_drawn:

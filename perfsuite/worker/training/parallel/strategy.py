@@ -67,8 +67,8 @@ class Strategy:
         closure = inspect.signature(type(optimizer).step).parameters.get("closure")
         if closure is not None and closure.default is inspect.Parameter.empty:
             raise WorkloadError(
-                f"workload {self.workload.name!r}: {type(optimizer).__name__} takes its steps by a "
-                "closure, which a recipe has none of; use step_benchmark with a step of your own"
+                f"workload {self.workload.name!r}: {type(optimizer).__name__} needs a closure for "
+                "each step, and a recipe has none; use step_benchmark with a step of your own"
             )
         # DTensors of each mesh are put into groups of their own: foreach kernels take no two.
         for group in list(optimizer.param_groups):

@@ -193,7 +193,7 @@ def scale(factor: float, *names: str) -> Callable[[nn.Module], None]:
         ),
         (
             {"told": None, "change": lambda model: model[0].weight.grad.abs_()},
-            "all ranks tell the same losses: does the sampler give them the same data?",
+            "all ranks return the same loss: does the sampler give them the same data?",
         ),
         (
             {"casts": lambda: torch.autocast("cpu", torch.bfloat16)},
@@ -252,8 +252,8 @@ def test_what_shows_nothing_has_no_power() -> None:
     row, _ = check(told=None)
     assert row.status == "no power"
     assert row.reason == (
-        "the ranks tell the same losses, so that a missing reduction may change nothing: return "
-        "each rank's own loss, and of ranks that share their data only one's"
+        "all ranks return the same loss, so a missing reduction might not show: return each rank's "
+        "own loss (of ranks that share data, only one's)"
     )
     zero = {"change": scale(0.0)}
     row, _ = check(of(**zero), **zero)
