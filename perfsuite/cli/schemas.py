@@ -7,7 +7,7 @@ a record, a list for items of one kind, {str: kind} for names that are data. Tes
 from datetime import datetime
 from pathlib import Path
 from types import GenericAlias
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 import typer
@@ -71,7 +71,7 @@ _STEP = _type_of(
     "bisect-step",
 )
 # By the name of the schema's file. In a gate's cell a bound that is infinite is null.
-_KINDS: Final[dict[str, Any]] = {
+_KINDS: dict[str, Any] = {
     "cell": CellRecord,
     "plain-cell": PlainRecord,
     "cells-line": CellLine,

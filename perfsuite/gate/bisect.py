@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final, Literal
+from typing import Literal
 
 from perfsuite.errors import SettingError
 from perfsuite.gate.arms.arm import Suite
@@ -25,14 +25,14 @@ from perfsuite.units import format_change, format_ratio, short_commit
 
 Mark = Literal["good", "bad", "skip"]
 
-_MARKS: Final[Mapping[VerdictWord, Mark]] = {"FAIL": "bad", "PASS": "good", "IMPROVED": "good"}
+_MARKS: Mapping[VerdictWord, Mark] = {"FAIL": "bad", "PASS": "good", "IMPROVED": "good"}
 # The gate's own tolerance and limit.
-_LEAST_BOUNDS: Final = (0.02, 0.05)
-_MOST_TOLERANCE: Final = 0.9  # that of a rule is below 1
+_LEAST_BOUNDS = (0.02, 0.05)
+_MOST_TOLERANCE = 0.9  # that of a rule is below 1
 # Of the bad end's slowdown, as logarithms. A commit between the ends is as fast as the one or as
 # slow as the other: few pairs show which, where many would be spent on what else it cost.
-_SHARES: Final = (0.25, 0.75)
-_MOST_LISTED: Final = 3
+_SHARES = (0.25, 0.75)
+_MOST_LISTED = 3
 
 
 @dataclass(frozen=True, kw_only=True)

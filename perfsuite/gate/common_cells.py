@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Self, TypeVar
+from typing import Any, Self, TypeVar
 
 import msgspec
 
@@ -34,17 +34,17 @@ _Bound = TypeVar("_Bound", float, float | None)
 
 _FLOOR_S = 50e-6
 _MARKED = ("tolerance", "limit", "floor", "counts")
-HOW_TO_ACCEPT: Final = "if that is meant, say so with 'perfsuite baseline accept'"
+HOW_TO_ACCEPT = "if that is meant, say so with 'perfsuite baseline accept'"
 # Reviewed exceptions, from pytest's root.
-ACCEPTED_FILE: Final = Path("baselines") / "accepted.toml"
+ACCEPTED_FILE = Path("baselines") / "accepted.toml"
 _SPENT = "what was accepted of it is spent: the base has the entry too"
 # What an exception calls each bound of a policy, and how people read it.
-_BOUNDS: Final = (
+_BOUNDS = (
     ("limit", "limit", format_ratio),
     ("tolerance", "tolerance", format_ratio),
     ("floor", "floor_s", format_seconds),
 )
-_UNMEASURED: Final = ("VANISHED", "NO-BASELINE", "INVALID")
+_UNMEASURED = ("VANISHED", "NO-BASELINE", "INVALID")
 # Why a test is timed by pytest-benchmark and not compared.
 HIDDEN = (
     "it takes 'benchmark' from request.getfixturevalue, which cannot be seen before it runs, so it "

@@ -6,7 +6,6 @@ from datetime import date, datetime, timedelta
 from itertools import pairwise
 from pathlib import Path
 from statistics import geometric_mean
-from typing import Final
 
 import msgspec
 
@@ -19,7 +18,7 @@ from perfsuite.stats.trend import Trend, as_ratio, find_trend
 from perfsuite.system.urls import AnyPath
 from perfsuite.units import short_commit
 
-_WEEK: Final = timedelta(weeks=1)
+_WEEK = timedelta(weeks=1)
 
 
 class Point(msgspec.Struct, frozen=True):

@@ -5,7 +5,7 @@ bounds of a number hold for each number that is read: the file is untrusted.
 """
 
 import math
-from typing import Annotated, Final, Literal
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -213,11 +213,11 @@ def samples_of_step(samples_per_s: float | None, step_time_s: float) -> int | No
 
 
 # Of one line of cells.jsonl, without its newline; other data raise a ValueError.
-encode_line: Final = msgspec.json.Encoder().encode
-decode_line: Final = msgspec.json.Decoder(CellLine).decode
+encode_line = msgspec.json.Encoder().encode
+decode_line = msgspec.json.Decoder(CellLine).decode
 
 # Everything beside the time that can grow; model FLOPs are a part of the FLOPs.
-COUNT_NAMES: Final = (
+COUNT_NAMES = (
     *(name for name in Counts.__struct_fields__ if name != "model_flops"),
     "memory",
 )

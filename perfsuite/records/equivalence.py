@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any, Final, Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -13,7 +13,7 @@ from perfsuite.system.untrusted import Label
 Check = Literal["T0", "T1", "T2", "checkpointing", "data"]
 NumericsStatus = Literal["equivalent", "mismatch", "no power", "not exercised"]
 
-_FROM_WORST: Final = ("mismatch", "no power", "not exercised", "equivalent")
+_FROM_WORST = ("mismatch", "no power", "not exercised", "equivalent")
 
 
 def semantic_check(precision: str) -> Check:

@@ -6,17 +6,16 @@ A new mode is a row here, a `Strategy` that the row names, and a test.
 import math
 import re
 from dataclasses import dataclass, replace
-from typing import Final
 
 from perfsuite.errors import RecipeError
 
 PIPELINE_SCHEDULES = ("gpipe", "1f1b", "interleaved")
 # No more digits than a size can need: int() refuses thousands of them.
-NUMBER: Final = r"(?:0|[1-9][0-9]{0,8})"
+NUMBER = r"(?:0|[1-9][0-9]{0,8})"
 # What the first word of an axis's name says: its ranks have samples of their own, or share them.
 # torchtitan and Megatron-LM use most of these names.
-_BATCH_AXES: Final = ("dp", "ddp", "fsdp", "hsdp", "data", "replicate", "shard")
-_MODEL_AXES: Final = ("tp", "cp", "sp", "ep", "tensor", "context", "sequence", "expert", "model")
+_BATCH_AXES = ("dp", "ddp", "fsdp", "hsdp", "data", "replicate", "shard")
+_MODEL_AXES = ("tp", "cp", "sp", "ep", "tensor", "context", "sequence", "expert", "model")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,15 +41,15 @@ class ParallelMode:
     why_no_reduction: str | None = None  # why gradients are no sum over ranks to compare with (T0)
 
 
-_DDP: Final = ParallelMode(form="ddp:N", strategy="data_parallel:DDP", takes_ddp_options=True)
-_FSDP: Final = ParallelMode(
+_DDP = ParallelMode(form="ddp:N", strategy="data_parallel:DDP", takes_ddp_options=True)
+_FSDP = ParallelMode(
     form="fsdp:N",
     strategy="fsdp:FSDP",
     splits_parameters=True,
     splits_tensors=True,
     resizes_storages=True,
 )
-_MP: Final = ParallelMode(
+_MP = ParallelMode(
     form="mp:N",
     strategy="pipeline:Pipeline",
     smallest_size=2,
@@ -58,8 +57,8 @@ _MP: Final = ParallelMode(
     splits_parameters=True,
     cuts_model=True,
 )
-_HOROVOD_LIKE: Final = ParallelMode(form="horovod-like:N", strategy="horovod:HorovodLike")
-PARALLEL_MODES: Final[dict[str, ParallelMode]] = {
+_HOROVOD_LIKE = ParallelMode(form="horovod-like:N", strategy="horovod:HorovodLike")
+PARALLEL_MODES: dict[str, ParallelMode] = {
     "single": ParallelMode(
         form="single",
         strategy="strategy:Strategy",
@@ -105,7 +104,7 @@ PARALLEL_MODES: Final[dict[str, ParallelMode]] = {
     # What the user's function may do, which is anything that FSDP or tensor parallelism does.
     "mesh": replace(_FSDP, form="mesh:AXIS=N[,AXIS=N]", strategy="mesh:Mesh"),
 }
-PARALLEL_FORMS: Final = ", ".join(mode.form for mode in PARALLEL_MODES.values())
+PARALLEL_FORMS = ", ".join(mode.form for mode in PARALLEL_MODES.values())
 
 
 @dataclass(frozen=True)

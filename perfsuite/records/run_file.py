@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
 from fractions import Fraction
-from typing import Annotated, Any, Final, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 
@@ -25,7 +25,7 @@ _T = TypeVar("_T")
 
 # Nothing else goes to git as a revision: a name that begins with a dash would be an option.
 _COMMIT = re.compile(r"[0-9a-f]{7,64}")
-STAMP_KEY: Final = "perfsuite"
+STAMP_KEY = "perfsuite"
 # Where a run's stamp and its benchmarks begin, as pytest-benchmark indents them and `put_stamp`
 # orders them. Nothing else in such a file looks alike: a string in JSON holds no newline.
 _STAMP = f'\n    "{STAMP_KEY}": {{'.encode()

@@ -7,16 +7,16 @@ import re
 import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Final
+from typing import Annotated
 
 import msgspec
 
 from perfsuite.system.untrusted import Count, Label
 
 # More than there are runners; an unknown file may hold any number.
-_MAX_SHARDS: Final = 99_999
+_MAX_SHARDS = 99_999
 # Short enough for `int`, which refuses thousands of digits.
-_SHARD: Final = re.compile(r"([1-9][0-9]{0,8})/([1-9][0-9]{0,8})")
+_SHARD = re.compile(r"([1-9][0-9]{0,8})/([1-9][0-9]{0,8})")
 
 
 @dataclass(frozen=True, kw_only=True)

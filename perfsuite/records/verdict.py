@@ -1,7 +1,7 @@
 """What a gate says of a cell, and how severe that is: the exit code of a session."""
 
 from collections.abc import Iterable, Mapping
-from typing import Any, Final, Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 import msgspec
 
@@ -13,7 +13,7 @@ _Code = TypeVar("_Code", bound=int)
 VerdictWord = Literal[Word, "NEW", "NO-BASELINE", "INVALID", "VANISHED", "ERROR", "SKIPPED"]
 
 # The most severe first: a failing test says more than a slow cell, that more than a missing one.
-SEVERITY: Final[Mapping[VerdictWord, ExitCode]] = {
+SEVERITY: Mapping[VerdictWord, ExitCode] = {
     "ERROR": ExitCode.FAILED,
     "FAIL": ExitCode.REGRESSION,
     "INVALID": ExitCode.REFUSED,
@@ -27,7 +27,7 @@ SEVERITY: Final[Mapping[VerdictWord, ExitCode]] = {
 }
 _PYTEST_INTERNAL_ERROR, _PYTEST_NO_TESTS = 3, 5
 # No usage error, interruption or failed test is hidden by a verdict.
-_CODES_FROM_MOST_SEVERE: Final = (
+_CODES_FROM_MOST_SEVERE = (
     _PYTEST_INTERNAL_ERROR,
     ExitCode.PYTEST_USAGE,
     ExitCode.USAGE,

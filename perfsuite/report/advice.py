@@ -3,26 +3,25 @@
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final
 
 from perfsuite.report.families import Family, Member, RecipeField, families
 from perfsuite.report.rows import Row
 from perfsuite.units import format_bytes, format_change, format_ratio, format_seconds
 
 # Below half of the iteration, making loading free could not double the speed.
-_LOADING_BINDS: Final = 0.5
+_LOADING_BINDS = 0.5
 # Two launches of one two-rank cell, pinned, on a shared two-core machine differed with a standard
 # deviation of 6 %: twice that, and a margin. Rounds of one launch do not show it.
-_LAUNCHES_DIFFER: Final = 0.15
+_LAUNCHES_DIFFER = 0.15
 # Three standard errors: 0.3 % of equal cells would be called different.
-_STANDARD_ERRORS: Final = 3.0
+_STANDARD_ERRORS = 3.0
 # Standard error of a median over that of a mean, for normal data: sqrt(pi / 2).
-_MEDIAN_OVER_MEAN: Final = math.sqrt(math.pi / 2)
+_MEDIAN_OVER_MEAN = math.sqrt(math.pi / 2)
 # A robust standard deviation over rounds beyond which a step time says little: with 10 rounds the
 # standard error of its median is then above 4 %, near the gate's limit of 5 %.
-_NOISY: Final = 0.10
+_NOISY = 0.10
 # The allocator's rounding moves peaks by less.
-_MEMORY_MOVED: Final = 0.02
+_MEMORY_MOVED = 0.02
 
 
 @dataclass(frozen=True, kw_only=True)

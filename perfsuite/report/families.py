@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final, Literal
+from typing import Any, Literal
 
 from perfsuite.records.cell import CellRecord
 from perfsuite.records.parallel import ParallelPlan
@@ -10,7 +10,7 @@ from perfsuite.report.rows import RECIPE_FIELDS, Row
 
 RecipeField = Literal["num_workers", "checkpointing", "precision", "parallel"]
 # The values that the others of their field are measured against.
-_REFERENCES: Final = ("fp32", "none")
+_REFERENCES = ("fp32", "none")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,7 +10,7 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import msgspec
 
@@ -21,16 +21,16 @@ from perfsuite.stats import intervals
 from perfsuite.system.untrusted import printable
 from perfsuite.units import format_bytes, format_change, format_count, format_ratio, format_seconds
 
-NOT_AVAILABLE: Final = "-"
+NOT_AVAILABLE = "-"
 # What a clock can resolve, and more than any session takes: a file may hold any number.
-_SHORTEST_S: Final = 1e-9
-_LONGEST_S: Final = 1e6
+_SHORTEST_S = 1e-9
+_LONGEST_S = 1e6
 # Part of a step, or what rounds differ by where that is more: ranks on busy cores differ by less.
-_RANK_LAGS: Final = 0.10
+_RANK_LAGS = 0.10
 # In the reason of a cell that passed, which says of each number why there is none.
-_OF_NUMERICS: Final = re.compile(r"(?:^|; )no numerics: (.+?)(?=; no [\w ]+: |$)")
+_OF_NUMERICS = re.compile(r"(?:^|; )no numerics: (.+?)(?=; no [\w ]+: |$)")
 # What pytest raises where the test itself says so, and not the machine, and what people read.
-_SKIPS: Final = {"Skipped": "SKIPPED", "XFailed": "XFAIL"}
+_SKIPS = {"Skipped": "SKIPPED", "XFailed": "XFAIL"}
 
 T = TypeVar("T")
 
@@ -218,7 +218,7 @@ def _text(key: str, path: str, title: str = "", write: Callable[..., str] = str)
     return Column(key, title or key, at(path), write, is_number=False)
 
 
-COLUMNS: Final[tuple[Column[Row], ...]] = (
+COLUMNS: tuple[Column[Row], ...] = (
     _text("cell", "name"),
     _text("verdict", "verdict.word"),
     _text("policy", "verdict.policy"),
@@ -262,8 +262,8 @@ COLUMNS: Final[tuple[Column[Row], ...]] = (
     Column("compile_s", "compiling", at("record.compile_s"), format_seconds),
     Column("energy_j", "J an iteration", at("record.energy_j"), "{:.3g}".format),
 )
-_BY_KEY: Final = {column.key: column for column in COLUMNS}
-RECIPE_FIELDS: Final = tuple(field.name for field in dataclasses.fields(Recipe))
+_BY_KEY = {column.key: column for column in COLUMNS}
+RECIPE_FIELDS = tuple(field.name for field in dataclasses.fields(Recipe))
 
 
 def columns_of(*keys: str) -> tuple[Column[Row], ...]:

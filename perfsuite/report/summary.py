@@ -4,7 +4,6 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
 
 from perfsuite.errors import ExitCode
 from perfsuite.records.verdict import SEVERITY, CellVerdict, Explanation, exit_code
@@ -12,7 +11,7 @@ from perfsuite.report.rows import Row
 from perfsuite.system.untrusted import printable_lines
 from perfsuite.units import counted, format_change, format_seconds
 
-_WORDS: Final = {
+_WORDS = {
     ExitCode.OK: "PASS",
     ExitCode.FAILED: "ERROR",
     ExitCode.REGRESSION: "FAIL",
@@ -21,9 +20,9 @@ _WORDS: Final = {
     ExitCode.NOTHING_COMPARED: "NOTHING COMPARED",
 }
 # Changes that a reader need not be told: none, or no losses, as in every cell of a plain suite.
-_UNTOLD: Final = ("same bits", "cannot be told: no loss")
+_UNTOLD = ("same bits", "cannot be told: no loss")
 # A slowdown of eleven times and more needs no gate.
-_MOST_TOLD: Final = 10.0
+_MOST_TOLD = 10.0
 
 
 @dataclass(frozen=True, kw_only=True)

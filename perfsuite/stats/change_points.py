@@ -18,7 +18,6 @@ import math
 from collections.abc import Sequence
 from functools import lru_cache
 from itertools import accumulate, pairwise
-from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,21 +25,21 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 
 # A shorter part is an outlier or two; the next runs will show whether it is a change.
-MIN_SEGMENT: Final = 3
+MIN_SEGMENT = 3
 # The probability of a false change in a series without one, whatever its distribution: among the
 # two hundred of the series and its shuffles it must be the most extreme.
-LEVEL: Final = 0.005
-_NUM_SHUFFLES: Final = round(1 / LEVEL) - 1
+LEVEL = 0.005
+_NUM_SHUFFLES = round(1 / LEVEL) - 1
 # The same series must have the same changes each time.
-_SEED: Final = 0
+_SEED = 0
 # Sums of the same numbers in another order differ by rounding.
-_ROUNDING: Final = 1e-9
+_ROUNDING = 1e-9
 
 # The correlation of independent values exceeds this many standard errors in a twentieth of series.
 # Below it they are taken as independent: their tests stay exact.
-_NOTICED_SDS: Final = 1.645
+_NOTICED_SDS = 1.645
 # Of a more correlated series half a year proves nothing.
-_MOST: Final = 0.9
+_MOST = 0.9
 
 
 def find_change_points(values: Sequence[float]) -> tuple[int, ...]:

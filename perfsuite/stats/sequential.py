@@ -25,7 +25,7 @@ import dataclasses
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Literal, cast, get_args
+from typing import TYPE_CHECKING, Literal, cast, get_args
 
 from perfsuite.stats.evidence import Evidence, Pair, Prior, Sessions, weigh
 from perfsuite.stats.spending import FIRST_FULL_LOOK, Schedule
@@ -35,25 +35,25 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 Word = Literal["PASS", "FAIL", "IMPROVED", "INCONCLUSIVE"]
-WORDS: Final = get_args(Word)
+WORDS = get_args(Word)
 
 # With 20 a cell of identical code whose pairs have an sd of 10 % would be INCONCLUSIVE.
-DEFAULT_MAX_PAIRS: Final = 40
+DEFAULT_MAX_PAIRS = 40
 # Fewer pairs prove no slowdown.
-LEAST_MAX_PAIRS: Final = FIRST_FULL_LOOK
+LEAST_MAX_PAIRS = FIRST_FULL_LOOK
 
 # A process may be fast or slow for its whole life: where half of them are slower by 10 %, three of
 # three pairs say so of head once in 64 sessions of identical code, and six of six once in 4,096.
-_LEAST_FAILED_PAIRS: Final = 6
+_LEAST_FAILED_PAIRS = 6
 
 # From so many cells on alpha / cells costs more pairs than a second stage. The first one takes the
 # level of 24 cells, the second has one look at so many fresh pairs: at a pair sd of 2 % they
 # confirm 97 of 100 slowdowns of the limit among 500 cells.
-_TWO_STAGES_FROM: Final = 200
-_FIRST_STAGE_CELLS: Final = 24
-_CONFIRMING_PAIRS: Final = 12
+_TWO_STAGES_FROM = 200
+_FIRST_STAGE_CELLS = 24
+_CONFIRMING_PAIRS = 12
 # Of beta: both stages can end in PASS, and few cells at their limit reach the second undecided.
-_FIRST_STAGE_BETA: Final = 0.75
+_FIRST_STAGE_BETA = 0.75
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,21 +9,20 @@ needs cost the others no power.
 
 import bisect
 from dataclasses import dataclass
-from typing import Final
 
 # In the first part, whose end is a look too. The first one can only end in PASS: where spikes hit
 # head alone, two pairs would fail identical code.
-_LOOKS: Final = (2, 3, 4, 5, 6, 8, 10, 12, 16)
-FIRST_LOOK: Final = _LOOKS[0]
-FIRST_FULL_LOOK: Final = _LOOKS[1]
+_LOOKS = (2, 3, 4, 5, 6, 8, 10, 12, 16)
+FIRST_LOOK = _LOOKS[0]
+FIRST_FULL_LOOK = _LOOKS[1]
 
 # With 16 a slowdown of the limit at a pair sd of 2 % would be found in nine of ten sessions.
-_FIRST_PART: Final = 20
+_FIRST_PART = 20
 # Of what is left: the rest is for later parts, which at nine tenths could prove next to nothing.
-_SPENT_BY_PART: Final = 0.8
+_SPENT_BY_PART = 0.8
 # The power of a look's number of pairs that its share of alpha is in proportion to: as the pairs'
 # own spread alone proves a FAIL, few pairs prove little, and what they are given is lost.
-_ALPHA_POWER: Final = 2
+_ALPHA_POWER = 2
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,27 +10,26 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
-from typing import Final
 
 # With fewer values the luck of the shuffles decides whether even a clean step is found: two of the
 # 462 ways to part eleven into five and six are as clean, which is just the level of a change point.
-MIN_VALUES: Final = 13
+MIN_VALUES = 13
 # Half of a gate's default tolerance. A long history proves smaller changes, too small to act on.
-SMALLEST_CHANGE: Final = 0.01
+SMALLEST_CHANGE = 0.01
 # A slope a week from less than a week would be a guess about the rest of the week.
-_MIN_SPAN_WEEKS: Final = 1.0
+_MIN_SPAN_WEEKS = 1.0
 # A fit that has not settled by then goes back and forth.
-_MAX_TURNS: Final = 5
+_MAX_TURNS = 5
 # The probability of a false drift in a series without one, whatever its distribution.
-DRIFT_LEVEL: Final = 0.005
+DRIFT_LEVEL = 0.005
 # Probability beyond each bound of a step, and of a slope.
-_TAIL: Final = 0.025
+_TAIL = 0.025
 # e^50 is more than any real ratio, and e^500 s than any real time; e^709 is the largest float. The
 # history is untrusted, and must not overflow.
-_MAX_DIFFERENCE: Final = 50.0
-_MAX_LOG: Final = 500.0
+_MAX_DIFFERENCE = 50.0
+_MAX_LOG = 500.0
 # Less than any spread of times: its logarithm is the price of a perfect fit.
-_LEAST_SPREAD: Final = 1e-9
+_LEAST_SPREAD = 1e-9
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,7 +8,6 @@ import platform
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Final
 
 import msgspec
 
@@ -17,7 +16,7 @@ from perfsuite.system.gpus import GpuFacts, driver_version, visible_gpus
 from perfsuite.units import counted, format_bytes
 
 # Variables that change the speed of torch, of its allocators, or of a library it calls.
-_VARIABLES: Final = (
+_VARIABLES = (
     *("CUDA_DEVICE_MAX_CONNECTIONS", "CUDA_LAUNCH_BLOCKING", "CUDA_MODULE_LOADING", "CUDA_MPS_*"),
     *("CUBLAS*", "CUDNN_*", "NVIDIA_TF32_OVERRIDE", "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE"),
     *("TORCH_BLAS_PREFER_CUBLASLT", "TORCH_CUDNN_*", "PYTORCH_*ALLOC_CONF", "PYTORCH_TUNABLEOP_*"),
@@ -26,13 +25,13 @@ _VARIABLES: Final = (
 )
 # These change no speed. Scikit-learn sets the first two in any process that imports it; the others
 # say where files lie, in a folder of each launch or each group of ranks.
-_IDLE_VARIABLES: Final = (
+_IDLE_VARIABLES = (
     *("KMP_DUPLICATE_LIB_OK", "KMP_INIT_AT_FORK", "TORCHINDUCTOR_CACHE_DIR"),
     *("TORCH_NCCL_DEBUG_INFO_TEMP_FILE", "TRITON_CACHE_DIR"),
 )
 # Set by ranks that share a machine themselves. A cell of one process does not set it, and must
 # still have the environment of the cells that it is compared with.
-_OWN_VARIABLES: Final = {
+_OWN_VARIABLES = {
     "GLOO_SOCKET_IFNAME": ("lo",),
     # torchrun sets it for its workers to what is torch's default.
     "TORCH_NCCL_ASYNC_ERROR_HANDLING": ("1", "3"),
@@ -42,7 +41,7 @@ _OWN_VARIABLES: Final = {
 # container may have the name of its host.
 _IDS = Path("/proc/self/ns/pid")
 _PLACE = f"{platform.node()} {_IDS.stat().st_ino if _IDS.exists() else ''}"
-PID_NAMESPACE: Final = hashlib.sha256(_PLACE.encode()).hexdigest()[:6]
+PID_NAMESPACE = hashlib.sha256(_PLACE.encode()).hexdigest()[:6]
 
 
 def describe_host(environ: Mapping[str, str], num_cores: int) -> Environment:
@@ -136,12 +135,12 @@ class Environment(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
 # From the CI services' own lists of predefined variables: GitHub, Woodpecker and Azure name the
 # event; the variables of GitLab, Jenkins and others are there, and not "false", for it alone.
-_PULL_REQUEST_EVENTS: Final = {
+_PULL_REQUEST_EVENTS = {
     "GITHUB_EVENT_NAME": ("pull_request", "pull_request_target", "merge_group"),
     "CI_PIPELINE_EVENT": ("pull_request",),
     "BUILD_REASON": ("PullRequest",),
 }
-_PULL_REQUEST_NUMBERS: Final = (
+_PULL_REQUEST_NUMBERS = (
     *("CI_MERGE_REQUEST_IID", "CHANGE_ID", "CIRCLE_PULL_REQUEST", "BITBUCKET_PR_ID"),
     *("DRONE_PULL_REQUEST", "CIRRUS_PR", "APPVEYOR_PULL_REQUEST_NUMBER"),
     *("BUILDKITE_PULL_REQUEST", "TRAVIS_PULL_REQUEST"),

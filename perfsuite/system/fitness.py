@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import psutil
 import pynvml
@@ -41,12 +41,12 @@ _GPU_LOOK_S = 0.2
 _MOST_THROTTLED = 0.02
 # Each piece takes 20 to 50 ms on a server of 2020 to 2025, long against the clock and the
 # scheduler's tick. A change of a number here makes all stored probes useless.
-_NUM_ADDITIONS: Final = 600_000
+_NUM_ADDITIONS = 600_000
 # Twice this much memory is touched, which is more than the last-level cache of one core.
-_COPIED_BYTES: Final = 64 * 2**20
-_NUM_COPIES: Final = 3
+_COPIED_BYTES = 64 * 2**20
+_NUM_COPIES = 3
 # The median of so many: a preempted one does not show, a slower host does.
-_NUM_REPEATS: Final = 7
+_NUM_REPEATS = 7
 
 # A control group (cgroups(7)) may limit the process on any level above it.
 OWN_GROUPS = Path("/proc/self/cgroup")

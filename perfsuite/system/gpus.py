@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import psutil
 import pynvml
@@ -213,7 +213,7 @@ def if_shown(query: Callable[..., Any], *arguments: Any) -> Any | None:
 # of fp16 and bf16 with float32 sums, which is how torch multiplies. Where the vendor prints those
 # with 2:4 sparsity alone, half of them. A GPU that is not listed has none, nor has a part of one
 # (MIG).
-_PEAKS: Final = {
+_PEAKS = {
     "Tesla V100S-PCIE-32GB": (16.4, None, 130),  # NVIDIA V100 data sheet, January 2020
     "Tesla V100-PCIE-(16|32)GB": (14, None, 112),  # NVIDIA V100 data sheet, January 2020
     "Tesla V100-SXM2-(16|32)GB": (15.7, None, 125),  # NVIDIA V100 data sheet, January 2020
@@ -239,12 +239,12 @@ _PEAKS: Final = {
     "NVIDIA B200": (75, 1100, 2250),
 }
 # Which figure a recipe's precision is held against.
-_COLUMNS: Final = {
+_COLUMNS = {
     **dict.fromkeys(("fp32", "O0"), 0),
     "tf32": 1,
     **dict.fromkeys(("bf16", "amp-bf16", "amp-fp16", "mp-bf16", "O1", "O2", "O3"), 2),
 }
-_WITHOUT_BF16: Final = ("Tesla V100", "Tesla T4")
+_WITHOUT_BF16 = ("Tesla V100", "Tesla T4")
 
 
 def peak_flops_per_s(gpu: str, precision: str) -> float | None:

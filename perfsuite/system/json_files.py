@@ -1,7 +1,7 @@
 """Untrusted JSON files: a file ends in data, or in an error with one reason."""
 
 import json
-from typing import Final, TypeVar
+from typing import TypeVar
 
 import msgspec
 
@@ -12,9 +12,9 @@ from perfsuite.units import format_bytes
 _T = TypeVar("_T")
 
 # A thousand cells with ten thousand raw rounds of 22 characters each are 210 MiB.
-MAX_JSON_BYTES: Final = 256 * 2**20
+MAX_JSON_BYTES = 256 * 2**20
 # A mark is mostly among so many; four times as many are read next.
-_FIRST_BYTES: Final = 64 * 2**10
+_FIRST_BYTES = 64 * 2**10
 
 
 def read_json_as(path: AnyPath, kind: type[_T]) -> _T:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Final
 
 from filelock import FileLock, Timeout
 
@@ -16,11 +15,11 @@ from perfsuite.errors import BusyMachineError, SettingError, WriteError
 from perfsuite.system.files import explained, write_atomically
 
 # Names a folder of the host that its containers share; the tests have one for each worker.
-LOCK_DIR: Final = "PERFSUITE_LOCK_DIR"
+LOCK_DIR = "PERFSUITE_LOCK_DIR"
 # Not the TMPDIR of this session: two sessions with different ones share the same processors.
 _FOLDER = "/tmp"
 # A day, for another timing session to end.
-WAIT_S: Final = 86_400.0
+WAIT_S = 86_400.0
 
 
 def lock_folder(environ: Mapping[str, str]) -> Path:

@@ -6,7 +6,7 @@ Stored runs, records and lists of exceptions may be by the author of a proposed 
 import stat
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, BinaryIO, Final
+from typing import Annotated, BinaryIO
 
 import msgspec
 
@@ -75,7 +75,7 @@ def printable_lines(text: str) -> str:
 
 # The range of every counter: sums and percentages of larger numbers overflow a float. Bounds also
 # refuse NaN: every comparison with it is false.
-MOST: Final = 2**63 - 1
+MOST = 2**63 - 1
 Count = Annotated[int, msgspec.Meta(ge=0, le=MOST)]
 # Seconds, or a rate of them.
 Amount = Annotated[float, msgspec.Meta(ge=0, le=float(MOST))]

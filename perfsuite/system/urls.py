@@ -18,15 +18,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any, Final, TypeAlias
+from typing import Any, TypeAlias
 
 from perfsuite.errors import MissingPackageError, SettingError, missing_package
 from perfsuite.system.untrusted import printable, why_unreadable
 
 # The extra of each client, which is the name of its package without "fs" at the end.
-_EXTRAS: Final = {"s3": "s3", "gs": "gcs"}
+_EXTRAS = {"s3": "s3", "gs": "gcs"}
 # A client's errors beside OSError.
-_FAILURES: Final[dict[str, tuple[str, ...]]] = {
+_FAILURES: dict[str, tuple[str, ...]] = {
     "s3": (
         "botocore.exceptions:BotoCoreError",
         "botocore.exceptions:ClientError",
@@ -42,16 +42,16 @@ _FAILURES: Final[dict[str, tuple[str, ...]]] = {
 }
 # S3's answers to a conditional write that comes second: afterwards, and at the same moment. s3fs
 # knows the first alone, and only from a server that names the condition, which not all do.
-_TAKEN: Final = ("PreconditionFailed", "ConditionalRequestConflict")
+_TAKEN = ("PreconditionFailed", "ConditionalRequestConflict")
 # s3fs takes it for a folder without files, and raises nothing.
-_NO_BUCKET: Final = "NoSuchBucket"
+_NO_BUCKET = "NoSuchBucket"
 # As in scheme://user:password@host, which an endpoint may be and a message may repeat. A password
 # may hold a slash, as almost half of Amazon's secret keys do, or an "@": mask up to the last one.
 _USER_INFO = re.compile(r"(?<=://)\S*@")
 # The name of an access point replaces that of a bucket, and is the only one with colons.
-_ACCESS_POINT: Final = "arn:"
+_ACCESS_POINT = "arn:"
 # Longer reasons repeat the server's whole answer.
-_MOST_REASON_CHARACTERS: Final = 300
+_MOST_REASON_CHARACTERS = 300
 
 
 @dataclass(frozen=True, order=True)

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from datetime import date
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -213,7 +213,7 @@ def _advise(one: CellHistory) -> list[str]:
     return []
 
 
-_COLUMNS: Final[tuple[Column[CellHistory], ...]] = (
+_COLUMNS: tuple[Column[CellHistory], ...] = (
     Column("", "cell", at("timeline.cell"), is_number=False),
     Column("", "runs", lambda one: len(one.timeline.points)),
     Column("", "times", lambda one: _sparkline(one.timeline.times_s()), is_number=False),

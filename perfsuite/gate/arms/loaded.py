@@ -6,7 +6,6 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,7 +21,7 @@ class Loaded:
     shells: frozenset[str] = frozenset()  # and scripts that may have started such a process
 
 
-NOTHING: Final = Loaded()
+NOTHING = Loaded()
 
 
 class LoadLogReader:

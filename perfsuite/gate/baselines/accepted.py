@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import compress, pairwise
 from pathlib import Path
-from typing import Final, Literal, TypeVar
+from typing import Literal, TypeVar
 
 import msgspec
 
@@ -34,7 +34,7 @@ _ALLOWED = (
     "YYYY-MM-DD"
 )
 # In place of a cell's name: every cell.
-EVERY_CELL: Final = "*"
+EVERY_CELL = "*"
 # With the comments right above.
 _HEADER = re.compile(rb"^(?:[ \t]*#.*\n)*[ \t]*\[\[[ \t]*accepted[ \t]*\]\]", re.MULTILINE)
 
@@ -102,7 +102,7 @@ class Increase(_Entry, frozen=True, kw_only=True, tag="count"):
         return math.inf if self.ratio is None else self.ratio
 
 
-_PARSERS: Final = {"limit": parse_ratio, "tolerance": parse_ratio, "floor": parse_seconds}
+_PARSERS = {"limit": parse_ratio, "tolerance": parse_ratio, "floor": parse_seconds}
 
 
 class Loosening(_Entry, frozen=True, kw_only=True, tag="limit"):

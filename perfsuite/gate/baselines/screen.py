@@ -15,7 +15,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Final, Literal
+from typing import Literal
 
 from perfsuite.gate.judge.trial import CellPolicy
 from perfsuite.records.run_file import StoredCell, StoredRun
@@ -24,11 +24,11 @@ from perfsuite.stats.trend import as_ratio, find_trend
 from perfsuite.units import format_ratio, format_seconds
 
 # Older sessions ran older code on an older machine.
-MAX_SESSIONS: Final = 10
+MAX_SESSIONS = 10
 # With fewer sessions, a cell that is noisier than the others passes too often.
-MIN_SESSIONS: Final = 5
+MIN_SESSIONS = 5
 # Sessions that are searched for a change of level, which takes more than a screen.
-NUM_SEARCHED: Final = 20
+NUM_SEARCHED = 20
 # A slope costs a degree of freedom, and the spread of fewer probes is a guess: of four normal ones
 # a fifth lies more than 3 robust sd from the median of the others.
 _MIN_PROBES = 5

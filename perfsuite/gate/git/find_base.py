@@ -4,7 +4,6 @@ import contextlib
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Final
 
 from perfsuite.errors import SettingError
 from perfsuite.gate.git.changes import is_dirty, uncommitted_files
@@ -27,7 +26,7 @@ _UPSTREAMS = (
 _TARGET_VARIABLES = ("GITHUB_BASE_REF", "CI_MERGE_REQUEST_TARGET_BRANCH_NAME", "CI_DEFAULT_BRANCH")
 
 # A base so many commits older than where HEAD left another remote branch is probably not meant.
-_FAR_BEHIND: Final = 50
+_FAR_BEHIND = 50
 
 _NAME_ONE = "name a base with --base or --base-dir (pytest: --perf-base, --perf-base-dir)"
 

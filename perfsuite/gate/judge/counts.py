@@ -6,7 +6,7 @@ An increase beyond the slack of its counter fails, and must stand in every launc
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Literal
 
 import msgspec
 
@@ -49,7 +49,7 @@ class Slack:
         return " or ".join(parts) or "0 %"
 
 
-EXACT: Final = Slack()
+EXACT = Slack()
 # CUDA's allocator hands out a cached block up to 1 MiB larger than was asked for rather than split
 # it (kSmallSize, c10/cuda/CUDACachingAllocator.cpp), so its peak moves with what was freed before:
 # by sixteen such blocks, or by 1 % where there are thousands. What was asked for does not.

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Collection, Mapping
-from typing import Final
 
 from perfsuite.gate.judge.trial import Budget
 from perfsuite.stats.spending import FIRST_FULL_LOOK, FIRST_LOOK
@@ -12,15 +11,15 @@ from perfsuite.units import counted
 # standard deviation of a pair is two thirds of the gap from tolerance to limit, 2 % by default, as
 # of two ranks on two shared cores: within a quarter of the mean that `tests/support/simulation.py`
 # finds for 1 to 24 cells.
-_MORE_PAIRS: Final = 3.0
-_MORE_PAIRS_PER_DOUBLING: Final = 1.2
+_MORE_PAIRS = 3.0
+_MORE_PAIRS_PER_DOUBLING = 1.2
 # A pair over what its tests took when they were stored, alone, but proven and counted. Median of
 # the first five pairs of 30 sessions (`benchmarks/gate_sessions.py twin`), which were 0.93 to 1.61.
-_PAIR_OVER_STORED: Final = 1.2
+_PAIR_OVER_STORED = 1.2
 # How far a forecast from stored durations may be off before the first pair.
-_DOUBT: Final = 2.0
+_DOUBT = 2.0
 # Longer times are shown in minutes.
-_MOST_SECONDS: Final = 90
+_MOST_SECONDS = 90
 
 
 def forecast_pair_s(

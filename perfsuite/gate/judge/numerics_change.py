@@ -7,7 +7,7 @@ import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
 import msgspec
 from msgspec.structs import replace
@@ -17,8 +17,8 @@ from perfsuite.records.cell import TensorDigest
 from perfsuite.records.recipe import EPSILONS
 from perfsuite.system.untrusted import Count
 
-CHANGED: Final = "changed"
-UNKNOWN: Final = "cannot be told"
+CHANGED = "changed"
+UNKNOWN = "cannot be told"
 # Of u sqrt(ws A), as for T1: what correct computations of one step may differ by.
 _FACTOR = 16
 # Optimizer steps multiply a difference in rounding; T0 to T2 are held to as many.

@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from perfsuite.gate.arms.arm import CellRun
 from perfsuite.gate.arms.num_rounds import PairCost
@@ -44,8 +44,8 @@ class CellPolicy:
         return self.tolerance * (1 + more) + more, self.limit * (1 + more) + more
 
 
-LAUNCH_TIMEOUT_S: Final = 300.0
-MAX_UNFIT: Final = 3  # pairs that do not count, before the machine does not, or a cell
+LAUNCH_TIMEOUT_S = 300.0
+MAX_UNFIT = 3  # pairs that do not count, before the machine does not, or a cell
 
 
 @dataclass(frozen=True, kw_only=True)

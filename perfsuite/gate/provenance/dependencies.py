@@ -10,7 +10,6 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from importlib.metadata import packages_distributions
 from pathlib import Path
-from typing import Final
 
 from perfsuite.gate.git.overlay import tree_files
 from perfsuite.gate.provenance.installed import SITE, normalized
@@ -186,7 +185,7 @@ def _read_groups(value: ast.expr) -> dict[str, str]:
 
 
 # By their paths.
-_READERS: Final[Mapping[str, Callable[[str], dict[str, str]]]] = {
+_READERS: Mapping[str, Callable[[str], dict[str, str]]] = {
     r".*/pyproject\.toml": _read_project,
     r".*/setup\.cfg": _read_setup_cfg,
     r".*/setup\.py": _read_setup,

@@ -8,7 +8,6 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
 
 import pytest
 
@@ -53,8 +52,8 @@ class Sharding:
 
 
 # Options that let pytest choose tests by the runner's own cache.
-_CHOSEN_BY_CACHE: Final = {"lf": "--last-failed", "stepwise": "--stepwise"}
-UNCUT: Final = Sharding(shard=Shard(number=1, num_shards=1), cells=frozenset(), others=frozenset())
+_CHOSEN_BY_CACHE = {"lf": "--last-failed", "stepwise": "--stepwise"}
+UNCUT = Sharding(shard=Shard(number=1, num_shards=1), cells=frozenset(), others=frozenset())
 
 
 def refuse_own_choices(shard: Shard, options: Mapping[str, object]) -> None:

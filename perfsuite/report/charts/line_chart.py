@@ -3,26 +3,26 @@
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Literal
 
 from perfsuite.report.charts.sections import Picture, Text
 from perfsuite.stats.intervals import Interval
 from perfsuite.units import format_bytes
 
 # As wide as a third of the page shows it, so that its letters are as large as the page's.
-_WIDTH: Final = 400.0
+_WIDTH = 400.0
 _LEFT, _RIGHT, _TOP, _BOTTOM = 64.0, 384.0, 52.0, 212.0
 # Characters that have room around the last tick of the x axis.
-_MOST_AT_BORDER: Final = 4
-_LEGEND_Y: Final = 270.0
-_LINE_HEIGHT: Final = 17.0
+_MOST_AT_BORDER = 4
+_LEGEND_Y = 270.0
+_LINE_HEIGHT = 17.0
 # As many as the page's styles tell apart by colour and dashes.
-_NUM_STYLES: Final = 6
-_MOST_POWERS: Final = 6
+_NUM_STYLES = 6
+_MOST_POWERS = 6
 # A smaller value is drawn as 0: a file may hold times whose quotients no float can.
-_SMALLEST_SHOWN: Final = 1e-100
+_SMALLEST_SHOWN = 1e-100
 
-write_number: Final = "{:g}".format
+write_number = "{:g}".format
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,16 +1,16 @@
 """The stages of a profile as a pie chart, in every format that a page or a paper takes."""
 
 import io
-from typing import Any, Final, Literal
+from typing import Any, Literal
 
 from perfsuite.records.profile import Profile
 from perfsuite.units import format_ratio, format_seconds
 
 Format = Literal["svg", "pdf", "png"]
-FORMATS: Final[tuple[Format, ...]] = ("svg", "pdf", "png")
+FORMATS: tuple[Format, ...] = ("svg", "pdf", "png")
 
 # Told apart with any colour vision (Okabe and Ito, "Color Universal Design", 2008).
-_COLORS: Final = {
+_COLORS = {
     "load": "#E69F00",
     "forward": "#56B4E9",
     "loss + backward": "#0072B2",
@@ -18,7 +18,7 @@ _COLORS: Final = {
     "other": "#BBBBBB",
 }
 # Of its own, so that a user's style does not change it; text stays text that can be searched.
-_STYLE: Final[dict[Any, Any]] = {
+_STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",
     "svg.hashsalt": "perfsuite",
     "pdf.fonttype": 42,

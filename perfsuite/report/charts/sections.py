@@ -2,10 +2,10 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final, Literal, TypeVar
+from typing import Literal, TypeVar
 
 # More of one kind are not worth looking through; their numbers are in the tables.
-MOST_CHARTS: Final = 24
+MOST_CHARTS = 24
 
 T = TypeVar("T")
 

@@ -1,17 +1,16 @@
 """Small pictures of one cell, light enough for thousands on a page."""
 
 import math
-from typing import Final
 
 from perfsuite.records.verdict import Verdict
 from perfsuite.report.charts.sections import Picture
 from perfsuite.report.rows import Row
 from perfsuite.units import format_change, format_ratio, format_seconds, short_commit
 
-_WIDTH: Final = 120.0
+_WIDTH = 120.0
 # The gauge shows changes up to so many limits either way; a larger one lies on its border.
-_LIMITS_SHOWN: Final = 2.0
-_STYLES: Final = {"PASS": "v-good", "IMPROVED": "v-good", "FAIL": "v-bad"}
+_LIMITS_SHOWN = 2.0
+_STYLES = {"PASS": "v-good", "IMPROVED": "v-good", "FAIL": "v-bad"}
 
 
 def draw_rounds(row: Row) -> Picture | None:

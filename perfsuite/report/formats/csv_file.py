@@ -3,7 +3,6 @@
 import csv
 import io
 from collections.abc import Iterable, Sequence
-from typing import Final
 
 from perfsuite.records.cell import StageTimes
 from perfsuite.records.profile import Profile
@@ -12,11 +11,11 @@ from perfsuite.report.rows import COLUMNS, RECIPE_FIELDS
 from perfsuite.system.untrusted import printable
 
 # What makes a spreadsheet calculate (OWASP, "CSV Injection").
-_FORMULA_STARTS: Final = ("=", "+", "-", "@", "\t", "\r", "\n")
-_STAGES: Final = StageTimes.__struct_fields__
-_BOUNDS: Final = ("interval_low_ratio", "interval_high_ratio", "tolerance_ratio", "limit_ratio")
+_FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r", "\n")
+_STAGES = StageTimes.__struct_fields__
+_BOUNDS = ("interval_low_ratio", "interval_high_ratio", "tolerance_ratio", "limit_ratio")
 # Each bound gets a column of its own, and a recipe's fields come with the others of the recipe.
-_ELSEWHERE: Final = ("interval", *RECIPE_FIELDS)
+_ELSEWHERE = ("interval", *RECIPE_FIELDS)
 
 
 def to_csv(report: Report) -> str:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 from operator import itemgetter
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from perfsuite.report.charts import sparklines
 from perfsuite.report.charts.sections import Picture
@@ -25,27 +25,27 @@ if TYPE_CHECKING:
 
 
 # The pictures come after what most people look at.
-_PICTURES_AT: Final = 1 + COLUMNS.index(columns_of("peak_bytes")[0])
-_COLUMNS: Final[tuple[Column[Row], ...]] = (
+_PICTURES_AT = 1 + COLUMNS.index(columns_of("peak_bytes")[0])
+_COLUMNS: tuple[Column[Row], ...] = (
     *COLUMNS[:_PICTURES_AT],
     Column("stages", "stages", sparklines.draw_stages, is_number=False),
     Column("history", "history", sparklines.draw_history, is_number=False),
     *COLUMNS[_PICTURES_AT:],
 )
 # What the first screen shows of a cell that moved, and of how many; the table has all.
-_OF_MOVED: Final = columns_of("change_ratio", "interval", "step_time_s")
-_MOST_MOVED: Final = 5
-_UNMOVED: Final = ("PASS", "NEW", "SKIPPED")
+_OF_MOVED = columns_of("change_ratio", "interval", "step_time_s")
+_MOST_MOVED = 5
+_UNMOVED = ("PASS", "NEW", "SKIPPED")
 # The same as in page.css: below it each row is a card.
 _NARROW, _WIDE = "48rem", "48.01rem"
-_NAME_WIDTH: Final = "20rem"
-_PADDING: Final = "1rem"
-_PICTURE_WIDTH: Final = "104px"
+_NAME_WIDTH = "20rem"
+_PADDING = "1rem"
+_PICTURE_WIDTH = "104px"
 # The arrow behind the title of a sorted column.
-_SORTED: Final = " >"
+_SORTED = " >"
 # Capitals, in bold, and the widest of all over a digit, in DejaVu Sans, Arial and Segoe UI.
 _CAPITAL, _WIDEST = 1.3, 1.6
-_TEMPLATES: Final = files("perfsuite.report.formats") / "templates"
+_TEMPLATES = files("perfsuite.report.formats") / "templates"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,18 +1,16 @@
 """Tables for a paper: a report's cells, and the stages of a profile. Every name stays text."""
 
-from typing import Final
-
 from perfsuite.records.profile import Profile
 from perfsuite.report.model import Report
 from perfsuite.report.rows import columns_of, filled
 from perfsuite.report.terminal.profile import profile_title
 from perfsuite.units import counted
 
-_COLUMNS: Final = columns_of(
+_COLUMNS = columns_of(
     *("cell", "workload", "parallel", "precision", "checkpointing", "num_workers"),
     *("step_time_s", "spread_ratio", "samples_per_s", "load_ratio", "peak_bytes"),
 )
-_SPECIAL: Final = {
+_SPECIAL = {
     **{char: f"\\{char}" for char in "{}$&%#_"},
     # So that neither -- nor ?` becomes another character, and [ does not open an argument.
     **{char: f"{{{char}}}" for char in "-?!,[]*"},

@@ -2,25 +2,24 @@
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Final
 
 from perfsuite.report.model import Report
 from perfsuite.report.rows import Column, Row, columns_of, filled
 
-_COLUMNS: Final = columns_of(
+_COLUMNS = columns_of(
     *("cell", "verdict", "policy", "change_ratio", "interval", "step_time_s"),
     *("spread_ratio", "samples_per_s", "tokens_per_s", "tflops", "mfu", "hfu", "load_ratio"),
     *("peak_bytes", "numerics"),
 )
 # GitHub refuses a comment of over 65,536 characters, and cuts a step summary at a MiB; the rest is
 # in the other formats.
-_MOST_CHARACTERS: Final = 60_000
+_MOST_CHARACTERS = 60_000
 # What would end a code span or a table's cell; any other character is literal in a code span.
-_ENDS_CODE: Final = re.compile(r"[`|\\]")
+_ENDS_CODE = re.compile(r"[`|\\]")
 # Hosts look for mentions and references in what is rendered, where only code protects them.
-_REFERENCES: Final = re.compile(r"[@#]")
+_REFERENCES = re.compile(r"[@#]")
 # The ASCII characters that may be markup inside a line; a host links www. and makes :words: emoji.
-_MARKUP: Final = re.compile(r"[!\"#$&*:<>?@\[\\\]^_`{|}~]|(?<=www)\.|^[-+]")
+_MARKUP = re.compile(r"[!\"#$&*:<>?@\[\\\]^_`{|}~]|(?<=www)\.|^[-+]")
 
 
 def to_markdown(report: Report) -> str:

@@ -10,7 +10,7 @@ import json
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from perfsuite.errors import SettingError, import_extra
 from perfsuite.report.formats.folder import file_name, write_folder
@@ -20,9 +20,9 @@ from perfsuite.report.runs import Run
 from perfsuite.system import files
 from perfsuite.system.json_files import read_bytes
 
-_PROJECT: Final = "perfsuite"
+_PROJECT = "perfsuite"
 # What is better the smaller it is, with its unit.
-_COSTS: Final = {
+_COSTS = {
     "step_time_s": "s",
     "peak_bytes": "bytes",
     "saved_activation_bytes": "bytes",

@@ -14,21 +14,21 @@ ranks that wait for a core, so nothing is fitted to them.
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import Final, Literal, get_args
+from typing import Literal, get_args
 
 from perfsuite.report.rows import Row
 from perfsuite.units import counted, format_bytes, format_seconds
 
 Axis = Literal["world_size", "num_bytes"]
 
-FORMULA: Final = "t(p, n) = 2 (p - 1) alpha + 2 (p - 1) / p n beta"
-SOURCE: Final = "a ring, Thakur, Rabenseifner and Gropp 2005"
+FORMULA = "t(p, n) = 2 (p - 1) alpha + 2 (p - 1) / p n beta"
+SOURCE = "a ring, Thakur, Rabenseifner and Gropp 2005"
 
 # Latency from two sizes n and k n whose times are about equal has sqrt(k^2 + 1) / (k - 1) times
 # their relative error: 1.4 times where k is 4, 2.2 where it is 2, 15 where it is 1.1.
-_LEAST_SIZE_RATIO: Final = 4
+_LEAST_SIZE_RATIO = 4
 # What `all_reduce_benchmark` calls its workload.
-_ALL_REDUCE: Final = "all_reduce"
+_ALL_REDUCE = "all_reduce"
 
 # Device and fingerprint.
 EnvironmentKey = tuple[str, str | None]

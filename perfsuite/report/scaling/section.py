@@ -6,7 +6,6 @@ import statistics
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from functools import partial
-from typing import Final
 
 from perfsuite.report.charts.line_chart import PlotLine, draw_lines, line_of_intervals
 from perfsuite.report.charts.sections import Grid, Picture, Section, draw_each
@@ -17,7 +16,7 @@ from perfsuite.stats.intervals import Interval
 from perfsuite.units import format_bytes, format_change, format_count, format_ratio, format_seconds
 
 # More rows are not worth reading through; all of them are in the file beside the page.
-_MOST_ROWS: Final = 200
+_MOST_ROWS = 200
 
 
 def _interval_over(cell: ScaledCell) -> str | None:
@@ -37,7 +36,7 @@ def _ratios(word: str, ends: tuple[float, float]) -> str:
 
 
 # A column without a key is in the table alone, one without a title in the JSON alone.
-_COLUMNS: Final[tuple[Column[ScaledCell], ...]] = (
+_COLUMNS: tuple[Column[ScaledCell], ...] = (
     Column("parallel", "over", at("recipe.parallel"), is_number=False),
     Column("num_devices", "", at("num_devices")),
     Column("step_time_s", "step", at("step_time_s"), format_seconds),
@@ -55,12 +54,12 @@ _COLUMNS: Final[tuple[Column[ScaledCell], ...]] = (
     ),
     Column("", "cores", _cores, "{0[0]} on {0[1]}".format, is_number=False, missing=""),
 )
-_OF_SERIES: Final = (("scaling", False), ("cell", False), ("batch", False))
-_PREDICTED: Final = (
+_OF_SERIES = (("scaling", False), ("cell", False), ("batch", False))
+_PREDICTED = (
     *(("device", False), ("left out", False), ("measurements", True)),
     *(("half err by less than", True), ("worst", True), ("no prediction", False)),
 )
-_ESTIMATED: Final = (
+_ESTIMATED = (
     *_OF_SERIES,
     *(("estimated over", True), ("all_reduce", True), ("step", True), ("efficiency", True)),
 )

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import chain
-from typing import Final, Literal, get_args
+from typing import Literal, get_args
 
 from perfsuite.records.recipe import Recipe
 from perfsuite.report.families import mode_name, shared_fields, shared_name
@@ -29,13 +29,13 @@ Kind = Literal["weak", "strong"]
 Basis = Literal["launches", "rounds"]
 
 # A machine of GPUs, a rack, and a cluster.
-NUM_DEVICES: Final = (8, 64, 1024)
+NUM_DEVICES = (8, 64, 1024)
 # A rate times a time is whole samples but for rounding; any other rate is not one of that step.
-_ROUNDING: Final = 1e-9
+_ROUNDING = 1e-9
 # Beyond it a double cannot represent every whole number.
-_MOST_SAMPLES: Final = 2**53
+_MOST_SAMPLES = 2**53
 # More than any process can start; a file may name any number.
-_MOST_WORKERS: Final = 10**6
+_MOST_WORKERS = 10**6
 
 
 @dataclass(frozen=True, kw_only=True)

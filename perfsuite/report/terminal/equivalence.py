@@ -1,7 +1,6 @@
 """The table of a verification, and the lines that explain it."""
 
 from collections.abc import Iterator, Sequence
-from typing import Final
 
 from perfsuite.records.equivalence import EquivalenceReport, EquivalenceRow
 from perfsuite.records.recipe import Recipe
@@ -9,8 +8,8 @@ from perfsuite.report.rows import NOT_AVAILABLE
 from perfsuite.report.terminal.tables import text_table
 
 # The recipe's fields that have a column of their own.
-_OWN_COLUMNS: Final = ("parallel", "precision", "checkpointing")
-_COLUMNS: Final = (*_OWN_COLUMNS, "with", "check", "status", "error", "limit", "power")
+_OWN_COLUMNS = ("parallel", "precision", "checkpointing")
+_COLUMNS = (*_OWN_COLUMNS, "with", "check", "status", "error", "limit", "power")
 
 
 def equivalence_table(reports: Sequence[EquivalenceReport]) -> str:

@@ -4,7 +4,6 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Final
 
 from perfsuite.records.verdict import CellVerdict
 from perfsuite.report.rows import Column, at
@@ -13,17 +12,17 @@ from perfsuite.report.terminal.tables import table_of
 from perfsuite.system.untrusted import printable, printable_lines
 from perfsuite.units import counted, format_change, format_ratio, listed
 
-_COLUMNS: Final[tuple[Column[CellVerdict], ...]] = (
+_COLUMNS: tuple[Column[CellVerdict], ...] = (
     Column("", "cell", at("name"), is_number=False),
     Column("", "verdict", at("shown"), is_number=False),
     Column("", "change", at("ratio"), format_change, missing=""),
     Column("", "between", interval_text),
     Column("", "pairs", lambda cell: cell.num_pairs or ""),
 )
-_COMMANDS: Final = {"FAIL": "error", "INCONCLUSIVE": "warning", "INVALID": "warning"}
+_COMMANDS = {"FAIL": "error", "INCONCLUSIVE": "warning", "INVALID": "warning"}
 # What ends a command, or one of its properties (actions/toolkit, packages/core/src/command.ts).
-_IN_MESSAGE: Final = str.maketrans({"%": "%25", "\r": "%0D", "\n": "%0A"})
-_IN_PROPERTY: Final = _IN_MESSAGE | str.maketrans({":": "%3A", ",": "%2C"})
+_IN_MESSAGE = str.maketrans({"%": "%25", "\r": "%0D", "\n": "%0A"})
+_IN_PROPERTY = _IN_MESSAGE | str.maketrans({":": "%3A", ",": "%2C"})
 
 
 def verdict_lines(

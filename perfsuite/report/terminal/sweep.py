@@ -1,7 +1,6 @@
 """A worker sweep as a table and as a picture."""
 
 from collections.abc import Mapping
-from typing import Final
 
 from perfsuite.report.charts.line_chart import PlotLine, draw_lines, line_of_intervals
 from perfsuite.report.charts.sections import Picture
@@ -11,7 +10,7 @@ from perfsuite.units import format_seconds
 
 Intervals = Mapping[int, Interval]
 
-_COLUMNS: Final = (
+_COLUMNS = (
     *(("workers", True), ("training step", True), ("between", True)),
     *(("loading a batch", True), ("between", True), ("", False)),
 )

@@ -7,22 +7,21 @@ or a link with fewer lanes than it had are in no fingerprint.
 import statistics
 import time
 from collections.abc import Callable
-from typing import Final
 
 import torch
 
 from perfsuite.worker.measure.device import is_accelerator, synchronize
 
 # A change of a number here makes all stored probes useless.
-_SIZE: Final = 4096
+_SIZE = 4096
 # More than any cache of a device holds.
-_COPIED_BYTES: Final = 256 * 2**20
-_NUM_LAUNCHES: Final = 256
+_COPIED_BYTES = 256 * 2**20
+_NUM_LAUNCHES = 256
 # What is queued together: the wait for the device is a small part of it.
-_NUM_QUEUED: Final = 16
-_NUM_REPEATS: Final = 7
+_NUM_QUEUED = 16
+_NUM_REPEATS = 7
 # A device that rested raises its clock meanwhile.
-_WARM_UP_S: Final = 0.3
+_WARM_UP_S = 0.3
 
 
 def probe_device(device_type: str) -> dict[str, float]:

@@ -5,7 +5,7 @@ import itertools
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sized
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Any, cast
 
 import torch
 from torch.utils import data
@@ -32,7 +32,7 @@ _NO_MEMORY = (
 _NUM_CACHED = 16
 # Fields of a recipe that say nothing to a loader of the user's own.
 _LOADING = ("num_workers", "persistent_workers", "pin_memory", "prefetch_factor")
-_END: Final = object()
+_END = object()
 
 
 class EpochBatches(Iterator[Any], contextlib.AbstractContextManager["EpochBatches"]):
