@@ -92,22 +92,15 @@ PeerState = Literal["late", "gone"]
 
 @dataclass(eq=False, repr=False)
 class RankFailureError(PerfsuiteError):
-    """One rank of a group failed; the others were ended because of it.
-
-    Attributes:
-        rank: The failing rank: the first in time, and never one that only lost its peer.
-        signal_name: Of the signal that ended it, such as "SIGKILL".
-        log_lines: The last lines of its standard output and error.
-        peer: What it only reports of another rank; None is a failure of its own.
-    """
+    """One rank of a group failed; the others were ended because of it."""
 
     message: str
     _: KW_ONLY
-    rank: int
+    rank: int  # the first that failed, and never one that only lost its peer
     exit_code: int | None = None
-    signal_name: str | None = None
-    log_lines: tuple[str, ...] = ()
-    peer: PeerState | None = None
+    signal_name: str | None = None  # that ended it, such as "SIGKILL"
+    log_lines: tuple[str, ...] = ()  # the last of its standard output and error
+    peer: PeerState | None = None  # what it only reports of another; None is a failure of its own
 
     def __post_init__(self) -> None:
         super().__init__(self.message)

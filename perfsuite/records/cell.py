@@ -90,7 +90,7 @@ class Memory(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
 
     Attributes:
         metric: "requested_peak" is what the program asked an accelerator's allocator for, the same
-            in each run; "max_memory_allocated", in records from before it, the blocks given for it.
+            in each run; "max_memory_allocated" the blocks given for it, where that is not counted.
         reserved_bytes: Most that the allocator of any rank held, fragments and caches included.
     """
 
@@ -129,8 +129,7 @@ class CellRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
         tflops: 1e12 model FLOPs a second on one device, the mean over ranks.
         mfu: `tflops` over the dense peak of the device in the cell's precision, 0.5 = 50 %.
         hfu: The same with recomputation.
-        operators: The ten costliest of one iteration on rank 0; None where none was profiled, as
-            in every record from before they were kept.
+        operators: The ten costliest of one iteration on rank 0; None where none was profiled.
         weights: The digest of each parameter after each of a loop's first steps, summed over the
             ranks, whose copies or parts of it they are; None except in a gate's launches.
         compile_s: Seconds that torch.compile took, on the slowest rank; None where it did nothing.

@@ -52,12 +52,11 @@ class RunStamp(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         num_failed: Tests of the session that failed, benchmarks or not.
         is_pull_request: Whether it ran for a change that is not merged yet.
         verdicts: The gate's decision on each cell, by full name, cells without a time included.
-            A stamp from before these were kept holds only cells with a time.
         accepted: Full names of the cells that only a reviewed exception let through. Their history
             begins anew here, so a cell whose exception was not needed must not be listed.
         exceptions: The reviewed exceptions that the verdict of a cell rests on, in words.
         durations_s: Of the whole test of each benchmark, set-up included; the next session is cut
-            into shards by them. Empty in a stamp from before they were kept.
+            into shards by them.
         shard: The part of a session that this is; None for a whole one.
         digests: Of each cell's benchmark files, recipe and workload: where another run has another
             digest, it measured something else under the same name.

@@ -58,8 +58,7 @@ class Verdict(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
         mean_ratio: The same of all rounds together, stalls included; None without a pair.
         detectable: The smallest slowdown that would have been seen, 0.034 = 3.4 %.
         tolerance: The slowdown that was accepted of this very cell, 0.02 = 2 %: its marker's if it
-            has one, a reviewed exception included. None where its time was not to be judged, and
-            in every record from before it was kept.
+            has one, a reviewed exception included. None where its time was not to be judged.
         limit: The slowdown that must not pass, likewise.
         numerics_change: "same bits", "rounding", "changed: …" or "cannot be told: …", of head's
             first losses against the base's; None without a pair.

@@ -58,24 +58,17 @@ _FIRST_STAGE_BETA = 0.75
 
 @dataclass(frozen=True, kw_only=True)
 class Rule(Schedule):
-    """The requirements on a cell, the error rates, and where they are spent in the first stage.
+    """The requirements on a cell, the error rates, and where they are spent in the first stage."""
 
-    Attributes:
-        tolerance: The slowdown that is accepted, 0.02 = 2 %; `limit` is what must not pass.
-        num_cells: Cells under test in the session: they share `alpha`.
-        alpha: Probability of a FAIL in a session with all cells within the tolerance, and of an
-            IMPROVED in one with no cell faster than that.
-        beta: Probability of a PASS of a cell at its limit. The screen has 2.5 % more.
-        prior: None where this machine has no history: the pairs alone count.
-    """
-
-    tolerance: float
-    limit: float
-    num_cells: int
+    tolerance: float  # the slowdown that is accepted, 0.02 = 2 %
+    limit: float  # the one that must not pass
+    num_cells: int  # under test in the session: they share `alpha`
     max_pairs: int = DEFAULT_MAX_PAIRS
+    # Probability of a FAIL in a session with all cells within the tolerance, and of an IMPROVED in
+    # one with no cell faster than that.
     alpha: float = 0.05
-    beta: float = 0.075
-    prior: Prior | None = None
+    beta: float = 0.075  # of a PASS of a cell at its limit; the screen has 2.5 % more
+    prior: Prior | None = None  # None where this machine has no history: the pairs alone count
 
     def __post_init__(self) -> None:
         allowed = {
