@@ -1,7 +1,5 @@
 """One gate session: from paths and a base to the verdict of every cell, or why it has none."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import time
@@ -131,7 +129,7 @@ def _begin(
     differs: dict[str, str],
     say: Callable[[str], None],
     machine: AbstractContextManager[object],
-) -> _Session | str:
+) -> "_Session | str":
     """Collect head's suite and find its base; return a reason where there is nothing to compare."""
     began_s = time.monotonic()
     head = collect(head_arm(request, None, caches), request.budget.timeout_s)
@@ -178,7 +176,7 @@ class _Session:
     policies: dict[str, CellPolicy] = field(default_factory=dict)
     used: defaultdict[str, list[Entry]] = field(default_factory=lambda: defaultdict(list))
 
-    def against(self, base: Base) -> _Session:
+    def against(self, base: Base) -> "_Session":
         """Return the session with another base, because a commit would be compared with itself."""
         request = self.side.request
         cells = None if request.cells is None else request.cells | request.waiting

@@ -4,8 +4,6 @@ Frozen dataclasses of plain values. The controller has no torch, so what needs i
 (`ranks.pickling.pack`), such as the `workload` of a job: what `find_workload` returned.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -56,7 +54,7 @@ class GroupPolicy:
 class GroupRequest:
     """A job for fresh ranks; `needs_group` says whether they initialise torch.distributed."""
 
-    job: Job
+    job: "Job"
     world_size: int
     policy: GroupPolicy
     needs_group: bool = True

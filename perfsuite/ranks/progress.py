@@ -1,7 +1,5 @@
 """A board in shared memory: every rank writes on it what it is doing, the controller reads it."""
 
-from __future__ import annotations
-
 import mmap
 import os
 import struct
@@ -69,7 +67,7 @@ class Board:
                 self._last_progress_s = time.monotonic()
         return time.monotonic() - self._last_progress_s
 
-    def writer(self, rank: int) -> BoardWriter:
+    def writer(self, rank: int) -> "BoardWriter":
         """Return one rank's writer."""
         return BoardWriter(self._map, rank * _SLOT_BYTES)
 

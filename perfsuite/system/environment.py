@@ -1,7 +1,5 @@
 """What a speed depends on beside the code, as far as it is known without torch."""
 
-from __future__ import annotations
-
 import fnmatch
 import hashlib
 import platform
@@ -44,7 +42,7 @@ _PLACE = f"{platform.node()} {_IDS.stat().st_ino if _IDS.exists() else ''}"
 PID_NAMESPACE = hashlib.sha256(_PLACE.encode()).hexdigest()[:6]
 
 
-def describe_host(environ: Mapping[str, str], num_cores: int) -> Environment:
+def describe_host(environ: Mapping[str, str], num_cores: int) -> "Environment":
     """Return the environment of a whole session, whatever its tests measure."""
     # CUDA's libraries and torch's settings, which only a rank knows, are in a cell's fingerprint.
     return Environment(
@@ -117,7 +115,7 @@ class Environment(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         """Twelve hexadecimal digits that differ wherever any field does."""
         return hashlib.sha256(msgspec.json.encode(self, order="deterministic")).hexdigest()[:12]
 
-    def difference(self, other: Environment) -> str:
+    def difference(self, other: "Environment") -> str:
         """Return the fields that differ in another environment: "driver 570 -> 580"."""
         fields = ("driver", "cuda", "cudnn", "nccl", "torch", "cpu", "num_cores", "python")
         mine, its = (

@@ -3,8 +3,6 @@
 The lock is the kernel's (flock), so it never outlives its process.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -41,7 +39,7 @@ class TimingLock:
         self._lock = FileLock(folder / f"perfsuite-{os.getuid()}.lock")
         self._holder = folder / f"perfsuite-{os.getuid()}.holder"
 
-    def __enter__(self) -> TimingLock:
+    def __enter__(self) -> "TimingLock":
         self.acquire()
         return self
 

@@ -1,7 +1,5 @@
 """How busy and how full one rank's device is over time, sampled by a thread beside the work."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -33,7 +31,7 @@ class UsageLog:
         self._thread = threading.Thread(target=self._watch, daemon=True)
         self._thread.start()
 
-    def stop(self) -> tuple[UsageSample, ...]:
+    def stop(self) -> "tuple[UsageSample, ...]":
         """End the thread and return the samples; the last is taken now."""
         self._is_over.set()
         self._thread.join()
