@@ -19,8 +19,7 @@ from perfsuite.gate.noise import (
 from perfsuite.gate.request import GateRequest
 from perfsuite.ranks.messages import INJECTABLE_FAULTS
 from perfsuite.records.recipe import parse_recipe
-from perfsuite.stats.power import recommend
-from perfsuite.stats.sequential import DEFAULT_MAX_PAIRS
+from perfsuite.stats.sequential import DEFAULT_MAX_PAIRS, recommend
 from perfsuite.system.files import check_writable
 from perfsuite.units import counted, format_ratio, option_bounds, option_ratio
 
