@@ -52,7 +52,7 @@ Tolerance = Annotated[
 ]
 Limit = Annotated[str, typer.Option(help="Slowdown that must not pass.")]
 MaxPairs = Annotated[int, typer.Option(min=LEAST_MAX_PAIRS, help="Launches of each side, at most.")]
-MaxMinutes = Annotated[float, typer.Option(min=0, help="No pair starts that would end later.")]
+MaxMinutes = Annotated[float, typer.Option(min=0, help="Start no pair that would end after this.")]
 DrawnSeed = Annotated[
     int,
     typer.Option(

@@ -49,7 +49,7 @@ _SHOWN = (
     Option("base-python", "PY", "", "interpreter of the base's launches; this one unless given"),
     Option("base-build", "CMD", "", "builds the base in its tree, or into $PERFSUITE_SITE"),
     Option("base-env", "KEY=VALUE", "", "a variable of the base's launches", is_repeated=True),
-    Option("max-minutes", "TIME", "30min", "no pair of launches starts that would end later"),
+    Option("max-minutes", "TIME", "30min", "start no pair of launches that would end after this"),
     Option("timeout", "SECONDS", "120", "a cell fails after so long without progress"),
     Option("wait", "SECONDS", "86400", "patience with another timing session; 0 refuses (exit 12)"),
     Option("shard", "I/N", "1/1", "measure one of N shares of the cells, balanced by their times"),
@@ -61,7 +61,7 @@ _HIDDEN = (
     Option("max-pairs", "N", "40", "launches of each side, at most; from 200 cells on 12 more"),
     Option("seed", "N", "0", "seed of weights, data order and random numbers"),
     Option(
-        *("collective-timeout", "SECONDS", "30"), "a rank fails that has waited so long for another"
+        "collective-timeout", "SECONDS", "30", "how long a rank waits for another before it fails"
     ),
     Option("report", "DIR", "results", "folder of run.json and cells.jsonl, from the rootdir"),
     Option("durations", "PATH", "", "run or folder that says how long cells took"),

@@ -31,7 +31,7 @@ _LIMIT = "5%"
     tolerance="Slowdown that is accepted; a quarter of the bad commit's unless given, 2% at least.",
     limit="Slowdown that must not pass; three quarters of it, 5% at least.",
     max_pairs="Launches of each side in a step, at most.",
-    max_minutes="Of a step; no pair starts that would end later.",
+    max_minutes="Start no pair of a step that would end after this.",
 )
 def bisect_commits(
     cell: Annotated[str, typer.Argument(metavar="NODEID", help="One test, as pytest shows it.")],
