@@ -260,7 +260,7 @@ def own_stage_times(
 def _without_waiting_inside(
     times_s: Sequence[float], watched: Sequence[Sequence[tuple[float, float]]]
 ) -> tuple[float, ...]:
-    """Each rank's time in a stage, less what it waited there as far as its time hides it."""
+    """Each rank's time in a stage, without the waiting that is hidden in it."""
     found = []
     for rank, time_s in enumerate(times_s):
         waited_s = min((_lead_s(ranks, rank) for ranks in watched), default=0.0)
@@ -320,6 +320,6 @@ def name_of(workload: str | Workload) -> str:
 
 
 def check_is_recipe(recipe: object) -> None:
-    """Raise a RecipeError for what is none."""
+    """Raise a RecipeError unless it is a Recipe."""
     if not isinstance(recipe, Recipe):
         raise RecipeError(f"recipe is {recipe!r}; use perfsuite.Recipe(parallel='ddp:2', ...)")

@@ -78,7 +78,7 @@ class SessionPairs:
 
 
 def pool_noise(sessions: Sequence[SessionPairs]) -> CellNoise | None:
-    """Return the noise of a cell's A/A pairs, None of fewer than two in any session.
+    """Return the noise of a cell's A/A pairs; None with fewer than two in every session.
 
     The spread is that within sessions, about each one's own mean.
     """

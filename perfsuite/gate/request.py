@@ -258,7 +258,7 @@ class BaseSide:
         ]
 
     def find_alone(self, tree: Path) -> frozenset[Path]:
-        """Return what earlier runs left in head's checkout that the base's tree has not got."""
+        """Return what earlier runs left in head's checkout that the base's tree lacks."""
         top, base_top = self.head.top, self.head.top_of(tree)
         kept = self.request.kept or ()
         inside = {path.relative_to(top) for path in kept if path.is_relative_to(top)}

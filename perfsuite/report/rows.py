@@ -53,7 +53,7 @@ class Row:
     name: str  # the test's node id, in one line; it may hold markup of any format
     step_time_s: float | None = None  # the median of the rounds
     rounds_s: tuple[float, ...] = ()  # empty where the file keeps none
-    record: CellRecord | None = None  # None of a plain benchmark
+    record: CellRecord | None = None  # None for a plain benchmark
     recipe: Recipe | None = None
     verdict: Verdict | None = None
     note: str | None = None  # what numbers do not say

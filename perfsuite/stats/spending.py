@@ -1,10 +1,9 @@
 """Where the rule looks, and which part of its error rates it spends there.
 
-The looks at the first 20 pairs of a session spend four fifths of alpha and beta. Later pairs, and
-those of a re-run of the same two trees, which goes on from the pairs of the session before, are
-parts with looks of their own that spend a fifth of what the part before has spent: however many
-there are, all looks together spend no more than alpha and beta. So pairs that only a noisy cell
-needs cost the others no power.
+The looks at the first 20 pairs spend four fifths of alpha and beta. Later pairs form parts, and so
+do those of a re-run of the same two trees. Each part spends a fifth of what the one before spent.
+So all looks together spend no more than alpha and beta, and pairs that only a noisy cell needs cost
+the others no power.
 """
 
 import bisect

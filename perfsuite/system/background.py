@@ -139,7 +139,7 @@ def thread_usage() -> dict[int, Usage]:
 
 
 class Waits:
-    """Whether what is waited for beside the main thread goes on in the other arm's turns.
+    """Whether work beside the main thread makes progress during the other arm's turns.
 
     A thread that runs meanwhile has waited for something before, or does its work then. A process
     is stopped, but what it or a thread waits for as its turn ends (a time, a disk, a network) goes

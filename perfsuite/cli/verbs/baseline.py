@@ -79,8 +79,8 @@ def accept(
 ) -> None:
     """Write down that a cell, or '*', may be slower, larger, gone, renamed or judged more loosely.
 
-    Commit the line with the change that needs it, and have both reviewed; the merge uses it up, but
-    for a quarantine, which begins then.
+    Commit the line with the change that needs it, and have both reviewed. The merge uses it up;
+    a quarantine begins with the merge.
     """
     day = expires.date()
     if day < date.today():

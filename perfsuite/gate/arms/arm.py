@@ -98,7 +98,7 @@ class Launch:
     # By cell, how its rounds were, which the other arm's must be too.
     agreed: dict[str, dict[str, int]] = field(default_factory=dict)
     loaded: Loaded = NOTHING
-    failure: str | None = None  # why something is missing; None of a whole launch
+    failure: str | None = None  # why something is missing; None for a whole launch
     leaves_daemon: bool = False  # it left a process outside its group, which was ended then
 
     @property

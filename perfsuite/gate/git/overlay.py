@@ -4,13 +4,15 @@ Whatever paths the user named, these files of head are laid over:
 
 1. For a path that is, or is in, a folder named as those of tests and benchmarks are (a word of its
    name is in `_BENCHMARK_WORDS`): the outermost such folder as a whole, because tests import what
-   lies beside them. A folder that holds code is none: the root and what it is in, a folder with a
-   pyproject.toml or setup.py, a folder directly in `src`, the package that the project is named
-   after, a folder of a package that has modules beside its tests (`acme/perf/engine.py`), a package
-   that has some and no usual name (`ab_test/stats.py`; for `_USUAL` see below), or has them beside
-   a folder of a usual name (`perf_lab/core/a.py`, `perf_lab/tests`), a folder that a file imports
-   which is no test, or one that any file outside of it imports, unless its name is a usual one, as
-   tests share what they need.
+   lies beside them. Code, and so never a benchmark folder:
+   - the root and what it is in, and a folder with a pyproject.toml or setup.py;
+   - a folder directly in `src`, and the package that the project is named after;
+   - a folder of a package that has modules beside its tests (`acme/perf/engine.py`);
+   - a package that has modules and no usual name (`ab_test/stats.py`; see `_USUAL`), or has them
+     beside a folder of a usual name (`perf_lab/core/a.py`, `perf_lab/tests`);
+   - a folder that a file imports which is not a test;
+   - a folder that any file outside of it imports, unless its name is a usual one: tests share what
+     they need.
 2. For any other folder: the test files in it (by pytest's `python_files`, but for what is named as
    code is, see `is_mixed`, or imported by that) and every conftest.py, each by rule 1 or else
    alone; of such files, those that only the base has go. All other files in it stay the base's,

@@ -117,7 +117,7 @@ class _Session:
     def run_pair(self, trials: Sequence[Trial]) -> tuple[str | None, str | None]:
         """Run the next pair over the cells, in random order, and decide them if possible.
 
-        Return why the pair does not count, and what slowed both arms down; None of nothing.
+        Return why the pair does not count, and what slowed both arms down; None where nothing did.
         """
         self.num_pairs += 1
         began_s = time.monotonic()
@@ -165,7 +165,7 @@ class _Session:
 
 
 def _end(trial: Trial, session: _Session, too_long: str) -> None:
-    """Give a cell without a verdict its word: nothing counts where the wrong code was measured."""
+    """Give a cell without a verdict its word; none counts if the wrong code was measured."""
     if session.invalid is not None:
         trial.word, trial.reason = "INVALID", session.invalid
     elif trial.word is None and session.unfit is not None:

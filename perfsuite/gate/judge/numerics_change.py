@@ -59,7 +59,7 @@ class _Difference:
 
 
 def describe_numerics_change(base: Sequence[CellRun], head: Sequence[CellRun]) -> str | None:
-    """Return what changed in the mathematics of a cell, from its runs, pair by pair; None of none.
+    """Return what changed in the mathematics of a cell, from its runs, pair by pair, or None.
 
     "same bits", "rounding", "changed: loss at step 2 0.8137 -> 0.7885" or "cannot be told: …".
     """
@@ -111,7 +111,7 @@ def _beyond_rounding(differences: Sequence[_Difference | None]) -> _Difference |
 def _compare(before: _Trained, after: _Trained, limit: float) -> _Difference | None:
     """The first number that is not rounded alike, else the first whose bits differ.
 
-    Beyond the steps after the first such difference, rounding has grown with the training.
+    Steps long after the first difference do not count: training amplifies rounding.
     """
     differing = sorted(_differences(before, after, limit), key=lambda one: one.step)
     held = [one for one in differing if one.step < differing[0].step + _NUM_STEPS]

@@ -174,10 +174,10 @@ def why_vanished(head: CellRun) -> str:
 def is_postponed(
     trial: Trial, launches: Mapping[str, Launch], names: Sequence[str], *, was_apart: bool
 ) -> bool:
-    """Whether the cell had no fair trial in a pair, so that the next has it again, in another way.
+    """Whether the cell had no fair trial and is tried once more in the next pair.
 
-    That is alone in memory, on all cores, launch after launch where one arm alone can have what it
-    needs, or without the cell that ended the launch.
+    There it runs without pinning, alone in memory, one launch after the other, or without the cell
+    that ended the launch.
     """
     runs = [launch.cells[trial.name] for launch in launches.values() if trial.name in launch.cells]
     if not trial.is_unpinned and any(run.outgrew_core for run in runs):
@@ -281,7 +281,7 @@ def _why_incomparable(base: CellRun, head: CellRun) -> str | None:
 
 
 def describe_changes(base: CellRun, head: CellRun) -> str | None:
-    """Return what head changes of workload and recipe; None of nothing, or without two records."""
+    """Return what head changes of workload and recipe; None without a change, or two records."""
     theirs, ours = (
         {"workload": record.workload, **(record.recipe or {})} if (record := _read(run)) else {}
         for run in (base, head)

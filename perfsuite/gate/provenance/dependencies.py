@@ -21,7 +21,7 @@ _NAME = re.compile(r"[A-Za-z0-9][\w.-]*")
 _CONDA = re.compile(r"^- (?:[\w./-]+::)?(pytorch(?:-(?:cuda|gpu|cpu|mutex))?(?![\w.-]))?")
 # Stands for all dependencies of a file.
 ANY = "*"
-# What the project tells other packages of itself; its scripts are run by nobody else.
+# What the project tells other packages of itself; only users run its scripts.
 _ENTRY_POINTS = "entry points"
 _SCRIPTS = frozenset({"console_scripts", "gui_scripts"})
 

@@ -30,7 +30,7 @@ Names = tuple[str, ...]
 def by_names(top: Path, modules: Iterable[Path]) -> dict[Names, Path]:
     """Return modules of a tree by their names from the outermost package on; the first of equals.
 
-    A namespace package has no file that says so, and is none. Nor is an import root of both arms.
+    A namespace package, which has no __init__.py, and an import root of both are in no name.
     """
     found: dict[Names, Path] = {}
     for module in modules:

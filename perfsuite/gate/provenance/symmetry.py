@@ -140,7 +140,7 @@ def _find_heads_python(base: Launch, head: Launch) -> str | None:
 
 
 def _environment_of(python: str) -> tuple[str, str]:
-    """What is the same for all names of an interpreter, and differs in a virtual environment."""
+    """What all names of an interpreter share, and its virtual environments do not."""
     return _real_path(str(Path(python).parent)), _real_path(python)
 
 

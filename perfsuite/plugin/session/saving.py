@@ -57,7 +57,7 @@ class RunSaver:
     ) -> None:
         """Take the machine as it was before any test could change what this process sees of it."""
         self.write_errors: list[str] = []
-        self.shard: ShardStamp | None = None  # None of a whole session
+        self.shard: ShardStamp | None = None  # None for a whole session
         # Tests that failed by themselves, and files that could not be collected.
         self.failed: set[str] = set()
         # The gate adds a cell's before the report of its test is logged.

@@ -212,7 +212,7 @@ class UserStep(_UserCode, activities.Repeatable):
 
 
 class UserLoop(_UserCode):
-    """A whole training loop, which calls: torch's hook, or the loop itself, ends its steps.
+    """A training loop that drives itself: torch's optimizer hook, or the loop, ends its steps.
 
     Its first step, which may hold all that comes before the training, is not measured. That of a
     command runs already when this is made, and is not called.

@@ -262,7 +262,7 @@ class CachedBatches(EpochBatches):
 
 
 def _torch_iterators(error: BaseException | None) -> Iterator[_BaseDataLoaderIter]:
-    """Yield those in whose methods an error arose; a traceback alone knows one half built."""
+    """Yield the iterators on an error's traceback, which alone knows one half built."""
     # torch's handler of SIGCHLD raises for a dead worker wherever the main thread is just then.
     while error is not None:
         for frame, _ in traceback.walk_tb(error.__traceback__):

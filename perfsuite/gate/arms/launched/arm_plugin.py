@@ -69,7 +69,7 @@ class Channel:
             self._background.resume()
 
     def wait(self, **message: Any) -> Any:
-        """Do the same within a turn: there the clock stops and resumes the other processes."""
+        """As `request`, within a turn, where the clock already stops the other processes."""
         self.send(**message)
         line = self._lines.readline()
         if not line:

@@ -147,7 +147,7 @@ class LoadLog:
         return None
 
     def _resolve(self, path: str) -> str:
-        """Where links lead now, which may be gone when somebody asks; folders stay as first seen.
+        """Where links lead now, which may be gone when it is looked up; folders stay as first seen.
 
         Code under test waits for this at each file that it opens.
         """

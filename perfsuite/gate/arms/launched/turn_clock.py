@@ -84,7 +84,7 @@ class TurnClock:
 
 @dataclass
 class SharedCore:
-    """The core on which a cell runs in both arms, if it keeps no second one busy; None of any.
+    """The core on which a cell runs in both arms, if it keeps no second one busy; else None.
 
     A difference between two cores would be taken for one between the arms. But what starts on one
     core stays there, where parallel work is as slow as serial work. So the first turns, while
