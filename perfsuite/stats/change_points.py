@@ -47,9 +47,6 @@ def find_change_points(values: Sequence[float]) -> tuple[int, ...]:
 
     Between two changes values are taken to be exchangeable, or, where they are correlated, their
     innovations: then `LEVEL` holds about, not exactly.
-
-    >>> find_change_points([1.0, 1.1, 0.9, 1.0, 1.1, 0.9, 2.0, 2.1, 1.9, 2.0, 2.1, 1.9])
-    (6,)
     """
     series = np.asarray(values, dtype=np.float64)
     correlation = 0.0
@@ -77,11 +74,7 @@ def _divide(series: Floats, correlation: float) -> tuple[int, ...]:
 
 
 def best_split(segment: Floats) -> tuple[float, int | None]:
-    """Return the largest Q of a segment, and where Y begins; -inf and None where it is too short.
-
-    >>> best_split([0.0, 0.0, 0.0, 1.0, 1.0, 1.0])  # 3 * 3 / 6 * (2 * 1 - 0 - 0)
-    (3.0, 3)
-    """
+    """Return the largest Q of a segment and where Y begins; -inf and None if it is too short."""
     num_values = len(segment)
     if num_values < 2 * MIN_SEGMENT:
         return -math.inf, None

@@ -96,14 +96,7 @@ class Rule(Schedule):
 
     @property
     def stages(self) -> tuple[Rule, ...]:
-        """The rules of its stages, one or two.
-
-        >>> [stage.num_cells for stage in Rule(tolerance=0.02, limit=0.05, num_cells=24).stages]
-        [24]
-        >>> first, second = Rule(tolerance=0.02, limit=0.05, num_cells=480).stages
-        >>> first.alpha / first.num_cells * second.alpha == 0.05 / 480
-        True
-        """
+        """The rules of its stages, one or two."""
         if self.num_cells < _TWO_STAGES_FROM:
             return (self,)
         first = dataclasses.replace(
@@ -141,14 +134,6 @@ def decide(pairs: Sequence[Pair], rule: Rule) -> Decision:
     A pure function of its arguments: the first look that decides holds, whatever comes later, so a
     verdict can be recomputed from the raw pairs, in their order. Between looks the interval is the
     running one, at the level of the next look. Raises a ValueError where there is no pair.
-
-    >>> rule = Rule(tolerance=0.02, limit=0.05, num_cells=1, prior=Prior(sd=0.004))
-    >>> decide([Pair(log_ratio=x, mean_log_ratio=x) for x in (0.001, -0.002)], rule).word
-    'PASS'
-    >>> stalls = [Pair(log_ratio=x, mean_log_ratio=x + 0.4) for x in (0.001, -0.002)]
-    >>> decide(stalls, rule).word
-    >>> decide([Pair(log_ratio=x, mean_log_ratio=x) for x in (0.151, 0.148) * 3], rule).word
-    'FAIL'
     """
     import numpy as np
 
@@ -256,10 +241,6 @@ def recommend(prior: Prior, *, num_cells: int, max_pairs: int) -> tuple[float, f
 
     With it the rule finds a slowdown as large as the limit, and passes identical code, in nine of
     ten sessions, simulated with normal noise; their rounds explain none of it, none stalls.
-
-    >>> recommend(Prior(sd=0.004), num_cells=8, max_pairs=16)
-    (0.005, 0.02)
-    >>> recommend(Prior(sd=0.5), num_cells=8, max_pairs=16)
     """
     import numpy as np
 

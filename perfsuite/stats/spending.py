@@ -34,15 +34,7 @@ class Schedule:
 
     @property
     def looks(self) -> tuple[int, ...]:
-        """The numbers of pairs at which the rule looks.
-
-        >>> Schedule(max_pairs=16).looks
-        (2, 3, 4, 5, 6, 8, 10, 12, 16)
-        >>> Schedule(max_pairs=9, num_sessions=3).looks  # a re-run half-way through and at its end
-        (2, 3, 4, 5, 6, 8, 9, 14, 18, 23, 27)
-        >>> Schedule(max_pairs=40).looks[-4:]  # so are the pairs after the first 20
-        (16, 20, 30, 40)
-        """
+        """The numbers of pairs at which the rule looks."""
         return tuple(look for part in range(len(self._part_ends)) for look in self._looks_of(part))
 
     @property
@@ -62,11 +54,6 @@ class Schedule:
 
         Fixed beforehand: within a part alpha in proportion to the square of a look's number of
         pairs, and beta equally. A look at two pairs spends nothing of alpha.
-
-        >>> Schedule(max_pairs=5).shares(4)  # 16 of 9 + 16 + 25, one of four looks; of 0.8 both
-        (0.256, 0.2)
-        >>> Schedule(max_pairs=4, num_sessions=2).shares(7)  # at 8: 64 of 36 + 64
-        (0.10239999999999999, 0.07999999999999999)
         """
         part = bisect.bisect_left(self._part_ends, num_pairs)
         looks = self._looks_of(part)

@@ -109,11 +109,7 @@ class Command:
 
 
 def options_of_cells(typed: Sequence[str], environ: Mapping[str, str]) -> list[tuple[str, str]]:
-    """Return the options of a call, with the words after them, that may change what a cell runs.
-
-    >>> options_of_cells(["a.py", "--perf-seed=7", "-o", "n=2", "-v"], {"PYTEST_ADDOPTS": "--big"})
-    [('--big', 'a.py'), ('-o', 'n=2')]
-    """
+    """Return the options of a call, with the words after them, that may change what a cell runs."""
     words = [*shlex.split(environ.get("PYTEST_ADDOPTS", "")), *typed, ""]
     return [
         (word, "" if "=" in word or after.startswith("-") else after)
@@ -123,11 +119,7 @@ def options_of_cells(typed: Sequence[str], environ: Mapping[str, str]) -> list[t
 
 
 def less_ours(arguments: Iterable[str]) -> tuple[str, ...]:
-    """Return pytest's arguments without those that are for the calling session alone.
-
-    >>> less_ours(["a.py", "--perf-base", "v1", "--perf-device=cpu", "-k", "b", "--", "--perf-x"])
-    ('a.py', '--perf-device=cpu', '-k', 'b', '--', '--perf-x')
-    """
+    """Return pytest's arguments without those that are for the calling session alone."""
     kept: list[str] = []
     tokens = iter(arguments)
     for token in tokens:
@@ -142,13 +134,7 @@ def less_ours(arguments: Iterable[str]) -> tuple[str, ...]:
 
 
 def interpreter_options(call: Sequence[str]) -> tuple[str, ...]:
-    """Return the options of the interpreter in a call of it, as a launch can be given them.
-
-    >>> interpreter_options(["python", "-X", "dev", "-bWerror", "-IOm", "pytest", "-x"])
-    ('-X', 'dev', '-b', '-W', 'error', '-s', '-P', '-O')
-    >>> interpreter_options(["python", "bin/pytest", "-x"])
-    ()
-    """
+    """Return the options of the interpreter in a call of it, as a launch can be given them."""
     found: list[str] = []
     tokens = iter(call[1:])
     for token in tokens:

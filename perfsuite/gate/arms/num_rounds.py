@@ -58,10 +58,6 @@ def plan_num_rounds(pairs: Sequence[PairCost], *, tolerance: float, limit: float
     launch * sqrt(cost of a launch / cost of a round) (Kalibera and Jones 2013, "Rigorous
     Benchmarking in Reasonable Time", section 8). Until three pairs show what launches vary by,
     rounds take no longer than what is paid beside them.
-
-    >>> pair = PairCost(log_ratio=0.0, error=0.02, num_rounds=50, round_s=0.02, launch_s=5.0)
-    >>> plan_num_rounds([pair] * 3, tolerance=0.02, limit=0.05)  # (0.141 / 0.00828)^2 = 292: 3 s
-    292
     """
     round_variance = statistics.median([pair.error**2 * pair.num_rounds for pair in pairs])
     round_s = statistics.median([pair.round_s for pair in pairs])

@@ -36,11 +36,7 @@ class Slack:
     num_bytes: int = 0
 
     def allowance(self, base: int) -> float:
-        """Return by how much a count may differ from the base's.
-
-        >>> Slack(ratio=0.01, num_bytes=2**24).allowance(4 * 2**30) / 2**20
-        40.96
-        """
+        """Return by how much a count may differ from the base's."""
         return max(self.ratio * base, float(self.num_bytes))
 
     def __str__(self) -> str:
@@ -87,11 +83,7 @@ class CountChange:
         return "accepted" if is_within else "increase"
 
     def __str__(self) -> str:
-        """One line.
-
-        >>> print(CountChange(name="memory", base=2648080, head=2656272, slack=_EXACT_PEAK_SLACK))
-        memory 2,648,080 B -> 2,656,272 B (+0.3 %), allowed 4.00 KiB
-        """
+        """One line."""
         write = format_bytes if self.name in _SIZES else format_count
         base, head = write(self.base), write(self.head)
         if base == head:

@@ -7,7 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from perfsuite.gate.arms.command import Command, options_of_cells
+from perfsuite.gate.arms.command import (
+    Command,
+    interpreter_options,
+    less_ours,
+    options_of_cells,
+)
 
 
 @pytest.fixture
@@ -126,3 +131,24 @@ def test_what_pytest_only_shows_makes_no_other_cell_and_an_option_of_the_suite_d
     found = options_of_cells([*shown, *own], {})
 
     assert [option for option, _ in found] == own
+
+
+def test_an_option_may_stand_in_a_variable_and_have_its_value_in_the_next_word() -> None:
+    typed = ["a.py", "--perf-seed=7", "-o", "n=2", "-v"]
+
+    found = options_of_cells(typed, {"PYTEST_ADDOPTS": "--big"})
+
+    assert found == [("--big", "a.py"), ("-o", "n=2")]
+
+
+def test_a_launch_is_not_given_what_is_for_the_calling_session() -> None:
+    typed = ["a.py", "--perf-base", "v1", "--perf-device=cpu", "-k", "b", "--", "--perf-x"]
+
+    assert less_ours(typed) == ("a.py", "--perf-device=cpu", "-k", "b", "--", "--perf-x")
+
+
+def test_a_launch_has_the_interpreters_options_of_the_call() -> None:
+    call = ["python", "-X", "dev", "-bWerror", "-IOm", "pytest", "-x"]
+
+    assert interpreter_options(call) == ("-X", "dev", "-b", "-W", "error", "-s", "-P", "-O")
+    assert interpreter_options(["python", "bin/pytest", "-x"]) == ()
