@@ -910,6 +910,26 @@ def test_comparing_outside_of_git_is_not_a_success(project: pytest.Pytester) -> 
     assert "NO-BASELINE" in str(result.stdout)
 
 
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (("--perf-limit=3%",), ["limit"]),
+        (("--perf-base=HEAD", "--perf-policy=enforce"), ["base"]),
+        (("--perf-rounds=3",), []),
+    ],
+)
+def test_an_option_of_the_gate_is_said_to_compare_nothing_in_a_session_that_only_measures(
+    project: pytest.Pytester, options: tuple[str, ...], told: list[str]
+) -> None:
+    result = run(project, "def test_anything(): pass", *options)
+
+    lines = [line for line in result.outlines if line.startswith("perfsuite: --perf-")]
+    assert lines == [
+        f"perfsuite: --perf-{name} compares nothing without --benchmark-compare" for name in told
+    ]
+    assert result.ret == 0
+
+
 def test_too_few_gpus_refuse_the_machine_before_the_first_test(project: pytest.Pytester) -> None:
     result = run(project, "def test_anything(): raise AssertionError", "--perf-require-gpus=64")
 

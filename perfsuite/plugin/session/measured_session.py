@@ -330,7 +330,11 @@ class MeasuredSession:
             verdicts = verdict_lines(result.cells, result.refusal, result.differs)
             for text in (*verdicts, *annotations):
                 terminalreporter.write_line(legible(text))
-        for remark in filter(None, [self._foreign_markers, self._sharding.why_empty]):
+        options = {*self.choices.gate.fixed, *(["base"] if self.choices.gate.base else [])}
+        unused = None
+        if self._gate is None and self.choices.policy.turns is None and options:
+            unused = f"--perf-{min(options)} compares nothing without --benchmark-compare"
+        for remark in filter(None, [unused, self._foreign_markers, self._sharding.why_empty]):
             terminalreporter.write_line(f"perfsuite: {remark}")
 
 
