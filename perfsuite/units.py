@@ -71,8 +71,8 @@ def option_bounds(tolerance: str | None, limit: str, *, prefix: str = "--") -> t
 
 
 def default_tolerance(limit: float) -> float:
-    """Return the slowdown that is accepted where a limit alone is given: 0.4 of it."""
-    return limit / 2.5
+    """Return the slowdown that is accepted where a limit alone is given: 0.4 of it, at most 0.9."""
+    return min(limit / 2.5, 0.9)
 
 
 def parse_seconds(text: str) -> float:

@@ -62,6 +62,7 @@ def test_a_change_that_tightens_both_bounds_in_two_places_is_held_to_them(tmp_pa
     [
         (0.05, {}, (0.02, 0.05)),
         (0.01, {}, (0.004, 0.01)),
+        (3.0, {}, (0.9, 3.0)),
         (0.05, {"limit": "20%"}, (0.08, 0.2)),
         (0.05, {"limit": "20%", "tolerance": "1%"}, (0.01, 0.2)),
     ],
