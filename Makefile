@@ -28,7 +28,8 @@ unexport PYTHONDONTWRITEBYTECODE
 bytecode: install
 	@$(BIN)/python -m compileall -q perfsuite tests/support
 
-WORKERS := 2
+# One more than CI has cores: sessions take turns and ranks wait, so that two leave a core idle.
+WORKERS := 3
 TESTS = $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 SESSIONS := tests/sessions tests/faults
 # Those have targets of their own.
@@ -37,9 +38,7 @@ REST := tests $(SESSIONS:%=--ignore=%) --ignore=tests/packaging/docs
 test: bytecode
 	$(TESTS) $(REST)
 
-# Whole gate sessions, and faults on real ranks and commands. Three at a time: the arms of a session
-# take turns, so that one alone leaves a core idle.
-test-sessions: WORKERS := 3
+# Whole gate sessions, and faults on real ranks and commands.
 test-sessions: bytecode
 	$(TESTS) $(SESSIONS)
 

@@ -289,8 +289,8 @@ WRONG = {
         "bits are due (on all ranks); likeliest cause: the gradients are not reduced over the ranks"
     ),
     "same_data": (
-        "T1 mismatch: the gradient of * differs at step 1 by *; likeliest cause: all ranks tell "
-        "the same losses: does the sampler give them the same data?"
+        "T1 mismatch: the gradient of * differs at step 1 by *; likeliest cause: all ranks return "
+        "the same loss: does the sampler give them the same data?"
     ),
     "scaled_rate": (
         "T1 mismatch: the update of * differs at step 1 by 1.0e+00, over the limit of *; likeliest "
