@@ -598,8 +598,18 @@ def annotate(request):
     if "benchmark" in request.fixturenames:
         request.getfixturevalue("benchmark").extra_info["machine"] = "mine"
 
-def helper(request): return request.getfixturevalue("benchmark")
+@pytest.fixture(params=["benchmark"])
+def named(request):
+    return request.getfixturevalue(request.param)
 
+TIMER = "benchmark"
+
+def helper(request): return request.getfixturevalue("benchmark")
+def by_default(request, name="benchmark"): return request.getfixturevalue(name)
+
+def test_by_parameter(named): named(sum, [1])
+def test_by_constant(request): request.getfixturevalue(TIMER)(sum, [1])
+def test_by_default(request): by_default(request)(sum, [1])
 def test_by_fixture(timed): timed(sum, [1])
 def test_by_helper(request): helper(request)(sum, [1])
 def test_by_body(request): request.getfixturevalue("benchmark")(sum, [1])
@@ -609,7 +619,10 @@ def test_no_cell(request): request.getfixturevalue("tmp_path")
 
     result = gate(folder)
 
-    hiding = ("test_by_fixture", "test_by_helper", "test_by_body")
+    hiding = (
+        *("test_by_parameter[benchmark]", "test_by_constant", "test_by_default"),
+        *("test_by_fixture", "test_by_helper", "test_by_body"),
+    )
     assert words(result) == dict.fromkeys(hiding, "INVALID")
     assert {cell.reason for cell in result.cells} == {
         "it takes 'benchmark' from request.getfixturevalue, which cannot be seen before it runs, "

@@ -11,7 +11,7 @@ from pathlib import Path
 from perfsuite.gate.arms.arm import Launch
 from perfsuite.gate.arms.loaded import Loaded
 from perfsuite.gate.git.changes import Changes
-from perfsuite.gate.provenance.installed import SITE, by_names, find_source
+from perfsuite.gate.provenance import installed
 from perfsuite.gate.provenance.symmetry import Loading
 from perfsuite.records.verdict import CellVerdict
 from perfsuite.units import listed
@@ -85,18 +85,22 @@ class Comparison:
 
         Or another file of head's tree that git does not know: it may hold what such a module made.
         """
-        modules, names = self.changes.modules, by_names(self.top, self.changes.modules)
+        modules, names = self.changes.modules, installed.by_names(self.top, self.changes.modules)
 
         def is_changed(file: Path) -> bool:
-            is_source = file.suffix == ".py" and not SITE.search(str(file))
+            is_source = file.suffix == ".py" and not installed.SITE.search(str(file))
             if is_source and file.is_relative_to(self.top):
                 return file.relative_to(self.top) in modules
-            return find_source(file, names) is not None
+            return installed.find_source(file, names) is not None
 
         recent = Loading.of(self.collected.arm, replace(loaded, files=loaded.recent))
+        owned = installed.installed_by_projects(self.top, recent.files).keys() & recent.files
+        own = installed.modules_of(self.top)
         return (
             bool(loaded.silent or loaded.shells)
             or any(is_changed(Path(file).resolve()) for file in loaded.recent)
+            # A build has made it, of whatever in the tree.
+            or any(installed.find_source(Path(file), own) is None for file in owned)
             or not all(map(self._is_compared, recent.own_files))
         )
 

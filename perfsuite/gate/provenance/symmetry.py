@@ -168,10 +168,11 @@ def _find_foreign(arm: Loading, other: Loading) -> str | None:
         if not other.is_own(path) or _real_path(arm.top / place) == file:
             continue
         is_data = arm.is_data(file)
-        if is_data and place not in _tracked(other.top):  # it belongs to neither
+        is_new = path.is_file() and path.stat().st_mtime > _began_s()  # one arm has made it
+        if is_data and not is_new and place not in _tracked(other.top):  # it belongs to neither
             continue
         if not are_alike(path, arm.top / place):
-            advice = "have the code find it beside itself"
+            advice = "have the code find it beside itself" + (f", or {_SHARE}" if is_data else "")
             if path.suffix == ".py":
                 advice = (
                     "is it installed in editable mode? Name its folder in pytest's pythonpath, or "

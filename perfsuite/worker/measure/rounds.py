@@ -131,10 +131,7 @@ def measure_rounds(
 
 
 def _on_device(between_events_s: float, on_host_s: float, num_iterations: int) -> float:
-    """Return seconds of a round, by the host where much of its work ran in no stream with events.
-
-    The host has waited for a part of the run-up, too: for one iteration more, at most.
-    """
+    """Return a round's seconds: by the host, less its run-up, where much ran in other streams."""
     least_s = on_host_s * num_iterations / (num_iterations + 1)
     return least_s if least_s > _MOST_BESIDE * between_events_s else between_events_s
 

@@ -136,6 +136,28 @@ def test_a_cell_may_use_what_an_ended_process_made_for_an_earlier_one(
     assert (names(found, A) == []) == is_judged
 
 
+@pytest.mark.parametrize("product", ["kernel.py", "alpha.py", "kernel.abi3.so"])
+def test_what_a_project_of_the_tree_has_made_and_installed_may_be_of_any_change(
+    tmp_path: Path, product: str
+) -> None:
+    top, site = tmp_path / "tree", tmp_path / "site-packages"
+    for file, text in {
+        top / "pyproject.toml": '[project]\nname = "kern"\nversion = "1"\n',
+        top / "alpha.py": "",
+        top / "generator.py": "",
+        site / "kern-1.dist-info/METADATA": "Metadata-Version: 2.1\nName: kern\nVersion: 1\n",
+        site / "kern-1.dist-info/RECORD": f"{product},,\n",
+        site / product: "",
+    }.items():
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+    runs = {A: run(str(site / product)), B: run(str(top / "alpha.py"))}
+
+    found = names(comparison(changes("generator.py"), runs, [], top=top), A, B)
+
+    assert found == ([A, B] if product == "alpha.py" else [B])
+
+
 def test_where_collecting_loads_a_changed_module_each_file_is_launched_alone() -> None:
     launched: list[Sequence[str]] = []
     runs = {A: run(ALPHA), B: run(BETA)}

@@ -150,6 +150,24 @@ def test_an_arm_that_loaded_the_others_file_is_named(folder: Path, loader: str) 
     )
 
 
+@pytest.mark.parametrize("began_s", [math.inf, 0.0])
+def test_data_of_heads_checkout_that_neither_tracks_is_shared_unless_the_session_made_it(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, began_s: float
+) -> None:
+    monkeypatch.setattr(symmetry, "_began_s", lambda: began_s)
+    (folder / "head/.cache").mkdir()
+    (folder / "head/.cache/plan.json").write_text("{}")
+
+    found = compare(folder, ["head/.cache/plan.json"], ["head/.cache/plan.json"])
+
+    assert found == (
+        None
+        if began_s
+        else f"the base arm loaded {folder}/head/.cache/plan.json, which is head's; have the code "
+        "find it beside itself, or name it in pytest's perf_share where both may use head's"
+    )
+
+
 @pytest.mark.parametrize("place", ["pkg/inner/__init__.py", "pkg/lost.py"])
 def test_a_file_of_the_other_tree_that_the_own_has_alike_is_fine(folder: Path, place: str) -> None:
     (folder / "head/pkg/lost.py").touch()

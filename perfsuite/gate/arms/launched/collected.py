@@ -55,7 +55,13 @@ def hides_benchmark(item: Any) -> bool:
     """Whether a test, a fixture of it, or what these call, requests the fixture at run time."""
     functions = [definition.func for definition in _fixtures_of(item)]
     functions.append(getattr(item, "function", None))
-    return any(_requests_benchmark(function, _MOST_CALLS) for function in functions)
+    parameters = [one for definition in _fixtures_of(item) for one in definition.params or ()]
+    found = (_requests_benchmark(function, _MOST_CALLS) for function in functions)
+    return _has_name(parameters) or any(found)
+
+
+def _has_name(values: Any) -> bool:
+    return any(isinstance(one, str) and one == "benchmark" for one in values)
 
 
 def _requests_benchmark(function: Any, num_calls: int) -> bool:
@@ -65,9 +71,10 @@ def _requests_benchmark(function: Any, num_calls: int) -> bool:
     names = function.__code__.co_names
     # One that looks in `fixturenames` first takes what the test itself names.
     is_asked = "getfixturevalue" in names and "fixturenames" not in names
-    if is_asked and "benchmark" in function.__code__.co_consts:
-        return True
     called = [function.__globals__.get(name) for name in names]
+    given = (*function.__code__.co_consts, *(function.__defaults__ or ()), *called)
+    if is_asked and _has_name(given):
+        return True
     for module in [one for one in called if isinstance(one, ModuleType)]:
         called += [vars(module).get(name) for name in names]
     return num_calls > 0 and any(_requests_benchmark(one, num_calls - 1) for one in called)

@@ -74,7 +74,6 @@ def check_own_steps(case: OwnCase) -> tuple[EquivalenceRow, dict[str, str]]:
         missing["losses"] = "build_step or the reference tells none"
     if any(True for _ in truth.own.model.buffers()):
         missing["buffers"] = "a rank may keep its own, as batch normalisation does"
-    # A parameter that is not trained is kept with the buffers.
     before, after = trace.start.buffers, trace.steps[-1].after.buffers
     frozen = without_wrappers(dict(truth.own.model.named_parameters())).keys() & after.keys()
     if changed := [repr(one) for one in sorted(frozen) if not torch.equal(before[one], after[one])]:
