@@ -47,7 +47,7 @@ AcceptedFile = Annotated[
 ]
 STORAGE = "baselines"
 ACCEPTED = Path(STORAGE, "accepted.toml")
-Tolerance = Annotated[str | None, typer.Option(help="Accepted slowdown; by default 0.4 of the limit.")]
+Tolerance = Annotated[str | None, typer.Option(help="Accepted slowdown; else 0.4 of the limit.")]
 Limit = Annotated[str, typer.Option(help="Slowdown that must not pass.")]
 MaxPairs = Annotated[int, typer.Option(min=LEAST_MAX_PAIRS, help="Launches of each side, at most.")]
 MaxMinutes = Annotated[float, typer.Option(min=0, help="Start no pair that would end after this.")]

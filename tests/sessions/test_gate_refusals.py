@@ -93,7 +93,11 @@ def test_what_would_measure_nothing_is_a_usage_error(
 
 
 def test_a_marker_whose_limit_is_below_the_tolerance_is_a_usage_error(shop: Repository) -> None:
-    shop.write(benchmarks__test_steps=ONE_CELL.replace("@", "@pytest.mark.perf(limit='1%')\n    @"))
+    shop.write(
+        benchmarks__test_steps=ONE_CELL.replace(
+            "@", "@pytest.mark.perf(limit='1%', tolerance='2%')\n    @"
+        )
+    )
 
     gated = shop.gate()
 

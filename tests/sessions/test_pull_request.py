@@ -119,7 +119,7 @@ def test_a_slower_change_is_told_beside_its_line_and_in_one_comment(tmp_path: Pa
     cell = "benchmarks/test_steps.py::test_price"
     (error,) = (line for line in job.output.splitlines() if line.startswith("::"))
     assert error.startswith(f"::error file=benchmarks/test_steps.py,line=7::{cell}: FAIL: +200.0")
-    assert error.endswith("; tolerance 2.0 %25; limit 10.0 %25")
+    assert error.endswith("; tolerance 4.0 %25; limit 10.0 %25")
     assert job.summary.startswith("**FAIL**: 1 cell&#58; 1 FAIL\n")
     assert (hub.artifacts / "performance-gate-0" / "run.json").is_file()
     (comment,) = hub.read("comments")

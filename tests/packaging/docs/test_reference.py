@@ -54,7 +54,10 @@ def test_every_option_is_listed_with_its_default() -> None:
     }
 
     assert set(rows) == {option.flag for option in OPTIONS}
-    words = {"": {"none", "the merge base", "this one", "the stored runs"}, "86400": {"a day"}}
+    words = {
+        "": {"none", "the merge base", "0.4 of the limit", "this one", "the stored runs"},
+        "86400": {"a day"},
+    }
     for option in OPTIONS:
         assert rows[option.flag] in words.get(option.default, {option.default}), option.name
 
