@@ -21,7 +21,7 @@ from perfsuite.stats.sequential import DEFAULT_MAX_PAIRS
 from perfsuite.system.untrusted import printable_lines
 from perfsuite.units import counted, format_change, format_ratio, option_bounds, short_commit
 
-# The gate's, for the one that is not given beside the other.
+# The gate's, where a tolerance alone is given.
 _LIMIT = "5%"
 
 

@@ -130,7 +130,7 @@ class Loosening(_Entry, frozen=True, kw_only=True, tag="limit"):
         return {name: value for name in names if (value := getattr(self, name)) is not None}
 
     def most(self, name: str) -> float:
-        """The looser limit, tolerance or floor (in seconds); 0 where it names none."""
+        """The looser limit, tolerance (by default of that limit) or floor (in seconds), else 0."""
         text = getattr(self, name)
         if text is None:
             return default_tolerance(self.most("limit")) if name == "tolerance" else 0.0
