@@ -141,7 +141,9 @@ def _run_session(kind: str, folder: Path, out: Path, log: SessionLog) -> str:
     if kind == "smoke":
         git(folder.parent, "clone", "--quiet", str(Path(__file__).parent.parent), str(folder))
         _append(folder, _LOADED_BY_ALL)
-        ended = run([*PYTEST, "--benchmark-compare", "--perf-matrix=smoke"], folder)
+        ended = run(
+            [*PYTEST, "--benchmark-compare", "--perf-matrix=smoke", "--perf-base=HEAD~1"], folder
+        )
         return log.add(kind, ended, verdicts(folder / "results" / "run.json"), kind=kind)
     shutil.copytree(template(out, _FILES), folder)
     options = {"twin": ["--identical", "judge"], "slower": ["-k", "test_single"]}.get(kind, [])

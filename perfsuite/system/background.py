@@ -42,6 +42,8 @@ _MOST_HIDDEN, _MOST_WAITS = 0.2, 0.05
 # Of the seconds of its own turns, an arm's threads may work so many in the other arm's: half of the
 # usual tolerance. One that only looks whether there is work uses less, and less than so many.
 MOST_WORK, LEAST_WORK_S = 0.01, 0.001
+# As a turn ends, a queue's thread may not have passed on what it was given: it may, for so long.
+_MOST_LOOKS, _SETTLE_S = 5, 0.0001
 _POLL_S = 0.05
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
@@ -164,6 +166,11 @@ class Waits:
         if self._num_turns:
             self._turns_s += time.perf_counter() - self._began_s
         self._before = thread_usage()
+        for _ in range(_MOST_LOOKS if self._before else 0):
+            time.sleep(_SETTLE_S)
+            last, self._before = self._before, thread_usage()
+            if self._before == last:
+                break
         self._is_any_waiting = any(map(_is_waiting, (*children, *self._before)))
 
     def begin_turn(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import queue
 import socket
 import subprocess
 import sys
@@ -260,6 +261,28 @@ def test_a_thread_that_runs_in_the_other_arms_turn_hides_what_it_waited_for() ->
 
     assert end_turns(background.Waits(), [], meanwhile)
     assert not end_turns(background.Waits(), [], lambda: None)
+
+
+def test_a_queues_thread_that_passes_on_what_the_turn_gave_it_hides_nothing() -> None:
+    given: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+    reader, writer = os.pipe()
+
+    def pass_on() -> None:
+        while (item := given.get()) is not None:
+            os.write(writer, item)
+
+    thread = threading.Thread(target=pass_on)
+    thread.start()
+    waits = background.Waits()
+    for _ in range(40):
+        given.put(b"1")
+        waits.end_turn([])
+        os.read(reader, 1)
+        waits.begin_turn()
+    given.put(None)
+    thread.join()
+
+    assert not waits.are_hidden
 
 
 def test_a_thread_that_works_and_ends_in_the_other_arms_turn_hides_its_work() -> None:
