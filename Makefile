@@ -28,7 +28,7 @@ unexport PYTHONDONTWRITEBYTECODE
 bytecode: install
 	@$(BIN)/python -m compileall -q perfsuite tests/support
 
-# One more than CI has cores: sessions take turns and ranks wait, so that two leave a core idle.
+# One more than CI has cores: ranks wait for each other, so that two leave a core idle.
 WORKERS := 3
 TESTS = $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 SESSIONS := tests/sessions tests/faults
@@ -38,7 +38,8 @@ REST := tests $(SESSIONS:%=--ignore=%) --ignore=tests/packaging/docs
 test: bytecode
 	$(TESTS) $(REST)
 
-# Whole gate sessions, and faults on real ranks and commands.
+# Whole gate sessions, and faults on real ranks and commands. They time, and load widens what they see.
+test-sessions: WORKERS := 2
 test-sessions: bytecode
 	$(TESTS) $(SESSIONS)
 

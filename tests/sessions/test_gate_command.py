@@ -87,7 +87,7 @@ def repository(tmp_path: Path) -> Repository:
     with socket.create_server(("127.0.0.1", 0)) as free:
         train = TRAIN.replace("PORT", str(free.getsockname()[1]))
     repository.write(model=MODEL, train=train, benchmarks__test_commands=CELLS)
-    (repository.path / "pytest.ini").write_text("[pytest]\nperf_gate = on\nperf_max_pairs = 4\n")
+    (repository.path / "pytest.ini").write_text("[pytest]\nperf_gate = on\nperf_max_pairs = 12\n")
     repository.git("init", "--quiet", "--initial-branch=main")
     repository.commit()
     repository.write(model=f"{MODEL}\n    # the same\n")
