@@ -5,6 +5,7 @@ groups (`dist.all_reduce`, DDP, FSDP2) in `c10d`, DTensor's in `_c10d_functional
 """
 
 import time
+import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -151,6 +152,21 @@ def await_collective(func: Any, result: Any) -> bool:
         if isinstance(part, torch.ScriptObject):
             part.wait()  # type: ignore[attr-defined]  # a c10d Work
     return True
+
+
+# Modules between the code that begins a collective and the dispatch mode that sees it.
+_BETWEEN = (
+    *("torch._", "torch.autograd.", "torch.distributed._functional_collectives"),
+    *("torch.distributed.c10d_logger", "torch.distributed.distributed_c10d"),
+    *("torch.distributed.nn.", "perfsuite.worker.measure.", "perfsuite.worker.equivalence."),
+)
+
+
+def find_caller() -> str | None:
+    """Return the module whose code began the present collective; None for torch's and ours."""
+    modules = (str(frame.f_globals.get("__name__")) for frame, _ in traceback.walk_stack(None))
+    module = next((one for one in modules if not one.startswith(_BETWEEN)), "perfsuite.")
+    return None if module.startswith(("torch.", "perfsuite.")) else module
 
 
 def _name_in_torch_distributed(func: Any) -> str | None:

@@ -180,7 +180,10 @@ def test_statistics_over_all_ranks_are_proven_by_t1_alone(
 
     assert statuses(report) == {"T1": "equivalent", "data": "equivalent"}, str(report)
     assert report.inapplicable == {
-        "T0": "SyncBatchNorm: a rank's gradient is no function of its shard alone",
+        "T0": (
+            "SyncBatchNorm communicates in the forward pass, so that a rank's gradient depends on "
+            "other shards too"
+        ),
         "checkpointing": "the recipe recomputes nothing",
     }
 

@@ -247,7 +247,6 @@ def _why_losses_alone(trace: Trace, parameters: Mapping[str, nn.Parameter]) -> s
 
 
 def _first_part(trace: Trace, parameters: Mapping[str, nn.Parameter]) -> str | None:
-    """The first parameter of which a rank holds a part; None where there is none."""
     ours = trace.start.parameters
     differing = (n for n in ours if n in parameters and ours[n].shape != parameters[n].shape)
     return next(differing, None)

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from perfsuite.records.recipe import Recipe
+from perfsuite.units import listed
 from perfsuite.worker.equivalence import comparison, planted_bugs
 from perfsuite.worker.equivalence.checks.data import have_equal_shards
 from perfsuite.worker.equivalence.comparison import Tensors
@@ -42,8 +43,12 @@ def check_reduction(case: Case) -> Proof | str:
     layers = [one for one in reference.trainer.module.modules() if one.training]
     is_synchronised = any(isinstance(layer, nn.SyncBatchNorm) for layer in layers)
     is_divided = recipe.plan.data_parallel_size > 1
-    if is_synchronised and is_divided:
-        return "SyncBatchNorm: a rank's gradient is no function of its shard alone"
+    talking = "SyncBatchNorm" if is_synchronised else listed(sorted(case.trace.communicating))
+    if talking and is_divided:
+        return (
+            f"{talking} communicates in the forward pass, so that a rank's gradient depends on "
+            "other shards too"
+        )
     proof = Proof(check="T0", on_bug=case.on_step)
     reduce = _reduction(case, reference)
     steps = case.trace.steps
@@ -99,7 +104,6 @@ def _find_cause(
     bugs: Sequence[Bug],
     discrepancy: comparison.Discrepancy,
 ) -> str | None:
-    """The likeliest cause of any discrepancy, from the first step."""
     step = case.trace.steps[0]
     again = _run_shards(reference, step, case.recipe)
     if any(one.loss != other.loss for one, other in zip(passes, again, strict=True)):

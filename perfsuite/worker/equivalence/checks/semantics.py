@@ -94,8 +94,6 @@ def check_semantics(case: Case) -> Proof | EquivalenceRow:
 
 @dataclass(frozen=True, kw_only=True)
 class _Expected(ExpectedStep):
-    """Both passes over the batch of the samples of all ranks and micro-batches."""
-
     batch: MicroBatch
     truth: Pass
     plain: Pass

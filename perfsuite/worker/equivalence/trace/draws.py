@@ -1,4 +1,4 @@
-"""The random numbers that a model draws, operator by operator.
+"""The random numbers that a model draws, operator by operator, and whether it communicates itself.
 
 A dropout mask, noise, a permutation: whatever moves a generator of torch. The operators run as they
 would without being seen, and leave the generators where they would have left them.
@@ -19,7 +19,7 @@ import numpy
 import torch
 from torch import Tensor, nn
 
-from perfsuite.worker.measure.dispatch import StepMode, await_collective
+from perfsuite.worker.measure.dispatch import StepMode, await_collective, find_caller
 
 # Operators of torch that compute with what they draw and do not return it.
 _KEEP_TO_THEMSELVES = ("attention", "dropout", "rnn", "rrelu")
@@ -99,6 +99,7 @@ class DrawMode(StepMode):  # type: ignore[no-untyped-call]
     def __init__(self, device: torch.device) -> None:
         super().__init__()
         self.num_calls: Counter[str] = Counter()
+        self.communicating: set[str] = set()  # modules of users, in forward passes
         self._device = device
 
     @abstractmethod
@@ -114,7 +115,8 @@ class DrawMode(StepMode):  # type: ignore[no-untyped-call]
         self.num_calls[func.name()] += 1
         if not _may_draw(func):
             result = func(*args, **kwargs)
-            await_collective(func, result)
+            if await_collective(func, result) and not in_backward():
+                self.communicating.update(filter(None, [find_caller()]))
             return result
         before = self._read_generators(args, kwargs)
         result = func(*args, **kwargs)

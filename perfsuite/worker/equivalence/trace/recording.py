@@ -88,6 +88,7 @@ def record_run(
         steps=steps,
         num_skipped=num_skipped,
         num_calls=None if recorder.draws is None else recorder.draws.num_calls,
+        communicating=frozenset(recorder.draws.communicating if recorder.draws else ()),
         bucket_layout=getattr(trainer.strategy, "bucket_layout", []),
     )
 

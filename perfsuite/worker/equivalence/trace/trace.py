@@ -115,6 +115,7 @@ class RankTrace:
     num_skipped: int = 0
     sparse: frozenset[str] = frozenset()  # parameters whose sparse gradients are recorded as dense
     num_calls: Counter[str] | None = None  # of each operator; None where they were not seen
+    communicating: frozenset[str] = frozenset()  # the user's modules, in forward passes
     bucket_layout: list[list[str]] = field(default_factory=list)  # DDP's, if a hook depends on it
     num_accumulated: int = 1  # how often a step adds to a gradient, where the recipe does not say
 
@@ -151,6 +152,7 @@ class Trace:
     num_skipped: int
     sparse: frozenset[str]
     num_calls: Counter[str] | None
+    communicating: frozenset[str]
     bucket_layout: list[list[str]]
     num_accumulated: int
     differences: list[Discrepancy]  # of a rank from the first one that has the same tensor
@@ -214,6 +216,7 @@ def join_traces(ranks: Sequence[RankTrace]) -> Trace:
         num_skipped=ranks[0].num_skipped,
         sparse=frozenset().union(*(rank.sparse for rank in ranks)),
         num_calls=sum(num_calls, Counter()) if len(num_calls) == len(ranks) else None,
+        communicating=frozenset().union(*(rank.communicating for rank in ranks)),
         bucket_layout=ranks[0].bucket_layout,
         num_accumulated=max(rank.num_accumulated for rank in ranks),
         differences=differences,

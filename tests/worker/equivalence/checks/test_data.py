@@ -102,6 +102,7 @@ def make_case(workload: Workload, recipe: Recipe, *, drawn: Any, seen: Any) -> C
         num_skipped=0,
         sparse=frozenset(),
         num_calls=None,
+        communicating=frozenset(),
         bucket_layout=[],
         differences=[],
         num_accumulated=1,
