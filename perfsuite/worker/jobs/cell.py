@@ -24,7 +24,7 @@ from perfsuite.worker.measure import counters
 from perfsuite.worker.measure.clock import largest_over_ranks, start_together
 from perfsuite.worker.measure.device import is_accelerator, memory_stats, synchronize
 from perfsuite.worker.measure.environment import describe_environment
-from perfsuite.worker.measure.iterations import Iterations, T
+from perfsuite.worker.measure.iterations import Iterations
 from perfsuite.worker.measure.memory import measure_peak
 from perfsuite.worker.measure.operators import costliest_operators, profile_iterations
 from perfsuite.worker.measure.rounds import (
@@ -289,7 +289,7 @@ class Measurement:
             self._waits.begin_turn()
         loader_workers.resume()
 
-    def _end_round(self, _: int) -> None:
+    def _end_round(self) -> None:
         if self._turns.are_needed:
             self._waits.end_turn(loader_workers.find())
         loader_workers.stop()
@@ -308,8 +308,11 @@ class Measurement:
         if peak.saved_activation_bytes is None:
             reason = "no stage 'backward' followed a stage 'forward'"
             self._found.missing.setdefault("saved_activation_bytes", reason)
-        found: dict[str, int | None] = {**vars(counted)}
+        found: dict[str, Any] = {**vars(counted)}
         del found["watched_s"]
+        if (operator := found.pop("without_formula")) is not None:
+            reason = f"torch has no formula for the FLOPs of {operator}"
+            self._found.missing |= dict.fromkeys(("flops", "model_flops"), reason)
         found["saved_activation_bytes"] = peak.saved_activation_bytes
         if not self._is_loop:
             found |= yield from counters.count_device_calls(device)
@@ -326,18 +329,13 @@ class Measurement:
 
 
 def inject_fault(
-    asked: Iterations[T], channel: messages.TurnChannel | None, device: torch.device
-) -> Iterations[T]:
+    asked: Iterations[None], channel: messages.TurnChannel | None, device: torch.device
+) -> Iterations[None]:
     """Ask for the same iterations, each with the fault that the arm's channel names, if any."""
     fault = None if channel is None else channel.planted_fault
     wait = _synchronization(device) if fault == "synchronization" else None
     leaked: list[torch.Tensor] = []
-    while True:
-        try:
-            stage = next(asked)
-        except StopIteration as ended:
-            result: T = ended.value
-            return result
+    for stage in asked:
         if fault == "leak":
             leaked.clear()  # the machine would run out of more than one iteration's
             leaked.append(torch.empty(LEAKED_BYTES, dtype=torch.uint8, device=device))

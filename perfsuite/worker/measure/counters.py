@@ -21,6 +21,8 @@ from perfsuite.worker.measure.operators import read_trace
 _BOOKKEEPING_NAMESPACES = frozenset({"profiler", "prim"})
 
 _NUM_LOOKS = 3
+# They multiply matrices inside, and torch has no formula for them.
+_WITHOUT_FORMULA = ("_cudnn_rnn", "miopen_rnn", "mkldnn_rnn_layer", "_trilinear")
 # What torch calls the pass outside of any.
 _NO_BACKWARD = -1
 
@@ -52,6 +54,7 @@ class IterationCounts:
     collectives: int = 0
     collective_bytes: int = 0
     watched_s: dict[str, tuple[float, float]] = field(compare=False)
+    without_formula: str | None = None  # an operator whose FLOPs are not among these
 
 
 def count_iteration() -> Iterations[IterationCounts]:
@@ -186,6 +189,8 @@ class _Counter(StepMode):  # type: ignore[no-untyped-call]
             self._scores_flops += _scores_flops(formula, args, flops)
             if backward != _NO_BACKWARD and torch.is_grad_enabled():
                 self._recorded_flops[backward] += flops
+        elif str(formula).removeprefix("aten.") in _WITHOUT_FORMULA:
+            self.found.without_formula = str(formula)
         return result
 
 

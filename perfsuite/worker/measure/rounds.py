@@ -83,7 +83,7 @@ def measure_rounds(
     stages: StageClock,
     start_together: Callable[[], None],
     synchronize: Callable[[], None],
-    after_round: Callable[[int], None],
+    after_round: Callable[[], None],
     take_turn: Callable[[], AbstractContextManager[None]] = nullcontext,
     most_spans: int = 0,
     clock: Callable[[], float] = time.perf_counter,
@@ -94,15 +94,15 @@ def measure_rounds(
 
     The garbage collector runs between rounds, and what the garbage of a round costs it belongs to
     the time of that round. `take_turn` is entered for each round, its preparation and
-    `after_round`, which gets its number. The first rounds keep spans, until `most_spans`. With
-    `run_up`, the stage of one iteration more before each round, the device times it, from border to
-    border. A round lasts longer by `slowdown` of itself: 0.05 = 5 %.
+    `after_round`. The first rounds keep spans, until `most_spans`. With `run_up`, the stage of one
+    iteration more before each round, the device times it, from border to border. A round lasts
+    longer by `slowdown` of itself: 0.05 = 5 %.
     """
     num_spans = 0
     with collector_off():
         synchronize()
         stages.collect()
-        for number in range(num_rounds):
+        for _ in range(num_rounds):
             with take_turn():
                 start_together()
                 synchronize()
@@ -127,7 +127,7 @@ def measure_rounds(
                         duration_s=duration_s, stages_s=stages_s, steps_s=steps_s, spans=spans
                     )
                 )
-                after_round(number)
+                after_round()
 
 
 def _on_device(between_events_s: float, on_host_s: float, num_iterations: int) -> float:

@@ -40,12 +40,23 @@ def channel(**planted: object) -> TurnChannel:
 
 
 def planted_in(asked: Iterations[T], **planted: object) -> T:
-    return run_iterations(inject_fault(asked, channel(**planted), CPU), iterate)
+    return found(asked, channel(**planted))
+
+
+def found(asked: Iterations[T], planted: TurnChannel | None) -> T:
+    """What the iterations find beside what is planted in them."""
+    results: list[T] = []
+
+    def keep() -> Iterations[None]:
+        results.append((yield from asked))
+
+    run_iterations(inject_fault(keep(), planted, CPU), iterate)
+    return results[0]
 
 
 def test_an_arm_without_a_plant_runs_what_it_is_given() -> None:
     for given in (None, channel(), channel(planted_recipe=("precision=fp32",))):
-        counted = run_iterations(inject_fault(count_iteration(), given, CPU), iterate)
+        counted = found(count_iteration(), given)
 
         assert counted.ops == run_iterations(count_iteration(), iterate).ops == 2
 
@@ -64,9 +75,9 @@ def test_a_leak_is_found_beside_the_peak_of_any_model() -> None:
         metric: Literal["requested_peak"] = "requested_peak"
         return Peak(Memory(metric=metric, peak_bytes=num_bytes, per_rank=(num_bytes,)))
 
-    found = compare_counts(asked(60 * 2**30), asked(60 * 2**30 + LEAKED_BYTES))
+    compared = compare_counts(asked(60 * 2**30), asked(60 * 2**30 + LEAKED_BYTES))
 
-    assert [change.name for change in found.increases] == ["memory"]
+    assert [change.name for change in compared.increases] == ["memory"]
 
 
 def test_one_process_on_a_cpu_has_no_rank_to_wait_for() -> None:

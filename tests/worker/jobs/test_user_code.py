@@ -66,7 +66,7 @@ class Rounds:
             stages=StageClock(torch.device("cpu"), clock=clock),
             start_together=lambda: clock.work(1000.0),
             synchronize=lambda: None,
-            after_round=lambda number: clock.work(1000.0),
+            after_round=lambda: clock.work(1000.0),
             clock=clock,
         )
 

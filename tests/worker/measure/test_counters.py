@@ -228,6 +228,22 @@ def test_inference_mode_hides_no_flops():
     assert run_iterations(count_iteration(), evaluate).flops == theirs.get_total_flops() > 0
 
 
+@pytest.mark.parametrize(
+    ("layer", "inputs", "operator"),
+    [
+        (nn.LSTM(4, 8), (torch.randn(5, 2, 4),), "aten.mkldnn_rnn_layer"),
+        (nn.Bilinear(3, 4, 5), (torch.randn(2, 3), torch.randn(2, 4)), "aten._trilinear"),
+        (nn.GRU(4, 8), (torch.randn(5, 2, 4),), None),  # of products that are seen
+    ],
+)
+def test_an_operator_with_products_that_torch_has_no_formula_for_is_named(layer, inputs, operator):
+    def step(stage):
+        outputs = layer(*inputs)
+        (outputs[0] if isinstance(outputs, tuple) else outputs).sum().backward()
+
+    assert run_iterations(count_iteration(), step).without_formula == operator
+
+
 def test_what_loading_does_is_not_counted():
     def iterate(stage):
         with stage("load"):

@@ -101,7 +101,7 @@ def measure(host: FakeHost, iterate, **changes):
         "stages": stages,
         "start_together": lambda: None,
         "synchronize": lambda: None,
-        "after_round": lambda number: None,
+        "after_round": lambda: None,
         "clock": host,
     }
     rounds: list[RoundTimes] = []
@@ -117,7 +117,7 @@ def test_a_round_lasts_from_the_common_start_to_the_last_synchronisation():
         lambda stage: host.spend(1.0),
         start_together=lambda: host.spend(100.0),
         synchronize=lambda: host.spend(0.5),
-        after_round=lambda number: host.spend(1000.0),
+        after_round=lambda: host.spend(1000.0),
     )
 
     assert rounds == [RoundTimes(duration_s=3.5, stages_s={}, steps_s=(1.0, 1.0, 1.0))] * 2
@@ -166,11 +166,11 @@ def test_the_ranks_start_together_before_the_device_is_synchronised():
         lambda stage: events.append("iterate"),
         start_together=lambda: events.append("together"),
         synchronize=lambda: events.append("synchronize"),
-        after_round=events.append,
+        after_round=lambda: events.append("after"),
     )
 
     one_round = ["together", "synchronize", "iterate", "iterate", "iterate", "synchronize"]
-    assert events == ["synchronize", *one_round, 0, *one_round, 1]
+    assert events == ["synchronize", *one_round, "after", *one_round, "after"]
 
 
 def test_garbage_is_collected_between_rounds_and_never_inside():
