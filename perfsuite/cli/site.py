@@ -56,7 +56,6 @@ def _over_commits(one: CellHistory, rows: Sequence[Row]) -> Section:
 
 
 def _charts(one: CellHistory, rows: Sequence[Row]) -> Iterator[Picture]:
-    """The times with their levels, and the memory, from the oldest run to the newest."""
     points, times_s, cell = one.timeline.points, one.timeline.times_s(), rows[-1].name
     across = ticks(len(points), 1.0)
 

@@ -140,7 +140,6 @@ def _energy_j(ranks: Sequence[CellMeasured]) -> float | None:
 
 
 def _busiest(counts: Sequence[Counts]) -> Counts:
-    """Return, count by count, the largest over ranks; None where any rank has none."""
     by_name = {name: [getattr(one, name) for one in counts] for name in Counts.__struct_fields__}
     return Counts(**{name: None if None in of else max(of) for name, of in by_name.items()})
 

@@ -10,7 +10,7 @@ from statistics import geometric_mean
 import msgspec
 
 from perfsuite.gate.baselines.accepted import EVERY_CELL, Accepted, Rename, Slowdown
-from perfsuite.gate.baselines.select import choose_runs, trunk_rules
+from perfsuite.gate.baselines.select import choose_runs, trunk_of
 from perfsuite.gate.git.find_base import find_trunk
 from perfsuite.gate.git.repository import count_commits, find_top, read_log
 from perfsuite.records.run_file import StoredRun, Unusable
@@ -250,13 +250,13 @@ def read_history(
     target: str | None,
     num_runs: int,
 ) -> StoredHistory:
-    """Return the newest stored runs of an environment, `num_runs` at most, by `trunk_rules`."""
-    root, rules = find_top(folder), trunk_rules(folder, target)
+    """Return the newest stored runs of an environment, `num_runs` at most, by `trunk_of`."""
+    root, rules = find_top(folder), trunk_of(folder, target)
     log: dict[str, datetime] = {}
     if root is not None and (trunk := find_trunk(root, target)) is not None:
         log = read_log(root, trunk)
-        rules["is_in_history"] = log.__contains__
-    choice = choose_runs(storage, True, fingerprint, **rules)
+        rules = rules._replace(is_in_history=log.__contains__)
+    choice = choose_runs(storage, True, fingerprint, rules)
     return StoredHistory(
         root=root,
         runs=order_runs(choice.usable, log)[-num_runs:],

@@ -48,8 +48,6 @@ def ends_on_mistakes() -> Iterator[None]:
 
 
 class _HeldStream:
-    """A stream that keeps what is written until it is released."""
-
     def __init__(self, stream: Any) -> None:
         self._stream = stream
         self._held: list[str] | None = []

@@ -56,7 +56,6 @@ def _stream(path: Path) -> TextIO | None:
 
 
 def _is_device(path: Path) -> bool:
-    """Whether there is a pipe or a device, such as /dev/null, which is not replaced."""
     return path.exists() and not path.is_file() and not path.is_dir()
 
 

@@ -149,7 +149,6 @@ def _showing_its_mask(attention: Callable[..., Any]) -> Callable[..., Any]:
 
 @contextlib.contextmanager
 def _process_group(start: messages.RankStart, device: torch.device) -> Iterator[None]:
-    """Initialise the default process group over a store of this group alone."""
     if not start.request.needs_group:
         yield
         return

@@ -24,7 +24,7 @@ from made_up_cells import make_record
 from perfsuite.errors import PerfsuiteError
 from perfsuite.gate.baselines.accepted import in_words, read_accepted
 from perfsuite.gate.baselines.screen import MIN_SESSIONS
-from perfsuite.gate.baselines.select import choose_runs
+from perfsuite.gate.baselines.select import Trunk, choose_runs
 from perfsuite.gate.baselines.stored_verdict import History
 from perfsuite.gate.judge.explain import explain_stored
 from perfsuite.gate.judge.trial import CellPolicy
@@ -162,7 +162,7 @@ def store_sessions(folder: Path, document: Any) -> None:
 def verdicts_from(storage: Path) -> list[CellVerdict | str]:
     """What stored runs say of a session whose counts grew, in words, and whose times did not."""
     chosen = choose_runs(
-        storage, True, FINGERPRINT, is_in_history=lambda commit: COMMIT.startswith(commit)
+        storage, True, FINGERPRINT, Trunk(lambda commit: COMMIT.startswith(commit))
     )
     assert all(is_one_line(str(refused)) for refused in chosen.refused)
     history = History(

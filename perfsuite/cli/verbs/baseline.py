@@ -16,7 +16,7 @@ from perfsuite.errors import SettingError
 from perfsuite.gate.baselines.accepted import Entry, append_entry, in_words
 from perfsuite.gate.baselines.accepted import prune as prune_entries
 from perfsuite.gate.baselines.screen import MAX_SESSIONS
-from perfsuite.gate.baselines.select import sift_runs, trunk_rules
+from perfsuite.gate.baselines.select import sift_runs, trunk_of
 from perfsuite.gate.git.find_base import target_branch
 from perfsuite.records.run_file import StoredRun, Unusable, read_run
 from perfsuite.report.terminal.tables import text_table
@@ -158,8 +158,8 @@ def _list(storage: AnyPath, fingerprint: str) -> list[tuple[AnyPath, dict[str, A
 
 
 def _sift(storage: AnyPath, fingerprint: str) -> Iterator[StoredRun | Unusable]:
-    rules = trunk_rules(Path.cwd(), target_branch(os.environ))
-    return sift_runs(storage, True, fingerprint, **rules)
+    trunk = trunk_of(Path.cwd(), target_branch(os.environ))
+    return sift_runs(storage, True, fingerprint, trunk)
 
 
 def _facts(found: StoredRun | Unusable, fingerprint: str) -> dict[str, Any]:

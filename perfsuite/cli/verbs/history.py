@@ -159,7 +159,6 @@ def _overview(one: CellHistory) -> Iterator[str]:
 
 
 def _sparkline(times_s: Sequence[float]) -> str:
-    """Return times as one line of blocks, the least the lowest."""
     num_columns = min(_LINE_WIDTH, len(times_s))
     bounds = [number * len(times_s) // num_columns for number in range(num_columns + 1)]
     heights = [statistics.median(times_s[start:end]) for start, end in pairwise(bounds)]

@@ -55,7 +55,7 @@ class CellRun:
     hides_waits: bool = False  # what its threads or processes waited for went on in those turns
     outgrew_core: bool = False  # it was pinned to the shared core, and then used more than a thread
     loaded: Loaded = NOTHING
-    clocks_mhz: tuple[float, ...] = ()  # of each accelerator, the median at the ends of its turns
+    clocks_mhz: tuple[float, ...] = ()  # of each accelerator, as its turns ended
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -24,7 +24,6 @@ import dataclasses
 import json
 import selectors
 import socket
-import statistics
 import subprocess
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -48,6 +47,7 @@ from perfsuite.gate.arms.arm import (
 from perfsuite.gate.arms.loaded import LoadLogReader
 from perfsuite.gate.arms.num_rounds import agree_on_iterations, first_num_rounds
 from perfsuite.gate.arms.turns import Scheduler
+from perfsuite.stats.intervals import trimmed_mean
 from perfsuite.system.gpus import open_clocks
 
 _LOOK_S = 0.5
@@ -109,7 +109,6 @@ class Server:
                 return
 
     def _spent_s(self) -> float:
-        """Seconds that processors have worked for the launches, ended children included."""
         total_s = 0.0
         for process in self.processes.values():
             with contextlib.suppress(psutil.NoSuchProcess):
@@ -204,7 +203,8 @@ class Server:
             alternated_s=0.0 if self._agreed_s is None else self._ended_s - self._agreed_s,
             hides_waits=run.hides_waits or arm in self._hiding,
             loaded=loaded,
-            clocks_mhz=tuple(map(_middle_mean, zip(*clocks_mhz, strict=False))),
+            # A median would be a multiple of the 15 MHz that a GPU's clock goes by.
+            clocks_mhz=tuple(trimmed_mean(one)[0] for one in zip(*clocks_mhz, strict=False)),
         )
         self._hiding.discard(arm)
         if self._plan.is_enough(self._logs[arm].read()):  # now of what outlives the cell alone
@@ -258,12 +258,6 @@ class Server:
         for arm in arms:
             self.launches[arm].agreed[cell] = agreed
         return agreed
-
-
-def _middle_mean(values: Sequence[float]) -> float:
-    """The mean of the middle half: a median of clocks would be a multiple of a GPU's 15 MHz."""
-    cut = len(values) // 4
-    return statistics.fmean(sorted(values)[cut : len(values) - cut])
 
 
 @dataclass

@@ -13,7 +13,7 @@ from datetime import datetime
 from fractions import Fraction
 from functools import cache
 from pathlib import Path
-from typing import Literal, TypedDict, TypeVar, Unpack
+from typing import Literal, NamedTuple, TypeVar
 
 from pytest_benchmark.utils import get_machine_id
 
@@ -44,42 +44,39 @@ class Choice:
     refused: tuple[Unusable, ...]
 
 
-class TrunkRules(TypedDict, total=False):
-    """Which runs belong to a history; outside of git there are no rules, and all runs count."""
+class Trunk(NamedTuple):
+    """Which runs belong to a history; outside of git all do."""
 
-    is_in_history: Callable[[str], bool]
-    brought: frozenset[Path]
+    is_in_history: Callable[[str], bool] | None = None
+    brought: frozenset[Path] = frozenset()  # by the change, so that they do not count yet
 
 
-def trunk_rules(folder: Path, target: str | None) -> TrunkRules:
-    """Return the rules for a change in `folder`: the branch that it goes to, as far as HEAD has it.
+def trunk_of(folder: Path, target: str | None) -> Trunk:
+    """Return that of a change in `folder`: the branch that it goes to, as far as HEAD has it.
 
     A continuous integration names it as the `target`; it is else the upstream's default branch.
     """
     root = find_top(folder)
     if root is None:
-        return {}
+        return Trunk()
     if (trunk := find_trunk(root, target)) is None:
-        return TrunkRules(is_in_history=lambda commit: False)
-    return TrunkRules(
-        is_in_history=read_lineage(root, trunk).__contains__,
-        brought=changed_files(root, trunk, "HEAD"),
-    )
+        return Trunk(lambda commit: False)
+    return Trunk(read_lineage(root, trunk).__contains__, changed_files(root, trunk, "HEAD"))
 
 
 def choose_runs(
     storage: AnyPath,
     selector: str | Literal[True],
     fingerprint: str,
+    trunk: Trunk = Trunk(),  # noqa: B008  # immutable
     *,
     max_sessions: float = math.inf,
-    **rules: Unpack[TrunkRules],
 ) -> Choice:
     """Return the newest runs that `sift_runs` finds, sorted, and why each other one is refused."""
     usable: list[StoredRun] = []
     refused: list[Unusable] = []
     num_sessions = Fraction()
-    for run in sift_runs(storage, selector, fingerprint, **rules):
+    for run in sift_runs(storage, selector, fingerprint, trunk):
         if isinstance(run, Unusable):
             refused.append(run)
             continue
@@ -94,7 +91,7 @@ def choose_runs(
 
 
 def sift_runs(
-    storage: AnyPath, selector: str | Literal[True], fingerprint: str, **rules: Unpack[TrunkRules]
+    storage: AnyPath, selector: str | Literal[True], fingerprint: str, trunk: Trunk
 ) -> Iterator[StoredRun | Unusable]:
     """Yield each stored run to compare with, or why it is refused: the newest first, read lazily.
 
@@ -110,9 +107,7 @@ def sift_runs(
     yield from (one for one in read if isinstance(one, Unusable))
     found = zip(read, files, strict=True)
     moments = [(moment, path) for moment, path in found if not isinstance(moment, Unusable)]
-    is_in_history = rules.get("is_in_history")
-    is_known = None if is_in_history is None else cache(is_in_history)
-    brought = rules.get("brought", frozenset())
+    is_known = None if trunk.is_in_history is None else cache(trunk.is_in_history)
     used: dict[tuple[datetime, str | None], str] = {}
     for _, path in sorted(moments, key=lambda one: one[0], reverse=True):
         head = run_file.read_head(path)
@@ -121,7 +116,7 @@ def sift_runs(
             continue
         session = head.saved_at, head.commit
         reason = _why_refused(head, fingerprint, is_known)
-        if reason is None and is_brought(path, brought):
+        if reason is None and is_brought(path, trunk.brought):
             reason = "comes with the commits that are judged; it counts once they are merged"
         if reason is None and session in used:
             # Counted twice, it would make the history look steadier than it is.

@@ -8,7 +8,7 @@ from typing import Literal
 
 from perfsuite.errors import StorageError
 from perfsuite.gate.baselines.screen import MIN_SESSIONS, NUM_SEARCHED, Screener
-from perfsuite.gate.baselines.select import choose_runs
+from perfsuite.gate.baselines.select import Trunk, choose_runs
 from perfsuite.gate.git.changes import is_code_changed
 from perfsuite.gate.git.find_base import read_lineage
 from perfsuite.gate.git.repository import Base, changed_files
@@ -40,7 +40,6 @@ class History:
         return is_known and self._find_own(name) is not None
 
     def _find_own(self, name: str) -> StoredRun | None:
-        """Return the newest run that holds the cell, if it is the base's own."""
         newest = next((run for run in reversed(self.runs) if name in run.cells), None)
         return newest if newest is not None and self._is_own(newest) else None
 
@@ -128,8 +127,7 @@ def read_history(
             storage,
             selector,
             fingerprint,
-            is_in_history=behind.__contains__,
-            brought=changed_files(root, revision, "HEAD"),
+            Trunk(behind.__contains__, changed_files(root, revision, "HEAD")),
             max_sessions=NUM_SEARCHED,
         )
         refused = tuple(map(str, chosen.refused))

@@ -105,7 +105,6 @@ def _functions(base: CellRun, head: CellRun) -> list[dict[str, Any]]:
 
 
 def _operators(base: Sequence[Operator], head: Sequence[Operator]) -> list[dict[str, Any]]:
-    """Rows of operators; None for one that a run did not keep."""
     return _rows(*(map(msgspec.structs.astuple, run) for run in (base, head)), missing=None)
 
 

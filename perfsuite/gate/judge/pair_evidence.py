@@ -107,7 +107,6 @@ def add_pair(trial: Trial, launches: Mapping[str, Launch], first: str, launch_s:
 
 
 def _works_on(run: CellRun) -> bool:
-    """Whether threads of the arm worked while the other arm had its turns."""
     return run.background_s > max(MOST_WORK * run.turns_s, LEAST_WORK_S)
 
 

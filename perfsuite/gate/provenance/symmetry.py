@@ -320,7 +320,6 @@ def _is_of_another(file: Path, tree: Path, source: Path) -> bool:
 
 
 def _is_compiled(file: Path) -> bool:
-    """Whether a file is neither a Python module nor a script."""
     return file.suffix != ".py" and file.is_file() and read_start(file, 2) != b"#!"
 
 

@@ -234,7 +234,6 @@ def _typed(config: pytest.Config, environ: Mapping[str, str]) -> set[str]:
 
 
 def _turn_channel(environ: Mapping[str, str]) -> TurnChannel | None:
-    """Where a gate gives turns to the launch of an arm that this session is."""
     path = environ.get("PERFSUITE_ARM_CHANNEL")
     if path is None:
         return None

@@ -237,7 +237,6 @@ class MeasuredSession:
             report.longrepr = text
 
     def _keep(self, line: CellLine) -> None:
-        """Append a cell that ended to cells.jsonl, which each session starts again."""
         is_first = not self._lines and not self.finished
         self._lines[line.fullname] = line
         has_lost_a_rank = self._torchrun is not None and self._torchrun.has_lost

@@ -171,7 +171,6 @@ class CommandGroup(RankGroup):
         return self._output
 
     def _gather(self) -> None:
-        """Wait until every rank has taken its first step."""
         while len(self._joined) < self._world_size:
             for source in wait([self._listener, *self._pipes.values()], POLL_S):
                 if source is self._listener:

@@ -174,8 +174,6 @@ class _OnModel(Repeatable):
 
 
 class _Train(_OnModel):
-    """An optimizer step, loading included."""
-
     def __init__(self, trainer: Trainer, batches: EpochBatches) -> None:
         super().__init__(trainer, batches, trainer.recipe.grad_accumulation_steps)
         self._unchecked: list[Tensor] = []

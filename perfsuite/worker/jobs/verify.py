@@ -68,7 +68,6 @@ def _build_steps(code: messages.UserCode, start: messages.RankStart) -> OwnSteps
 def _keep(
     trace: RankTrace, name: str, start: messages.RankStart, device: torch.device, board: BoardWriter
 ) -> messages.RunRecorded:
-    """Write what this rank saw to its file, where the first rank's machine has it."""
     save_trace(share_trace(trace), _trace_path(start, name, start.rank))
     is_local = start.assignment.rendezvous is None
     for rank in () if is_local else range(1, start.request.world_size):

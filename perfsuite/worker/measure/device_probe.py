@@ -55,7 +55,6 @@ def probe_device(device_type: str) -> dict[str, float]:
 
 
 def _time(work: Callable[[], object], device: torch.device) -> float:
-    """Seconds of a piece of work, the median."""
     work()
     synchronize(device)
     durations_s = []

@@ -132,8 +132,6 @@ class _Span:
 
 
 class _Events:
-    """Events that are used again after each rewind."""
-
     def __init__(self, make_event: Callable[[], Event]) -> None:
         self._make_event = make_event
         self._events: list[Event] = []

@@ -2,15 +2,33 @@
 
 from __future__ import annotations
 
-import pytest
+from pathlib import Path
 
-from perfsuite.gate.arms.channel import Patience, _middle_mean
+from perfsuite.gate.arms.arm import Arm, PairPlan
+from perfsuite.gate.arms.channel import Patience, Server
 
 
-def test_a_clock_between_two_steps_of_a_gpus_clock_is_seen() -> None:
-    assert _middle_mean([1395] * 6 + [1410] * 5 + [210]) == pytest.approx(1400.0)
-    assert _middle_mean([1395] * 5 + [1410] * 6 + [210]) == pytest.approx(1402.5)
-    assert _middle_mean([1980.0]) == 1980.0
+def typical_mhz(folder: Path, *clocks_mhz: float) -> tuple[float, ...]:
+    """What a cell is said to have run at, where a GPU had these clocks as its turns ended."""
+    folder.mkdir()
+    arm = Arm(name="head", tree=folder, import_roots=(), pytest_arguments=())
+    plan = PairPlan(
+        number=1, first="head", hash_seed=1, timeout_s=60.0, is_enough=lambda loaded: True
+    )
+    server = Server([arm], plan, lambda suites: [], folder / "socket")
+    server._clocks_mhz["head"] = [(one,) for one in clocks_mhz]
+    cell = {"cell": "test_step", "outcome": "passed", "reason": None, "rounds_s": []}
+    server._take_cell("head", {**cell, "record": None})
+    server.close()
+    return server.launches["head"].cells["test_step"].clocks_mhz
+
+
+def test_a_clock_between_two_steps_of_a_gpus_clock_is_seen(tmp_path: Path) -> None:
+    slower = typical_mhz(tmp_path / "slower", *[1395] * 6, *[1410] * 5, 210)
+    faster = typical_mhz(tmp_path / "faster", *[1395] * 5, *[1410] * 6, 210)
+
+    assert (slower, faster) == ((1400.625,), (1402.5,))
+    assert typical_mhz(tmp_path / "one", 1980) == (1980.0,)
 
 
 class Machine:

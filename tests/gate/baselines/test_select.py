@@ -12,7 +12,7 @@ import pytest
 from pytest_benchmark.utils import get_machine_id
 
 from perfsuite.errors import SettingError, WriteError
-from perfsuite.gate.baselines.select import Choice, choose_runs, save_run
+from perfsuite.gate.baselines.select import Choice, Trunk, choose_runs, save_run
 from perfsuite.plugin.session.saving import put_stamp
 from perfsuite.records.run_file import RunStamp
 from perfsuite.records.shard import ShardStamp
@@ -145,7 +145,7 @@ def test_in_a_git_checkout_only_clean_runs_of_the_bases_history_are_used(tmp_pat
         asked.append(commit)
         return commit.startswith("a")
 
-    choice = choose_runs(tmp_path, True, HERE, is_in_history=is_in_history)
+    choice = choose_runs(tmp_path, True, HERE, Trunk(is_in_history))
 
     assert used(choice) == ["0001_ours.json"]
     assert refusals(choice) == [
@@ -162,7 +162,9 @@ def test_a_run_that_comes_with_the_change_is_refused_and_makes_room_for_an_older
     store(tmp_path, "0001_main.json", day=1)
     mine = store(tmp_path, "0002_mine.json", day=2)
 
-    choice = choose_runs(tmp_path, True, HERE, brought=frozenset({mine.resolve()}), max_sessions=1)
+    choice = choose_runs(
+        tmp_path, True, HERE, Trunk(brought=frozenset({mine.resolve()})), max_sessions=1
+    )
 
     assert used(choice) == ["0001_main.json"]
     assert refusals(choice) == [

@@ -180,6 +180,5 @@ def growth(before: Mapping[int, float], after: Mapping[int, float]) -> float:
 
 
 def _children_s() -> float:
-    """Processor seconds of the processes that were waited for."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime

@@ -110,7 +110,6 @@ class Horovod(Strategy):
 
 
 def _initialise(horovod: ModuleType, recipe: Recipe) -> None:
-    """Start Horovod among the ranks of the default process group, on one machine."""
     # Horovod reads its ranks and its rendezvous from the environment alone, where `horovodrun` sets
     # them (create_run_envs and create_slot_env_vars of horovod/runner/gloo_run.py).
     rank, num_ranks = dist.get_rank(), dist.get_world_size()
