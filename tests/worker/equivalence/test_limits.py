@@ -1,12 +1,15 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
 from perfsuite import Recipe
 from perfsuite.records.recipe import EPSILONS
+from perfsuite.worker.equivalence.checks import reduction
 from perfsuite.worker.equivalence.comparison import judge_alignment
 from perfsuite.worker.equivalence.limits import (
     BITWISE,
@@ -159,3 +162,22 @@ def test_what_a_device_does_not_repeat_is_allowed() -> None:
 
     assert above_noise(limit, 0.0) == limit
     assert above_noise(BITWISE, 1e-6).value == pytest.approx(4e-6)
+
+
+@pytest.mark.parametrize(("comm_hook", "is_within"), [("powersgd", True), ("none", False)])
+def test_a_rounded_factor_of_powersgd_is_in_all_elements_of_its_matrix(
+    comm_hook: str, is_within: bool
+) -> None:
+    column = torch.rand(64, 1, generator=torch.Generator().manual_seed(0)) + 0.5
+    expected = {"weight": column @ torch.ones(1, 64)}
+    tested = {"weight": (column * (1 + U32)) @ torch.ones(1, 64)}
+    run: Any = SimpleNamespace(
+        recipe=Recipe(parallel="ddp:4", comm_hook=comm_hook),
+        device=CPU,
+        noise=0.0,
+        trace=SimpleNamespace(sparse=frozenset()),
+    )
+
+    limit = reduction._limit(tested, run)
+
+    assert all(one.is_within for one in reduction._judge(tested, expected, 1, limit)) == is_within

@@ -182,4 +182,6 @@ def _limit(gradients: Tensors, case: Case) -> Limit:
         is_ordered = False
     epsilon = max((torch.finfo(dtype).eps for dtype in dtypes), default=0.0)
     limit = reduction_limit(epsilon, case.recipe, case.device, is_ordered=is_ordered)
+    if case.recipe.comm_hook == "powersgd":  # elements of a matrix share its rounded factors
+        limit = dataclasses.replace(limit, shared=epsilon)
     return above_noise(limit, case.noise)
