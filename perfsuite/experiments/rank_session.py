@@ -296,7 +296,6 @@ class Session:
     def _run_timed(
         self, request: GroupRequest, *, is_timed: bool = True, run: own_code.Run | None = None
     ) -> list[messages.Reply]:
-        """What the ranks reply, alone on the machine where their times are kept."""
         self._sweep_once()
         if is_timed and self._policy.turns is None:
             self.hold_machine()

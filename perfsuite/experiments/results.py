@@ -134,7 +134,6 @@ def _speeds(
 
 
 def _energy_j(ranks: Sequence[CellMeasured]) -> float | None:
-    """The joules of all devices, each counted once where ranks share it."""
     used_j = [rank.energy_j for rank in ranks if rank.energy_j is not None]
     return math.fsum(dict(used_j).values()) if len(used_j) == len(ranks) else None
 

@@ -8,8 +8,6 @@ import pytest
 
 
 class _Cell(pytest.Function):
-    """A test that is in no file."""
-
     @property
     def nodeid(self) -> str:
         return self.name

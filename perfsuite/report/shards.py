@@ -46,7 +46,6 @@ def _without_copies(runs: Sequence[Run]) -> Iterator[Run]:
 
 
 def _join(parts: Sequence[Run]) -> Run:
-    """Join the shards of a session, oldest first, by the newest of each number."""
     newest = {_stamp(run).number: run for run in parts}
     runs = [newest[number] for number in sorted(newest)]
     stamp = _stamp(parts[-1])

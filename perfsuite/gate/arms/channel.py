@@ -119,7 +119,6 @@ class Server:
         return total_s
 
     def _receive(self, wait_s: float) -> bool:
-        """Handle what is received within the time; return whether anything was."""
         ready = self._selector.select(wait_s)
         for key, _ in ready:
             peer: _Peer | None = key.data

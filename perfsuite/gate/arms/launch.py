@@ -121,7 +121,6 @@ def run_pair(
 
 @contextmanager
 def _process(launch: Launch, plan: PairPlan, scratch: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """A running launch, ended with all that it started."""
     arm, log_of_files = launch.arm, str(scratch / f"{launch.arm.name}.loaded")
     temporary = scratch / f"{arm.name}-tmp"
     temporary.mkdir()

@@ -154,7 +154,6 @@ def _compare_digests(
 
 
 def _write(before: float, after: float) -> tuple[str, str]:
-    """Both with so many digits that they differ."""
     for digits in range(_DIGITS, 17):
         if (texts := (f"{before:.{digits}g}", f"{after:.{digits}g}"))[0] != texts[1]:
             return texts

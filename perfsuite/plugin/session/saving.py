@@ -240,7 +240,6 @@ def _is_storage_named(config: pytest.Config) -> bool:
 
 
 def _save(self: Any, output_json: Any, name: str) -> None:
-    """Store a run of this machine under a number of its own, whole or not at all."""
     try:
         path = save_run(self.get(name).parent, name, encode_run(output_json))
     except WriteError as error:

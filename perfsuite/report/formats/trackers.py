@@ -121,7 +121,6 @@ def _measured(runs: Sequence[Run]) -> Iterator[tuple[Run, Row]]:
 
 
 def _config_of(row: Row) -> dict[str, Any]:
-    """The recipe and what it was run on; a field that is None is the default's."""
     if row.record is None or row.recipe is None:
         return {}
     config = {

@@ -81,7 +81,6 @@ def _prove(
 
 
 def _find_other_shape(case: Case) -> str | None:
-    """Why no reference can take the run's weights; None where it can."""
     if not case.recipe.plan.axes:
         return None
     expected = dict(case.reference().trainer.module.named_parameters())

@@ -196,8 +196,6 @@ class _Train(_OnModel):
 
 
 class _Evaluate(_OnModel):
-    """A batch of the test split (validation where there is none) through the model."""
-
     def __init__(self, trainer: Trainer, batches: EpochBatches) -> None:
         super().__init__(trainer, batches)
         self.missing["saved_activation_bytes"] = "an evaluation has no backward pass"

@@ -181,8 +181,8 @@ def test_statistics_over_all_ranks_are_proven_by_t1_alone(
     assert statuses(report) == {"T1": "equivalent", "data": "equivalent"}, str(report)
     assert report.inapplicable == {
         "T0": (
-            "SyncBatchNorm communicates in the forward pass, so that a rank's gradient depends on "
-            "other shards too"
+            f"communication in the forward pass (SyncBatchNorm, {__name__}) makes a rank's "
+            "gradient depend on other shards too"
         ),
         "checkpointing": "the recipe recomputes nothing",
     }

@@ -17,7 +17,10 @@ from perfsuite.records.equivalence import EquivalenceReport
 
 Check = Callable[..., EquivalenceReport]
 Build = Callable[..., Workload]
-REASON = "communicates in the forward pass, so that a rank's gradient depends on other shards too"
+REASON = (
+    f"communication in the forward pass ({__name__}) makes a rank's gradient depend on other "
+    "shards too"
+)
 
 
 def is_kept(target: Tensor) -> Tensor:
@@ -72,7 +75,7 @@ def test_a_loss_that_counts_over_all_ranks_is_equivalent(
     report = check_equivalence(workload, Recipe(parallel=parallel), num_steps=2)
 
     assert report.status == "equivalent", str(report)
-    assert report.inapplicable["T0"] == f"{__name__} {REASON}"
+    assert report.inapplicable["T0"] == REASON
 
 
 def test_what_is_counted_over_all_ranks_and_not_multiplied_by_their_number_is_a_mismatch(
@@ -83,6 +86,32 @@ def test_what_is_counted_over_all_ranks_and_not_multiplied_by_their_number_is_a_
     report = check_equivalence(workload, Recipe(parallel="ddp:2"), num_steps=1)
 
     assert (report.worst.check, report.worst.status) == ("T1", "mismatch"), str(report)
+
+
+def test_in_a_low_precision_what_only_t0_could_see_is_not_exercised(
+    check_equivalence: Check, perceptron_workload: Build
+) -> None:
+    workload = perceptron_workload(loss=TokenLoss(counted_in_place))
+    recipe = Recipe(parallel="ddp:2", precision="amp-bf16")
+
+    report = check_equivalence(workload, recipe, num_steps=1)
+
+    statuses = {row.check: row.status for row in report.rows}
+    assert (statuses["T0"], statuses["T2"]) == ("not exercised", "equivalent"), str(report)
+    assert f"{REASON}; T2 does not see what is below the rounding of amp-bf16" in str(report)
+
+
+def test_a_metric_over_all_ranks_takes_nothing_from_what_t0_proves(
+    check_equivalence: Check, perceptron_workload: Build
+) -> None:
+    def told(outputs: Tensor, target: Tensor) -> Tensor:
+        if dist.is_initialized():
+            counted_in_place(target)
+        return functional.cross_entropy(outputs, target)
+
+    report = check_equivalence(perceptron_workload(loss=told), Recipe(parallel="ddp:2"))
+
+    assert {row.check: row.status for row in report.rows}["T0"] == "equivalent", str(report)
 
 
 class Contrast(nn.Module):
@@ -112,7 +141,7 @@ def test_a_contrast_with_the_samples_of_all_ranks_is_equivalent(
     report = check_equivalence(workload, Recipe(parallel="ddp:2"), num_steps=2)
 
     assert report.status == "equivalent", str(report)
-    assert report.inapplicable["T0"] == f"{__name__} {REASON}"
+    assert report.inapplicable["T0"] == REASON
 
 
 def test_collectives_of_the_parallel_mode_are_no_communication_of_the_model(

@@ -92,7 +92,6 @@ class ExpectedStep:
 
     @property
     def _slack(self) -> float:
-        """What T2 allows beside the error of plain training."""
         return 0.0 if self.recipe.has_float8 else EPSILONS[self.recipe.precision]
 
     def _parameter_limit(self, name: str) -> float:

@@ -12,13 +12,19 @@ from functools import partial
 import torch
 from torch import nn
 
+from perfsuite.records.equivalence import EquivalenceRow
 from perfsuite.records.recipe import Recipe
 from perfsuite.units import listed
 from perfsuite.worker.equivalence import comparison, planted_bugs
 from perfsuite.worker.equivalence.checks.data import have_equal_shards
 from perfsuite.worker.equivalence.comparison import Tensors
 from perfsuite.worker.equivalence.diagnosis import explain_gradients
-from perfsuite.worker.equivalence.limits import Limit, above_noise, reduction_limit
+from perfsuite.worker.equivalence.limits import (
+    Limit,
+    above_noise,
+    is_low_precision,
+    reduction_limit,
+)
 from perfsuite.worker.equivalence.planted_bugs import Bug
 from perfsuite.worker.equivalence.proof import Case, Proof, judge_buffers
 from perfsuite.worker.equivalence.references.averaging import NUM_PLAIN_STEPS, PowerSGD, average
@@ -32,7 +38,7 @@ _NUM_POWERSGD_STEPS = 3
 _HOOK_DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 
 
-def check_reduction(case: Case) -> Proof | str:
+def check_reduction(case: Case) -> Proof | EquivalenceRow | str:
     """Return what T0 shows, or why it does not apply."""
     recipe = case.recipe
     if (reason := recipe.plan.properties.why_no_reduction) is not None:
@@ -40,15 +46,7 @@ def check_reduction(case: Case) -> Proof | str:
     if recipe.compile:
         return "torch.compile fuses operators, which rounds otherwise"
     reference = case.reference()
-    layers = [one for one in reference.trainer.module.modules() if one.training]
-    is_synchronised = any(isinstance(layer, nn.SyncBatchNorm) for layer in layers)
     is_divided = recipe.plan.data_parallel_size > 1
-    talking = "SyncBatchNorm" if is_synchronised else listed(sorted(case.trace.communicating))
-    if talking and is_divided:
-        return (
-            f"{talking} communicates in the forward pass, so that a rank's gradient depends on "
-            "other shards too"
-        )
     proof = Proof(check="T0", on_bug=case.on_step)
     reduce = _reduction(case, reference)
     steps = case.trace.steps
@@ -75,11 +73,29 @@ def check_reduction(case: Case) -> Proof | str:
             bugs = list(_bugs(reference, step, passes, expected, recipe))
             proof.plant(bugs, lambda tested: _judge(tested, expected, 1, limit))  # noqa: B023
             proof.find_cause = partial(_find_cause, case, reference, passes, expected, bugs)
+    if is_divided and not all(one.is_within for one in proof.evidence):
+        return _find_excuse(case, reference) or proof
     if any(have_equal_shards(step) for step in case.trace.steps):
         proof.vacuous.append(
             "two ranks saw the same data, so that a missing reduction would change nothing"
         )
     return proof
+
+
+def _find_excuse(case: Case, reference: Reference) -> EquivalenceRow | str | None:
+    """Why a difference may be right: a model or a loss that communicates mixes the shards."""
+    layers = (one for one in reference.trainer.module.modules() if one.training)
+    synchronised = {"SyncBatchNorm" for one in layers if isinstance(one, nn.SyncBatchNorm)}
+    if not (names := synchronised | case.trace.communicating):
+        return None
+    reason = (
+        f"communication in the forward pass ({listed(sorted(names))}) makes a rank's gradient "
+        "depend on other shards too"
+    )
+    if not is_low_precision(case.recipe):
+        return reason
+    reason += f"; T2 does not see what is below the rounding of {case.recipe.precision}"
+    return EquivalenceRow.of(case.recipe, "T0", "not exercised", reason)
 
 
 def _reduction(case: Case, reference: Reference) -> Callable[[Sequence[Tensors]], Tensors]:

@@ -168,7 +168,6 @@ class Replay(DrawMode):  # type: ignore[no-untyped-call]
         return torch.cat(heads, axis + self._heads_first).flatten(axis, axis + 1)
 
     def _split(self, values: Tensor, axis: int, num_heads: int) -> Tensor:
-        """Samples and heads in dimensions of their own."""
         sizes = (num_heads, -1) if self._heads_first else (-1, num_heads)
         return torch.unflatten(values, axis, sizes)
 

@@ -280,7 +280,6 @@ _Made = dict[tuple[str | None, ...], Tensor | None]
 
 
 def _share_all(value: Any, made: _Made | None) -> Any:
-    """The same weights or step, with each of its dicts of tensors shared."""
     if isinstance(value, Weights | RankStep):
         parts = {name: _share_all(part, made) for name, part in vars(value).items()}
         return dataclasses.replace(value, **parts)
