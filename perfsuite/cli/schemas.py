@@ -30,7 +30,6 @@ _DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
 
 def _type_of(kind: Any, name: str) -> Any:
-    """Return the type that a part of a skeleton stands for; those without a name get this one."""
     if isinstance(kind, list):
         return GenericAlias(list, (_type_of(kind[0], name),))
     if not isinstance(kind, dict):

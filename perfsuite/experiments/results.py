@@ -97,6 +97,8 @@ def combine(
 
 def _why_missing(ranks: Sequence[CellMeasured], own_s: object) -> dict[str, str]:
     missing = dict(ranks[0].missing)
+    for why in (one.missing for one in ranks[1:]):  # as of the rank with a pipeline's LSTM
+        missing |= {name: why[name] for name in why.keys() & {"model_flops"} - missing.keys()}
     if own_s is None and len(ranks) > 1:
         missing["slow_ranks"] = "the ranks ran different stages"
     ours = ranks[0].environment

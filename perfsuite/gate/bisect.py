@@ -136,7 +136,6 @@ class _Search:
     def _narrow(
         self, good: str, bad: str, bounds: tuple[float, float], most: int
     ) -> tuple[list[BisectStep], list[str]]:
-        """Judge commits between the ends, and return them with what may be the first bad one."""
         steps: list[BisectStep] = []
         root = self.suite.root
         goods, skipped = [good], list[str]()

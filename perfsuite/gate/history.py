@@ -251,12 +251,12 @@ def read_history(
     num_runs: int,
 ) -> StoredHistory:
     """Return the newest stored runs of an environment, `num_runs` at most, by `trunk_of`."""
-    root, rules = find_top(folder), trunk_of(folder, target)
+    root, trunk = find_top(folder), trunk_of(folder, target)
     log: dict[str, datetime] = {}
-    if root is not None and (trunk := find_trunk(root, target)) is not None:
-        log = read_log(root, trunk)
-        rules = rules._replace(is_in_history=log.__contains__)
-    choice = choose_runs(storage, True, fingerprint, rules)
+    if root is not None and (branch := find_trunk(root, target)) is not None:
+        log = read_log(root, branch)
+        trunk = trunk._replace(is_in_history=log.__contains__)
+    choice = choose_runs(storage, True, fingerprint, trunk)
     return StoredHistory(
         root=root,
         runs=order_runs(choice.usable, log)[-num_runs:],

@@ -373,7 +373,6 @@ class _Session:
                 trial.word, trial.reason = why_missing(name, "base", launches["base"])
 
     def _explain(self, arms: Sequence[Arm], judgement: Judgement) -> dict[str, Explanation]:
-        """What moved in each cell that failed or improved, from one more pair that is profiled."""
         moved = {one.name: one for one in judgement.trials if one.word in ("FAIL", "IMPROVED")}
         if not moved or not self.side.request.explains:
             return {}

@@ -125,7 +125,6 @@ def _checkpointing(rows: Sequence[Row]) -> Iterator[Advice]:
 def _against(
     rows: Sequence[Row], field: RecipeField, reference: object
 ) -> Iterator[tuple[Family, Member, Member]]:
-    """Each other member of a family, with the member at the reference value of the field."""
     for family in families(rows, field):
         for base in (member for member in family.members if member.value == reference):
             yield from ((family, member, base) for member in family.members if member is not base)
@@ -145,7 +144,6 @@ def _noise(rows: Sequence[Row]) -> Iterator[Advice]:
 
 
 def _memory_change(member: Member, base: Member) -> tuple[float, str]:
-    """Peak memory over the base's, and in words; 1 without words where it is not known."""
     mine, its = member.record.memory, base.record.memory
     if mine is None or its is None or mine.metric != its.metric or not its.peak_bytes:
         return 1.0, ""

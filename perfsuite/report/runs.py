@@ -160,7 +160,6 @@ def _row(benchmark: Benchmark, num_cores: Any) -> Row:
 
 
 def _with_stamped(rows: Sequence[Row], words: Mapping[str, VerdictWord]) -> Iterator[Row]:
-    """Yield the measured cells, and then those that only the stamp knows a verdict of."""
     judged = {printable(name): Verdict(word=word, by="stamp") for name, word in words.items()}
     for row in rows:
         stamped = judged.pop(row.name, None)

@@ -116,7 +116,6 @@ def find_trend(
 def _fit_drift(
     weeks: Sequence[float], logs: Sequence[float], bounds: tuple[int, ...]
 ) -> Trend | None:
-    """Return the fit with a drift, found in turns with its steps; None without a drift."""
     if max(weeks) - min(weeks) < _MIN_SPAN_WEEKS:
         return None
     for _ in range(_MAX_TURNS):

@@ -42,7 +42,8 @@ _MOST_HIDDEN, _MOST_WAITS = 0.2, 0.05
 # Of the seconds of its own turns, an arm's threads may work so many in the other arm's: half of the
 # usual tolerance. One that only looks whether there is work uses less, and less than so many.
 MOST_WORK, LEAST_WORK_S = 0.01, 0.001
-# As a turn ends, a queue's thread may not have passed on what it was given: it may, for so long.
+# Looks at threads as a turn has ended, and the pause before each: most pass on what they were given
+# within one. Where they compute, Python's own switch lasts 5 ms.
 _MOST_LOOKS, _SETTLE_S = 5, 0.0001
 _POLL_S = 0.05
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
@@ -162,16 +163,21 @@ class Waits:
         return works or self._num_hidden > most_hidden or self._num_waits > most_waits
 
     def end_turn(self, children: Iterable[int]) -> None:
-        """Look at the children, before they are stopped, and at the threads."""
+        """Look at the children, before they are stopped, and at the threads; then `settle`."""
         if self._num_turns:
             self._turns_s += time.perf_counter() - self._began_s
         self._before = thread_usage()
-        for _ in range(_MOST_LOOKS if self._before else 0):
+        self._is_any_waiting = any(map(_is_waiting, (*children, *self._before)))
+
+    def settle(self) -> None:
+        """Let a queue's thread pass on what it was given in the turn; work of threads counts."""
+        first = self._before
+        for _ in range(_MOST_LOOKS if first else 0):
             time.sleep(_SETTLE_S)
-            last, self._before = self._before, thread_usage()
+            last, self._before = self._before, first | thread_usage()
             if self._before == last:
                 break
-        self._is_any_waiting = any(map(_is_waiting, (*children, *self._before)))
+        self._work_s += _worked_s(first, self._before)
 
     def begin_turn(self) -> None:
         """Look at the threads that ran before the other arm's turn."""
@@ -181,12 +187,17 @@ class Waits:
             one not in now or now[one].num_runs > used.num_runs
             for one, used in self._before.items()
         )
-        before = {one: used.cpu_s for one, used in self._before.items()}
-        self._work_s += sum(used.cpu_s - before.get(one, 0.0) for one, used in now.items())
+        self._work_s += _worked_s(self._before, now)
         self._num_turns += 1
         self._num_hidden += has_run
         self._num_waits += self._is_any_waiting
         self._began_s = time.perf_counter()
+
+
+def _worked_s(before: dict[int, Usage], now: dict[int, Usage]) -> float:
+    return sum(
+        used.cpu_s - (before[one].cpu_s if one in before else 0.0) for one, used in now.items()
+    )
 
 
 def _is_waiting(thread: int) -> bool:

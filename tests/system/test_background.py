@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import queue
 import socket
 import subprocess
 import sys
@@ -263,26 +262,50 @@ def test_a_thread_that_runs_in_the_other_arms_turn_hides_what_it_waited_for() ->
     assert not end_turns(background.Waits(), [], lambda: None)
 
 
-def test_a_queues_thread_that_passes_on_what_the_turn_gave_it_hides_nothing() -> None:
-    given: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
-    reader, writer = os.pipe()
+@pytest.mark.parametrize(("settles", "is_hidden"), [(True, False), (False, True)])
+def test_a_queues_thread_passes_on_what_it_was_given_before_the_other_arms_turn(
+    monkeypatch: pytest.MonkeyPatch, settles: bool, is_hidden: bool
+) -> None:
+    used = background.Usage(0.0, 0)
 
-    def pass_on() -> None:
-        while (item := given.get()) is not None:
-            os.write(writer, item)
+    def pass_on(_: float = 0.0) -> None:
+        nonlocal used, is_given
+        if is_given:
+            used, is_given = background.Usage(used.cpu_s + 1e-5, used.num_runs + 1), False
 
-    thread = threading.Thread(target=pass_on)
-    thread.start()
+    monkeypatch.setattr(background, "thread_usage", lambda: {7: used})
+    monkeypatch.setattr(background.time, "sleep", pass_on)
     waits = background.Waits()
-    for _ in range(40):
-        given.put(b"1")
+    for _ in range(10):
+        is_given = True
         waits.end_turn([])
-        os.read(reader, 1)
+        if settles:
+            waits.settle()
+        pass_on()  # in the other arm's turn, at the latest
         waits.begin_turn()
-    given.put(None)
-    thread.join()
 
-    assert not waits.are_hidden
+    assert waits.are_hidden == is_hidden
+
+
+def test_what_a_thread_computes_as_a_turn_has_ended_is_work_in_the_other_arms_turn() -> None:
+    wanted = threading.Semaphore(0)
+
+    def work() -> None:
+        while wanted.acquire(timeout=600):
+            deadline_s = time.thread_time() + 0.02
+            while time.thread_time() < deadline_s:
+                pass
+
+    threading.Thread(target=work, daemon=True).start()
+    waits = background.Waits()
+    for _ in range(6):
+        time.sleep(0.01)  # a turn
+        wanted.release()
+        waits.end_turn([])
+        waits.settle()
+        waits.begin_turn()
+
+    assert waits.are_hidden
 
 
 def test_a_thread_that_works_and_ends_in_the_other_arms_turn_hides_its_work() -> None:

@@ -89,7 +89,6 @@ def gpu_finding(subject: str, gpu: GpuFacts, state: GpuState) -> Finding:
 
 
 def _judge_together(handles: Sequence[Any]) -> Iterator[Finding]:
-    """Yield what is found about all GPUs: who else may use them, and how they reach each other."""
     control = Path(os.environ.get("CUDA_MPS_PIPE_DIRECTORY", "/tmp/nvidia-mps"), "control")
     if control.exists():
         text = "the MPS daemon runs kernels of other processes beside those that are timed"

@@ -136,7 +136,6 @@ def weigh_check(report: EquivalenceReport, check: str, what: str) -> ClaimFindin
 
 
 def _count_chains(bench: Bench, checkpointing: str) -> tuple[dict[int, int], dict[int, int]]:
-    """Bytes that chains keep for backward, and FLOPs with recomputation, by their length."""
     saved_bytes, flops = {}, {}
     for length in _LENGTHS:
         workload = f"perfsuite.worker.workloads.mlp:chain_of_{length}"

@@ -52,7 +52,7 @@ class Trunk(NamedTuple):
 
 
 def trunk_of(folder: Path, target: str | None) -> Trunk:
-    """Return that of a change in `folder`: the branch that it goes to, as far as HEAD has it.
+    """Return the trunk of a change in `folder`: where it goes to, as far as HEAD has that.
 
     A continuous integration names it as the `target`; it is else the upstream's default branch.
     """

@@ -180,7 +180,6 @@ def commit_named(root: Path, what: str, revision: str) -> str:
 def _base_of_default_branch(
     root: Path, head: str, uncommitted: Mapping[Path, bool], why: str
 ) -> Base | str:
-    """Return the base where HEAD has no commit of its own, or there is no default branch."""
     parent, instead = find_commit(root, "HEAD^1"), None
     if parent is not None:
         described = f"the first parent of HEAD, {short_commit(parent)}{why}"

@@ -335,7 +335,6 @@ def _remove(tree: Path, path: Path) -> None:
 
 
 def _importers(top: Path, folder: Path) -> Iterator[Path]:
-    """Yield the modules outside of the folder, or module, that import it or a module in it."""
     for file in _modules(top):
         if file.is_relative_to(folder):
             continue

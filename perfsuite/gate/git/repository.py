@@ -45,16 +45,13 @@ def changed_files(root: Path, old: str, new: str) -> frozenset[Path]:
     """Return the files that differ between two commits; absolute paths."""
     options = ("--name-only", "--no-renames", "--no-ext-diff", "-z")
     changed = output(root, "diff", *options, "--end-of-options", old, new, "--")
-    top = find_top(root)
-    assert top is not None
+    top = _known_top(root)
     return frozenset(top / os.fsdecode(name) for name in changed.split(b"\0") if name)
 
 
 def find_top(folder: Path) -> Path | None:
     """Return the top of the checkout that `folder` is in, without symbolic links; None outside."""
-    has_git = shutil.which("git") is not None
-    top = answer(folder, "rev-parse", "--show-toplevel") if has_git else None
-    return None if top is None else Path(top)
+    return None if why_not_a_checkout(folder) is not None else _known_top(folder)
 
 
 def worktree_records(root: Path) -> Path | None:
@@ -195,3 +192,7 @@ def why_not_a_checkout(root: Path) -> str | None:
 def is_shallow(root: Path) -> bool:
     """Whether a clone lacks the beginning of its history."""
     return answer(root, "rev-parse", "--is-shallow-repository") == "true"
+
+
+def _known_top(folder: Path) -> Path:
+    return Path(os.fsdecode(output(folder, "rev-parse", "--show-toplevel").removesuffix(b"\n")))

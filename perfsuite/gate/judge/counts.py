@@ -18,8 +18,6 @@ from perfsuite.units import format_bytes, format_count, format_ratio, parse_rati
 
 
 class _CountedRecord(msgspec.Struct, frozen=True):
-    """What is compared of a record; the base's perfsuite may keep other things beside it."""
-
     fingerprint: str | None = None
     counts: Counts | None = None
     memory: Memory | None = None

@@ -48,7 +48,6 @@ def _explain(
     counts: dict[str, tuple[float, float]],
     rows: list[dict[str, Any]],
 ) -> Explanation:
-    """Name the stage and the functions that moved as the cell did, if they explain its change."""
     moves = {name: head_s - base_s for name, (base_s, head_s) in stages.items()}
     moved = max(moves, key=lambda name: moves[name] * change_s, default=None)
     least_s = _SHARE_THAT_EXPLAINS * abs(change_s)

@@ -119,7 +119,6 @@ def _compare(before: _Trained, after: _Trained, limit: float) -> _Difference | N
 
 
 def _differences(before: _Trained, after: _Trained, limit: float) -> Iterator[_Difference]:
-    """Yield what differs in its bits; of one step the loss, which comes first, before the rest."""
     for step, (old, new) in enumerate(zip(before.losses, after.losses, strict=False), 1):
         if repr(old) != repr(new):
             is_rounding = abs(new - old) <= limit * max(abs(old), abs(new))

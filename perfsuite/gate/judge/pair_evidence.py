@@ -122,7 +122,6 @@ def may_use_gpus(launches: Mapping[str, Launch]) -> bool:
 
 
 def _why_clocks_differ(base: CellRun, head: CellRun) -> str | None:
-    """Why a cell on a GPU does not compare in this pair; None where both arms ran at one clock."""
     if (record := _read(head)) is None or record.device == "cpu":
         return None
     clocks_mhz = zip(base.clocks_mhz, head.clocks_mhz, strict=False)
@@ -148,7 +147,6 @@ def why_missing(cell: str, arm: str, launch: Launch) -> tuple[VerdictWord, str]:
 
 
 def _why_untimed(base: CellRun, head: CellRun) -> tuple[VerdictWord, str] | None:
-    """The verdict of a cell that an arm did not time, and its reason; None where both did."""
     before, after = (run.outcome == "passed" and bool(run.rounds_s) for run in (base, head))
     if before and not after and head.outcome != "failed":
         return "VANISHED", why_vanished(head)
@@ -244,8 +242,6 @@ def locate_log_ratio(base_s: Sequence[float], head_s: Sequence[float]) -> tuple[
 
 
 class _Trained(msgspec.Struct, frozen=True):
-    """What is read of a record; the base's perfsuite may keep other things beside it."""
-
     device: str = "cpu"
     world_size: int = 1
     workload: str | None = None
@@ -255,7 +251,6 @@ class _Trained(msgspec.Struct, frozen=True):
 
 
 def _why_incomparable(base: CellRun, head: CellRun) -> str | None:
-    """Why the times of two launches are of different things, as of steps of another size."""
     before, after = _read(base), _read(head)
     if before is None or after is None:
         return None

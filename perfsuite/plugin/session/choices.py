@@ -247,7 +247,6 @@ def _turn_channel(environ: Mapping[str, str]) -> TurnChannel | None:
 
 
 def _may_be_off(root: Path, top: Path, revision: str) -> bool:
-    """Whether a reviewed exception, which the change brings, lets it switch the gate off."""
     file = root.resolve() / ACCEPTED_FILE
     theirs = answer(top, "show", f"{revision}:{file.relative_to(top).as_posix()}") or ""
     brought = read_brought(file, theirs.encode(), datetime.date.today())

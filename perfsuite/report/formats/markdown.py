@@ -74,7 +74,6 @@ def _folded(title: str, items: Iterable[str]) -> Iterator[str]:
 
 
 def _fitting(lines: Sequence[str], room: int, rest: str) -> Iterator[str]:
-    """Yield the first lines that fit into `room` characters together, and how many do not."""
     for number, line in enumerate(lines):
         room -= len(line) + 1
         if room < 0:

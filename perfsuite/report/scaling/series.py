@@ -185,7 +185,6 @@ def _cells(rows: Sequence[Row]) -> Iterator[ScaledCell]:
 
 
 def _global_batch_size(row: Row) -> int | None:
-    """Samples of one step over all devices; None where the cell has none that could be counted."""
     if row.record is None or row.record.samples_per_s is None or row.step_time_s is None:
         return None
     if not all(map(is_plausible_time, (row.step_time_s, *row.rounds_s))):

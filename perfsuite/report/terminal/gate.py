@@ -72,7 +72,6 @@ def annotation_lines(
 
 
 def _place(name: str, root: Path, workspace: Path) -> str:
-    """The file and the line of a cell's function, as properties; "" where it has no file."""
     file, _, function = name.partition("::")
     path = root / file
     if not function or not path.is_file():  # as the cell of a command

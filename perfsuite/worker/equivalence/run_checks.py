@@ -46,7 +46,6 @@ def check_run(case: Case) -> tuple[tuple[EquivalenceRow, ...], dict[str, str]]:
 def _prove(
     case: Case, semantics: Check
 ) -> tuple[dict[str, EquivalenceRow], list[EquivalenceRow], dict[str, str]]:
-    """Return the rows that are proven, those not exercised, and why other checks do not apply."""
     checks: dict[str, Callable[[Case], Proof | EquivalenceRow | str]] = {
         "T0": check_reduction,
         semantics: check_semantics,

@@ -293,10 +293,11 @@ class Measurement:
         if self._turns.are_needed:
             self._waits.end_turn(loader_workers.find())
         loader_workers.stop()
+        if self._turns.are_needed:
+            self._waits.settle()
         self._activity.check()
 
     def _count(self, *, profiles: bool) -> Iterations[None]:
-        """Find counts, memory and the costliest operators, and why any of them is missing."""
         activity, device = self._activity, self._device
         counted = yield from counters.count_iteration()
         if self._has_peers and device.type == "cpu":
@@ -312,7 +313,7 @@ class Measurement:
         del found["watched_s"]
         if (operator := found.pop("without_formula")) is not None:
             reason = f"torch has no formula for the FLOPs of {operator}"
-            self._found.missing |= dict.fromkeys(("flops", "model_flops"), reason)
+            self._found.missing.setdefault("model_flops", reason)
         found["saved_activation_bytes"] = peak.saved_activation_bytes
         if not self._is_loop:
             found |= yield from counters.count_device_calls(device)

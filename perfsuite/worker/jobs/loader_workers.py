@@ -59,7 +59,6 @@ def open_batches(
 def _check_lengths(
     workload: Workload, split: Split, batches: EpochBatches, device: torch.device
 ) -> None:
-    """Raise a WorkloadError on every rank where one would wait for batches that another lacks."""
     length = float(batches.steps_per_epoch)
     most, least = largest_over_ranks([length, -length], device)
     if most != -least:

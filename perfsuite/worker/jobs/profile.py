@@ -178,7 +178,6 @@ class _ProfiledTraining:
         return losses, finite_gradients
 
     def _evaluate(self) -> Tally | MetricSums | None:
-        """Return the epoch's score; None where nothing is evaluated, or another rank has it."""
         if self._evaluated is None:
             return None
         workload = self._trainer.workload

@@ -158,6 +158,7 @@ def await_collective(func: Any, result: Any) -> bool:
 _BETWEEN = (
     *("torch._", "torch.autograd.", "torch.distributed._functional_collectives"),
     *("torch.distributed.c10d_logger", "torch.distributed.distributed_c10d"),
+    *("typing_extensions", "warnings", "_py_warnings"),  # of what is deprecated
     *("torch.distributed.nn.", "perfsuite.worker.measure.", "perfsuite.worker.equivalence."),
 )
 

@@ -112,7 +112,6 @@ def _time_field(device: torch.device) -> str:
 
 @contextmanager
 def _silent_errors() -> Iterator[None]:
-    """Drop what is written to standard error: the profiler logs there at any log level."""
     sys.stderr.flush()
     kept = os.dup(2)
     nowhere = os.open(os.devnull, os.O_WRONLY)

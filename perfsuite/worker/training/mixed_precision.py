@@ -268,7 +268,6 @@ class MasterWeights(Optimizer):
 
 
 def _copy_all(pairs: Iterable[tuple[Tensor, Tensor]]) -> None:
-    """Copy the second of each pair to the first, many in one kernel where the device has that."""
     locally = [(local_tensor(to), local_tensor(source)) for to, source in pairs]
     if locally:
         targets, sources = map(list, zip(*locally, strict=True))

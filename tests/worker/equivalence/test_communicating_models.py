@@ -101,6 +101,32 @@ def test_in_a_low_precision_what_only_t0_could_see_is_not_exercised(
     assert f"{REASON}; T2 does not see what is below the rounding of amp-bf16" in str(report)
 
 
+def test_what_comm_hook_compresses_hides_a_communicating_loss_from_t1(
+    check_equivalence: Check, perceptron_workload: Build
+) -> None:
+    workload = perceptron_workload(loss=TokenLoss(counted_in_place))
+
+    report = check_equivalence(workload, Recipe(parallel="ddp:2", comm_hook="bf16"), num_steps=1)
+
+    statuses = {row.check: row.status for row in report.rows}
+    assert (statuses["T0"], statuses["T1"]) == ("not exercised", "not exercised"), str(report)
+
+
+def test_a_barrier_excuses_no_difference(
+    check_equivalence: Check, perceptron_workload: Build
+) -> None:
+    def wrong(outputs: Tensor, target: Tensor) -> Tensor:
+        loss = functional.cross_entropy(outputs, target)
+        if dist.is_initialized():
+            dist.barrier()
+            loss = loss * 1.5
+        return loss
+
+    report = check_equivalence(perceptron_workload(loss=wrong), Recipe(parallel="ddp:2"))
+
+    assert {row.check: row.status for row in report.rows}["T0"] == "mismatch", str(report)
+
+
 def test_a_metric_over_all_ranks_takes_nothing_from_what_t0_proves(
     check_equivalence: Check, perceptron_workload: Build
 ) -> None:

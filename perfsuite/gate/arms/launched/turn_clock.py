@@ -76,6 +76,8 @@ class TurnClock:
                 self.waits.end_turn(self.core.background.processes())
             self.core.background.stop()
             self.turns_s += self.core.end_turn()
+            if self.waits is not None:
+                self.waits.settle()
             self.end_turn()
             # The other arm's turn begins when this one asks for its next: what a test does until
             # then may need its processes.

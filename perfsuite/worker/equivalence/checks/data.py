@@ -136,7 +136,6 @@ def _load_expected(dataset: Any, case: Case) -> list[list[Any]] | None:
 
 
 def _find_mismatches(evidence: DataEvidence) -> Iterator[tuple[int, str]]:
-    """Yield how many samples are wrong, and why; the first mismatch is the one to report."""
     size, num_samples = evidence.batch_size, evidence.num_samples
     for epoch, shards in enumerate(evidence.epochs, start=1):
         indices = torch.cat([shard.flatten() for shard in shards])

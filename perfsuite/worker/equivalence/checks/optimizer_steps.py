@@ -71,7 +71,6 @@ def _judge_start(case: Case, start: Weights) -> Iterator[Discrepancy]:
 
 
 def _check_buffers(step: Step, expected: Tensors, number: int, limit: Limit, proof: Proof) -> None:
-    """Judge what the optimizer's step makes of the buffers, such as an average of the weights."""
     cause = (
         "the optimizer's step leaves other buffers than in one process: does every rank average "
         "its weights, and after each step?"

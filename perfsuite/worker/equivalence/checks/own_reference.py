@@ -253,7 +253,6 @@ def _first_part(trace: Trace, parameters: Mapping[str, nn.Parameter]) -> str | N
 
 
 def _plant_in_losses(case: OwnCase, steps: Sequence[_OwnStep]) -> dict[str, bool]:
-    """By the name of each mistake in the gradients, whether it shows in the first losses."""
     planted: dict[str, bool] = {}
     for index in range(_MOST_BUGS):
         names: list[str] = []

@@ -92,9 +92,12 @@ def _find_excuse(case: Case, reference: Reference) -> EquivalenceRow | str | Non
         f"communication in the forward pass ({listed(sorted(names))}) makes a rank's gradient "
         "depend on other shards too"
     )
-    if not is_low_precision(case.recipe):
+    if is_low_precision(case.recipe):
+        reason += f"; T2 does not see what is below the rounding of {case.recipe.precision}"
+    elif case.recipe.comm_hook != "none":
+        reason += "; T1 does not see what comm_hook reduces"
+    else:
         return reason
-    reason += f"; T2 does not see what is below the rounding of {case.recipe.precision}"
     return EquivalenceRow.of(case.recipe, "T0", "not exercised", reason)
 
 

@@ -81,6 +81,9 @@ def check_semantics(case: Case) -> Proof | EquivalenceRow:
                     "not compared by themselves, because they are below "
                     f"{limits.SMALLEST_SHARE:.0e} of all gradients: {listed([*map(repr, names)])}"
                 )
+    if losses and case.trace.communicating and any(not one.is_within for one in proof.evidence):
+        reason = "what communication in the forward pass changes is not known before comm_hook"
+        return EquivalenceRow.of(recipe, proof.check, "not exercised", reason)
     if case.workload.parallelize is not None and not recipe.plan.axes:
         proof.notes.append("parallelize is not called: it is for parallel='mesh:AXIS=N' alone")
     proof.notes += references.notes
@@ -301,7 +304,7 @@ def _why_vacuous(step: Step, expected: _Expected, finer: Tensors) -> Iterator[st
     recipe = expected.recipe
     if expected.errors.size == 0:
         yield "all gradients are zero"
-    if recipe.plan.axes and have_equal_shards(step):
+    if have_equal_shards(step):
         yield "two shards hold the same data, so that a missing reduction would change nothing"
     if not is_low_precision(recipe) or math.isnan(expected.truth.loss):
         return

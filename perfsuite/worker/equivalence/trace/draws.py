@@ -19,7 +19,12 @@ import numpy
 import torch
 from torch import Tensor, nn
 
-from perfsuite.worker.measure.dispatch import StepMode, await_collective, find_caller
+from perfsuite.worker.measure.dispatch import (
+    StepMode,
+    await_collective,
+    find_caller,
+    is_communication,
+)
 
 # Operators of torch that compute with what they draw and do not return it.
 _KEEP_TO_THEMSELVES = ("attention", "dropout", "rnn", "rrelu")
@@ -115,7 +120,8 @@ class DrawMode(StepMode):  # type: ignore[no-untyped-call]
         self.num_calls[func.name()] += 1
         if not _may_draw(func):
             result = func(*args, **kwargs)
-            if await_collective(func, result) and not in_backward():
+            await_collective(func, result)
+            if is_communication(func) and not in_backward():
                 self.communicating.update(filter(None, [find_caller()]))
             return result
         before = self._read_generators(args, kwargs)
