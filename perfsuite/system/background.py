@@ -42,8 +42,7 @@ _MOST_HIDDEN, _MOST_WAITS = 0.2, 0.05
 # Of the seconds of its own turns, an arm's threads may work so many in the other arm's: half of the
 # usual tolerance. One that only looks whether there is work uses less, and less than so many.
 MOST_WORK, LEAST_WORK_S = 0.01, 0.001
-# Looks at threads as a turn has ended, and the pause before each: most pass on what they were given
-# within one. Where they compute, Python's own switch lasts 5 ms.
+# Looks at threads as a turn has ended, and the pause before each, in which a queue's passes on.
 _MOST_LOOKS, _SETTLE_S = 5, 0.0001
 _POLL_S = 0.05
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
@@ -123,8 +122,8 @@ class Background:
 class Usage(NamedTuple):
     """What a thread has used: processor seconds, and how often it got a processor."""
 
-    cpu_s: float
-    num_runs: int
+    cpu_s: float = 0.0
+    num_runs: int = 0
 
 
 def thread_usage() -> dict[int, Usage]:
@@ -182,11 +181,9 @@ class Waits:
     def begin_turn(self) -> None:
         """Look at the threads that ran before the other arm's turn."""
         now = thread_usage() if self._before else {}
-        # One that has ended since has run.
-        has_run = any(
-            one not in now or now[one].num_runs > used.num_runs
-            for one, used in self._before.items()
-        )
+        ended = Usage(num_runs=sys.maxsize)  # it has run
+        runs = ((now.get(one, ended), used) for one, used in self._before.items())
+        has_run = any(after.num_runs > used.num_runs for after, used in runs)
         self._work_s += _worked_s(self._before, now)
         self._num_turns += 1
         self._num_hidden += has_run
@@ -195,9 +192,7 @@ class Waits:
 
 
 def _worked_s(before: dict[int, Usage], now: dict[int, Usage]) -> float:
-    return sum(
-        used.cpu_s - (before[one].cpu_s if one in before else 0.0) for one, used in now.items()
-    )
+    return sum(used.cpu_s - before.get(one, Usage()).cpu_s for one, used in now.items())
 
 
 def _is_waiting(thread: int) -> bool:
