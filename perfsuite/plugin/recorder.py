@@ -124,9 +124,8 @@ def use_rank_clock(item: pytest.Item) -> None:
     """Give a test's benchmark fixture a clock of its own, keeping the marker options it has."""
     if not item.config.pluginmanager.has_plugin(_PLUGIN_NAME):
         return
-    options: dict[str, Any] = {}
-    for marker in reversed(list(item.iter_markers("benchmark"))):
-        options.update(marker.kwargs)
+    marker = item.get_closest_marker("benchmark")
+    options: dict[str, Any] = {} if marker is None else dict(marker.kwargs)
     item.stash[CLOCK] = []
     options["timer"] = rank_clock_of(item.stash[CLOCK])
     item.add_marker(pytest.mark.benchmark(**options), append=False)

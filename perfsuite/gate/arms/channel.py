@@ -13,7 +13,7 @@ Each line is a JSON object with a "kind"; "?" marks those that wait for an answe
     turn ?                           requests a turn -> {} when the other arm is blocked
     done                             the turn is over
     waits                            what this process waits for went on in the other arm's turns
-    left {cell, outcome, ...} ?      fields of `CellRun` -> {} when both arms have left it
+    left {cell, outcome, ...} ?      fields of `CellRun` -> {is_over} when both arms have left it
     finished                         the session is over
 """
 
@@ -86,6 +86,7 @@ class Server:
         self._ended_s = 0.0
         self._finished: set[str] = set()
         self._hiding: set[str] = set()
+        self._is_over = False
 
     def close(self) -> None:
         """Close all connections."""
@@ -206,9 +207,7 @@ class Server:
             clocks_mhz=tuple(trimmed_mean(one)[0] for one in zip(*clocks_mhz, strict=False)),
         )
         self._hiding.discard(arm)
-        if self._plan.is_enough(self._logs[arm].read()):  # now of what outlives the cell alone
-            self._finished.add(arm)
-            return
+        self._is_over = self._plan.is_enough(self._logs[arm].read())  # of what outlives the cell
         self._answer("turn", self._scheduler.leave(arm))
         self._advance()
 
@@ -227,7 +226,7 @@ class Server:
         self._answer("enter", self._scheduler.admit(), {"is_alone": True})
         if arms := self._scheduler.pass_barrier():
             self._agreed = self._agreed_s = None
-            self._answer("left", arms)
+            self._answer("left", arms, {"is_over": self._is_over})
 
     def _answer(
         self, kind: str, arms: Iterable[str], answer: Mapping[str, Any] | None = None

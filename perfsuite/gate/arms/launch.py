@@ -122,7 +122,7 @@ def run_pair(
 @contextmanager
 def _process(launch: Launch, plan: PairPlan, scratch: Path) -> Iterator[subprocess.Popen[bytes]]:
     arm, log_of_files = launch.arm, str(scratch / f"{launch.arm.name}.loaded")
-    temporary = scratch / f"{arm.name}-tmp"
+    temporary = scratch / arm.name[0]  # short: a test's own sockets lie far below
     temporary.mkdir()
     (scratch / _FILES).write_bytes(os.fsencode("\n".join(plan.files)))
     variables = {**arm.inherited, **arm.environment}

@@ -141,6 +141,8 @@ class _Session:
         )
         names = [trial.name for trial in trials]
         self.random_numbers.shuffle(names)
+        files = [name.partition("::")[0] for name in names]  # together: they share fixtures
+        names.sort(key=lambda name: files.index(name.partition("::")[0]))
         with nvml():  # without a client, a driver forgets what it counted
             before = read_sensors()
             launches = launch_pair(self.arms, plan, names)

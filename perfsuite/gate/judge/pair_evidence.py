@@ -32,13 +32,14 @@ _OUT_OF_MEMORY = re.compile(
 # What sockets, locks, CUDA's exclusive mode and licence servers say where one process alone may,
 # and what is said of a command that may have waited for it.
 _IS_TAKEN = re.compile(
-    r"address already in use|busy or unavailable|resource busy|temporarily unavailable"
+    r"already in use|(?:already|file) exists|busy or unavailable|resource busy"
+    r"|temporarily unavailable"
     r"|\block(?:ed|file)?\b|\blicen[cs]e|\bprinted nothing, for |\bport\W+(?:\d+\W+)?"
     r"(?:(?:it|is|was|but|already|another process) )+(?:in use|utilizing it|taken|allocated)\b",
     re.IGNORECASE,
 )
 # What an exception says in its line, in a log too; and a path, which may have any name.
-_EXCEPTION = re.compile(r"^(?:  \| )?(?:E +)?\S+: (.+)", re.MULTILINE)
+_EXCEPTION = re.compile(r"^(?:  \| )?(?:E +|INTERNALERROR> )?\S+: (.+)", re.MULTILINE)
 _PATH = re.compile(r"'[^']*/[^']*'|\S*/\S*")
 
 # Of a GPU's clock: as much is a change of what a step takes.

@@ -552,3 +552,17 @@ def test_a_clock_may_return_any_kind_of_number(tmp_path: Path) -> None:
     for launch in pair(arms).values():
         (run,) = launch.cells.values()
         assert len(run.rounds_s) == 3
+
+
+def test_the_closest_marker_alone_counts_as_without_a_gate(tmp_path: Path) -> None:
+    arms = make_arms(
+        tmp_path,
+        "import pytest, time\n"
+        "pytestmark = pytest.mark.benchmark(timer=time.process_time)\n"
+        "@pytest.mark.benchmark(group='waits')\n"
+        "def test_cell(benchmark): benchmark.pedantic(time.sleep, args=(0.002,), rounds=3)\n",
+    )
+
+    for launch in pair(arms).values():
+        (run,) = launch.cells.values()
+        assert min(run.rounds_s) >= 0.002  # by the clock on the wall, which sees waits

@@ -231,6 +231,7 @@ def test_a_line_that_a_full_disk_has_cut_makes_a_launch_one_that_did_not_say_wha
 
 LOOKED_AT = """
 import multiprocessing
+import pathlib
 import pytest
 
 def load():
@@ -243,10 +244,15 @@ def test_in_a_process_that_ends(benchmark):
     forked.join()
 
 @pytest.mark.parametrize("number", range(3))
-def test_in_one_that_stays(benchmark, number):
+def test_in_one_that_stays(benchmark, number, server):
     benchmark.pedantic(int, rounds=1)
     if number == 1:
         load()
+
+@pytest.fixture(scope="session")
+def server():
+    yield
+    pathlib.Path(__file__).with_name("ended").touch()
 """
 
 
@@ -262,3 +268,4 @@ def test_a_look_ends_once_every_later_cell_would_have_what_it_looks_for(tmp_path
     assert launch.failure is None
     assert [is_enough(run.loaded) for run in launch.cells.values()] == [True, False, True]
     assert [*launch.cells][-1].endswith("stays[1]")
+    assert (head.tree / "ended").exists()  # by its fixture, as at the end of any session

@@ -1116,6 +1116,18 @@ def test_arms_that_get_no_further_are_tried_once_more_launch_after_launch(
     assert [plan.is_apart for plan in machine.plans[:3]] == [False, True, not hangs]
 
 
+def test_the_cells_of_a_file_are_neighbours_in_each_pair_and_in_a_random_order(run: Run) -> None:
+    machine = Machine(lambda name, arm, number: timed(1.0))
+    names = [f"{file}.py::test_{number}" for number in range(4) for file in "ab"]
+
+    run(machine, names, max_pairs=3)
+
+    for order in machine.names:
+        files = [name[0] for name in order]
+        assert files in (["a"] * 4 + ["b"] * 4, ["b"] * 4 + ["a"] * 4)
+    assert len({tuple(order) for order in machine.names}) > 1
+
+
 @pytest.mark.parametrize(
     "why",
     [
@@ -1126,6 +1138,10 @@ def test_arms_that_get_no_further_are_tried_once_more_launch_after_launch(
         "E   ValueError: port 6379 is in use by another program",
         "RuntimeError: driver failed: Bind for 0.0.0.0:8080 failed: port is already allocated",
         "torch.AcceleratorError: CUDA error: CUDA-capable device(s) is/are busy or unavailable",
+        "FileExistsError: [Errno 17] File exists: '/prices'",
+        "psycopg.errors.DuplicateDatabase: database shop already exists",
+        "its pytest ended early with exit code 3\n"
+        "  | INTERNALERROR> OSError: [Errno 98] Address already in use",
         "perfsuite.errors.WorkloadError: train: no optimizer stepped in it, and it printed "
         "nothing, for 1200 s (ten times --perf-timeout); its last words: waiting",
     ],

@@ -189,9 +189,8 @@ class ArmPlugin:
         is_alone = self._channel.request(kind="enter", cell=_name_of(item))["is_alone"]
         # The other arm may have had the whole cell meanwhile.
         worked_s = self._turn_clock.growth(before, self._background.thread_seconds())
-        options: dict[str, Any] = {}
-        for marker in reversed(list(item.iter_markers("benchmark"))):
-            options.update(marker.kwargs)
+        marker = item.get_closest_marker("benchmark")  # as pytest-benchmark, which merges none
+        options: dict[str, Any] = {} if marker is None else dict(marker.kwargs)
         plugin: Any = item.config.pluginmanager.get_plugin(_PLUGIN_NAME)
         given = options.get("timer") or plugin.options["timer"].target
         if getattr(given, "__name__", "") == _RANK_CLOCK:
@@ -215,9 +214,9 @@ class ArmPlugin:
         """Have both arms time a cell in rounds of one length."""
         fixture: Any = getattr(item, "funcargs", {}).get("benchmark")
         if _name_of(item) in self._clocks and hasattr(fixture, "_calibrate_timer"):
-            markers = item.iter_markers("benchmark")
-            sets_rounds = any({"min_rounds", "max_time"} & one.kwargs.keys() for one in markers)
-            _agree_on_rounds(fixture, self._channel, self._clocks[_name_of(item)].core, sets_rounds)
+            marker = item.get_closest_marker("benchmark")
+            given = set() if marker is None else {"min_rounds", "max_time"} & marker.kwargs.keys()
+            _agree_on_rounds(fixture, self._channel, self._clocks[_name_of(item)].core, bool(given))
         self._is_in_call = True
         try:
             return (yield)
@@ -263,7 +262,7 @@ class ArmPlugin:
         stats = getattr(fixture, "stats", None)
         record = getattr(fixture, "extra_info", {}).get("perfsuite")
         self._turn_clock.free_device_memory()
-        self._channel.request(
+        answer = self._channel.request(
             kind="left",
             cell=_name_of(item),
             outcome=report.outcome,
@@ -273,6 +272,8 @@ class ArmPlugin:
             profile=_profile(stats),
             **used,
         )
+        if answer["is_over"]:
+            item.session.shouldstop = "the gate has seen enough"
 
     def pytest_sessionfinish(self) -> None:
         """Say that there is no more to come."""
