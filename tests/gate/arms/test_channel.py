@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import socket
 from pathlib import Path
 
 from perfsuite.gate.arms.arm import Arm, PairPlan
@@ -12,14 +14,14 @@ def typical_mhz(folder: Path, *clocks_mhz: float) -> tuple[float, ...]:
     """What a cell is said to have run at, where a GPU had these clocks as its turns ended."""
     folder.mkdir()
     arm = Arm(name="head", tree=folder, import_roots=(), pytest_arguments=())
-    plan = PairPlan(
-        number=1, first="head", hash_seed=1, timeout_s=60.0, is_enough=lambda loaded: True
-    )
+    plan = PairPlan(number=1, first="head", hash_seed=1, timeout_s=60.0)
     server = Server([arm], plan, lambda suites: [], folder / "socket")
     server._clocks_mhz["head"] = [(one,) for one in clocks_mhz]
     cell = {"cell": "test_step", "outcome": "passed", "reason": None, "rounds_s": []}
-    server._take_cell("head", {**cell, "record": None})
-    server.close()
+    ours, theirs = socket.socketpair()
+    with contextlib.closing(server), ours, theirs:
+        server._waiting["head", "left"] = theirs  # the arm waits for the answer
+        server._take_cell("head", {**cell, "record": None})
     return server.launches["head"].cells["test_step"].clocks_mhz
 
 
