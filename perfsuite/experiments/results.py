@@ -96,9 +96,8 @@ def combine(
 
 
 def _why_missing(ranks: Sequence[CellMeasured], own_s: object) -> dict[str, str]:
-    missing = dict(ranks[0].missing)
-    for why in (one.missing for one in ranks[1:]):  # as of the rank with a pipeline's LSTM
-        missing |= {name: why[name] for name in why.keys() & {"model_flops"} - missing.keys()}
+    # A reason that only one rank knows, such as the one with a pipeline's LSTM, holds for the cell.
+    missing = {name: why for rank in reversed(ranks) for name, why in rank.missing.items()}
     if own_s is None and len(ranks) > 1:
         missing["slow_ranks"] = "the ranks ran different stages"
     ours = ranks[0].environment
@@ -136,6 +135,7 @@ def _speeds(
 
 
 def _energy_j(ranks: Sequence[CellMeasured]) -> float | None:
+    """The joules of all devices, each counted once where ranks share it."""
     used_j = [rank.energy_j for rank in ranks if rank.energy_j is not None]
     return math.fsum(dict(used_j).values()) if len(used_j) == len(ranks) else None
 

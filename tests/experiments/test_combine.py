@@ -157,6 +157,16 @@ def test_there_is_no_mfu_without_a_known_peak(precision, accelerators, reason):
     assert outcome.missing["mfu"] == expected
 
 
+def test_why_a_number_is_missing_may_be_known_to_a_later_rank_alone():
+    first, second = measured(3), measured(None)
+    second.missing["model_flops"] = "torch has no formula for the FLOPs of aten._cudnn_rnn"
+
+    outcome = combined("fp32", first, second, parallel="pp:2")
+
+    assert outcome.record.counts.model_flops is None
+    assert outcome.missing["model_flops"] == second.missing["model_flops"]
+
+
 def test_joules_are_of_all_devices_and_each_counts_once():
     shared = [measured(None) for _ in range(3)]
     for rank, (gpu, energy_j) in zip(shared, [("a", 2.0), ("a", 2.0), ("b", 3.0)], strict=True):

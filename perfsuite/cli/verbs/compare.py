@@ -68,6 +68,7 @@ def compare_recipes(
 
 
 def _figures(request: ComparisonRequest, comparison: Comparison) -> dict[str, Any]:
+    """What the JSON says of the pairs; `ratio` and `raw` are of seconds per sample."""
     return {
         "workload": request.a.workload,
         "a": request.a.recipe.as_dict(),

@@ -252,6 +252,7 @@ class _Trained(msgspec.Struct, frozen=True):
 
 
 def _why_incomparable(base: CellRun, head: CellRun) -> str | None:
+    """Why the times of two launches are of different things, as of steps of another size."""
     before, after = _read(base), _read(head)
     if before is None or after is None:
         return None

@@ -300,6 +300,7 @@ class MeasuredSession:
         self._config.stash[saving.WRITTEN_RUN] = path, tolerance, gate.limit
 
     def _gated_exit(self, session: pytest.Session) -> int:
+        """Pytest's own exit code where it says more than the verdicts, else theirs."""
         assert self._gate is not None
         self._gate.end()
         own = int(session.exitstatus)

@@ -99,4 +99,5 @@ def _small(label: str, *paths: tuple[str, str]) -> Picture:
 
 
 def _short(length: float) -> str:
+    """A length with at most one decimal, since a page holds a hundred thousand of them."""
     return f"{length:.1f}".removesuffix(".0")
