@@ -12,6 +12,7 @@ row is FAIL.
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import json
 import math
@@ -53,20 +54,27 @@ class Check:
     stands_in: bool = False
 
 
-# Checks of what happens around a step; those of its time are in gpu_checks.
-_MODULES = dict.fromkeys(
-    (
-        "stack",
-        "plain-suite",
-        "memory",
-        "two-arms-memory",
-        "counts",
-        "sensors",
-        "precision",
-        "faults",
+# Those of a step's time are in gpu_checks.
+_MODULES = {
+    **dict.fromkeys(
+        (
+            "stack",
+            "plain-suite",
+            "memory",
+            "two-arms-memory",
+            "counts",
+            "sensors",
+            "precision",
+            "faults",
+        ),
+        "gpu_surroundings",
     ),
-    "gpu_surroundings",
-)
+    **dict.fromkeys(
+        ("noise-floor", "verify", "planted", "nccl-one", "gloo-shared-gpu"), "gpu_numerics"
+    ),
+    **dict.fromkeys(("matrix", "turns", "a-a", "profile", "baseline"), "gpu_sessions"),
+    **dict.fromkeys(("compile", "loader", "scale", "affinity"), "gpu_training"),
+}
 
 
 def _stood_in(number: int, name: str, part: int, seconds: float, must: str) -> Check:
@@ -83,7 +91,7 @@ def _stood_in(number: int, name: str, part: int, seconds: float, must: str) -> C
 
 
 def _on_gpu(number: int, name: str, part: int, seconds: float, must: str) -> Check:
-    return Check(number=number, name=name, part=part, seconds=seconds, must=must)
+    return dataclasses.replace(_stood_in(number, name, part, seconds, must), stands_in=False)
 
 
 CHECKS = (

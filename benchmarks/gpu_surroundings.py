@@ -36,11 +36,11 @@ MIB = 2**20
 
 
 def call_in_ranks(
-    num_ranks: int, function: Callable[..., Any], *, device: str = "cpu"
+    num_ranks: int, function: Callable[..., Any], *args: object, device: str = "cpu"
 ) -> list[Any]:
     """Return what the function returned on each of so many fresh ranks."""
-    with packed_by_value([sys.modules[__name__]]):
-        call = pack((function, ()))
+    with packed_by_value([sys.modules[function.__module__]]):
+        call = pack((function, args))
     policy = GroupPolicy(device=device, num_gpus=num_ranks if device == "cuda" else 0)
     request = GroupRequest(job=CallFunction(call=call), world_size=num_ranks, policy=policy)
     replies = run_group(request)

@@ -15,11 +15,12 @@ STAGES = ("load", "forward", "backward", "optimizer", "evaluation")
 
 # The argument of an iteration: a name of `STAGES` gives the context manager to work in.
 Stage = Callable[[str], AbstractContextManager[None]]
+_NOTHING = nullcontext()  # may be entered any number of times
 
 
 def untimed(name: str) -> AbstractContextManager[None]:
     """Be the `Stage` that does nothing."""
-    return nullcontext()
+    return _NOTHING
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,7 @@ _listener: Any = None
 
 def stage(name: str) -> AbstractContextManager[None]:
     """Mark a part of a training step: `with perfsuite.stage("load"):`, or another of `STAGES`."""
-    return nullcontext() if _listener is None else _listener.stage(name)
+    return _NOTHING if _listener is None else _listener.stage(name)
 
 
 def step_done() -> None:

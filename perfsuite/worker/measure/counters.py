@@ -74,7 +74,7 @@ def count_iteration() -> Iterations[IterationCounts]:
     after the first, and in the first DTensor runs operators twice to learn the shapes of results.
     """
     counter = _Counter()
-    with counter:
+    with torch.compiler.set_stance("force_eager"), counter:
         yield counter.stage
     counter.found.model_flops = counter.found.flops - counter.recomputed_flops()
     return counter.found

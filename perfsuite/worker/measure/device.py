@@ -1,5 +1,6 @@
 """What timing and counting need of a rank's accelerator, whichever torch drives."""
 
+import functools
 from typing import Any
 
 import torch
@@ -25,13 +26,24 @@ def synchronize(device: torch.device) -> None:
 
 def make_event(device: torch.device) -> torch.Event:
     """Return an event with timing, which is recorded in the current stream of this very device."""
-    module = torch.get_device_module(device)
-    event: torch.Event = module.Event(enable_timing=True)
+    event: torch.Event = torch.get_device_module(device).Event(enable_timing=True)
     record = event.record
     # By itself it asks for the stream of the device that is set, where a training may use another.
-    in_stream: Any = lambda: record(module.current_stream(device))  # noqa: E731
+    in_stream: Any = lambda: record(_current_stream(device))  # noqa: E731
     event.record = in_stream  # type: ignore[method-assign]
     return event
+
+
+def _current_stream(device: torch.device) -> Any:
+    if device.type != "cuda":
+        return torch.get_device_module(device).current_stream(device)
+    return _stream(device, torch._C._cuda_getCurrentRawStream(device.index))
+
+
+@functools.cache
+def _stream(device: torch.device, _: int) -> Any:
+    """Return the current stream by its address: torch takes 6 us to make one, an event takes 2."""
+    return torch.get_device_module(device).current_stream(device)
 
 
 def memory_stats(device: torch.device) -> dict[str, int]:

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 # torch documents what it has under this path although the module has an underscore.
@@ -26,7 +27,7 @@ class StepMode(_python_dispatch.TorchDispatchMode, ABC):  # type: ignore[no-unty
     - Loading is left out because it would be seen only where no worker process does it.
     - Operators of other threads than this one and autograd's are not seen. So each collective is
       waited for at once, and the rest of a DDP communication hook runs in this thread.
-    - A compiled model runs uncompiled, because torch.compile is off under a dispatch mode.
+    - A compiled model must run uncompiled: torch would compile what sees its operators, too.
     """
 
     # Without this, torch refuses to run flex_attention and other operators that take functions.
@@ -41,8 +42,8 @@ class StepMode(_python_dispatch.TorchDispatchMode, ABC):  # type: ignore[no-unty
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        # torch would wrap what sees each operator in one more call, to keep its compiler out, which
-        # is off here. A check of a transformer took 5 % longer by that.
+        # torch would wrap what sees each operator in one more call, to keep its compiler out. A check
+        # of a transformer took 5 % longer by that.
         return False
 
     @abstractmethod
@@ -148,9 +149,11 @@ def await_collective(func: Any, result: Any) -> bool:
     name = _name_in_torch_distributed(func)
     if name is None or name in _POINT_TO_POINT:
         return name is not None
-    for part in result if isinstance(result, tuple) else ():
-        if isinstance(part, torch.ScriptObject):
-            part.wait()  # type: ignore[attr-defined]  # a c10d Work
+    for part in result if isinstance(result, tuple) else (result,):
+        # Of a synchronous one NCCL has no Work, and the process that waits for none ends.
+        work = dist.Work.unbox(part) if isinstance(part, torch.ScriptObject) else None
+        if work is not None:
+            work.wait()
     return True
 
 

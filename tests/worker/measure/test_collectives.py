@@ -178,3 +178,22 @@ def test_tensor_parallelism_is_counted_on_the_local_shards(rank_group):
         assert counts.flops == 2 * 16 * (32 * 64 + 64 * 64) // 2
         assert counts.collectives == 1
         assert counts.collective_bytes == 4 * 16 * 64
+
+
+def reduce_without_work(_):
+    # As ProcessGroupNCCL does where the caller waits: it has queued the sum, and returns nothing.
+    class InCurrentStream(torch._C._distributed_c10d.Backend):
+        def allreduce(self, tensors, options=None):
+            return None
+
+    kind = dist.ProcessGroup.BackendType.CUSTOM
+    group = dist.ProcessGroup(dist.HashStore(), 0, 1)
+    group._register_backend(torch.device("cpu"), kind, InCurrentStream(0, 1))
+    group._set_default_backend(kind)
+    summed = torch.ones(8)
+    found = run_iterations(count_iteration(), lambda _: group.allreduce([summed]))
+    return found.collectives, found.collective_bytes
+
+
+def test_a_collective_that_nobody_has_to_wait_for_is_counted(rank_group):
+    assert rank_group(1, reduce_without_work, None) == [(1, 32)]

@@ -8,7 +8,8 @@ import pytest
 import torch
 import torch._dynamo.utils
 
-from perfsuite.worker.measure.counters import read_compilation
+from perfsuite.worker.measure.counters import count_iteration, read_compilation
+from perfsuite.worker.measure.iterations import run_iterations
 
 
 @pytest.fixture(autouse=True)
@@ -70,3 +71,16 @@ def test_a_frame_that_is_compiled_again_for_another_type_is_a_recompilation() ->
     found = read_compilation()
     assert found is not None
     assert found[0] == {"graph_breaks": 0, "recompiles": 2}
+
+
+def test_counting_a_compiled_step_compiles_nothing() -> None:
+    compiled = torch.compile(lambda value: torch.relu(value + 1), backend="eager")
+    compiled(torch.ones(3))
+    before = read_compilation()
+
+    found = run_iterations(count_iteration(), lambda _: compiled(torch.ones(4, 5)))
+
+    after = read_compilation()
+    assert before is not None
+    assert after is not None
+    assert (before[0], found.ops) == (after[0], 3)  # ones, add, relu

@@ -25,17 +25,26 @@ class Event:
 def test_an_event_is_recorded_in_the_current_stream_of_its_device(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    streams = {1: "first"}
-    module = SimpleNamespace(Event=Event, current_stream=lambda device: streams[device.index])
+    streams, asked = {1: "first"}, []
+
+    def current_stream(device: torch.device) -> str:
+        asked.append(streams[device.index])
+        return asked[-1]
+
+    module = SimpleNamespace(Event=Event, current_stream=current_stream)
     monkeypatch.setattr(torch, "get_device_module", lambda _: module)
+    address = lambda index: id(streams[index])  # noqa: E731
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", address, raising=False)
     event: Any = make_event(torch.device("cuda", 1))
 
+    event.record()
     event.record()
     streams[1] = "another"
     event.record()
 
     assert event.has_timing
-    assert event.streams == ["first", "another"]
+    assert event.streams == ["first", "first", "another"]
+    assert asked == ["first", "another"]  # torch takes longer for a stream than for an event
 
 
 def test_all_devices_that_the_process_uses_are_waited_for_and_no_other(
