@@ -104,5 +104,5 @@ class BoardWriter:
     def mark(self) -> None:
         """Show that the rank is not stuck."""
         self._num_marks += 1
-        values = self._num_marks, self._step, self._phase, self._stage
-        _SLOT.pack_into(self._board, self._offset, *values)
+        marks, step, phase, stage = self._num_marks, self._step, self._phase, self._stage
+        _SLOT.pack_into(self._board, self._offset, marks, step, phase, stage)

@@ -216,7 +216,4 @@ encode_line = msgspec.json.Encoder().encode
 decode_line = msgspec.json.Decoder(CellLine).decode
 
 # Everything beside the time that can grow; model FLOPs are a part of the FLOPs.
-COUNT_NAMES = (
-    *(name for name in Counts.__struct_fields__ if name != "model_flops"),
-    "memory",
-)
+COUNT_NAMES = (*(name for name in Counts.__struct_fields__ if name != "model_flops"), "memory")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import multiprocessing
 import re
@@ -13,6 +14,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 ROOT = Path(__file__).parent.parent.parent
 SCRIPT = ROOT / "benchmarks" / "gpu_acceptance.py"
@@ -21,6 +23,7 @@ sys.path.append(str(SCRIPT.parent))
 
 import gpu_acceptance  # noqa: E402
 import gpu_checks  # noqa: E402
+import gpu_numerics  # noqa: E402
 import gpu_surroundings  # noqa: E402
 from gpu_acceptance import CHECKS, Check, Figures, run_checks  # noqa: E402
 
@@ -150,7 +153,6 @@ def _run(name: str, path: Path, take_out: Callable[[Any], None] | None) -> None:
     device = figures.device
     if take_out is not None:
         take_out(device)
-    assert check.run is not None
     gpu_acceptance.run_child(check.run, figures)
 
 
@@ -253,7 +255,8 @@ def test_a_row_that_crashes_hangs_or_is_killed_costs_itself_alone(
 def test_what_does_not_fit_into_the_budget_or_needs_a_gpu_is_skipped(tmp_path: Path) -> None:
     def skipped(**options: Any) -> dict[str, str]:
         given = {"dry": False, "budget_s": 540.0, "has_gpu": True} | options
-        rows = run_checks([one for one in CHECKS if one.run is None or options], tmp_path, **given)
+        checks = [one for one in CHECKS if not one.stands_in or not given["dry"]]
+        rows = run_checks(checks, tmp_path, **given)
         assert {row.verdict for row in rows_of(rows)} == {"SKIPPED"}
         return {row.check: row.found for row in rows_kept}
 
@@ -265,7 +268,59 @@ def test_what_does_not_fit_into_the_budget_or_needs_a_gpu_is_skipped(tmp_path: P
 
     assert set(skipped(has_gpu=False).values()) == {"no GPU is visible; --dry-run uses a stand-in"}
     assert skipped(budget_s=1.0)["overlap"].endswith("s are left of the budget")
-    assert set(skipped().values()) == {"is not written yet"}
+    needs = {"needs a GPU: nothing can stand in for it"}
+    assert set(skipped(dry=True).values()) == needs
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.name)
+def test_every_row_has_its_own_code(check: Check) -> None:
+    module, _, name = check.run.partition(":")
+
+    assert callable(getattr(importlib.import_module(module), name))
+
+
+# Those whose code a CPU can run, whatever it is worth there.
+ON_A_CPU = {
+    "gpu_numerics": ("noise_floor", "planted", "nccl_one", "gloo_shared_gpu"),
+    "gpu_sessions": ("profile", "a_a", "turns", "baseline", "matrix"),
+    "gpu_training": ("loader",),
+}
+
+
+def figures_on_a_cpu(folder: Path) -> Figures:
+    figures = Figures(folder / "figures", dry=True)
+    figures.__dict__["device"] = SimpleNamespace(is_real=False, torch_device=torch.device("cpu"))
+    return figures
+
+
+def found(folder: Path) -> dict[str, str]:
+    lines = map(json.loads, (folder / "figures").read_text().splitlines())
+    return {line["what"]: line["verdict"] for line in lines}
+
+
+@pytest.mark.soak  # whole sessions, minutes of them
+@pytest.mark.parametrize(
+    ("module", "name"), [(module, name) for module, names in ON_A_CPU.items() for name in names]
+)
+def test_the_code_of_a_row_for_gpus_runs_on_a_cpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: str, name: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    getattr(importlib.import_module(module), name)(figures_on_a_cpu(tmp_path))
+
+    assert found(tmp_path)
+
+
+@pytest.mark.slow
+def test_a_mistake_that_is_not_found_fails_its_row(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gpu_numerics, "MISTAKES", ("doubled", "none at all"))
+
+    gpu_numerics.planted(figures_on_a_cpu(tmp_path))
+
+    assert found(tmp_path) == {"no mistake": "ok", "doubled": "ok", "none at all": "FAIL"}
 
 
 @pytest.mark.soak  # 14 interpreters that load torch

@@ -18,11 +18,7 @@ _COLORS = {
     "other": "#BBBBBB",
 }
 # Of its own, so that a user's style does not change it; text stays text that can be searched.
-_STYLE: dict[Any, Any] = {
-    "svg.fonttype": "none",
-    "svg.hashsalt": "perfsuite",
-    "pdf.fonttype": 42,
-}
+_STYLE: dict[Any, Any] = {"svg.fonttype": "none", "svg.hashsalt": "perfsuite", "pdf.fonttype": 42}
 
 
 def draw_pie(profile: Profile, file_format: Format) -> bytes:

@@ -42,8 +42,8 @@ class StepMode(_python_dispatch.TorchDispatchMode, ABC):  # type: ignore[no-unty
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        # torch would wrap what sees each operator in one more call, to keep its compiler out. A check
-        # of a transformer took 5 % longer by that.
+        # torch would wrap what sees each operator in one more call, to keep its compiler out. A
+        # check of a transformer took 5 % longer by that.
         return False
 
     @abstractmethod

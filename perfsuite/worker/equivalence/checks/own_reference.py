@@ -27,11 +27,7 @@ from perfsuite.worker.equivalence.limits import is_low_precision, nudge
 from perfsuite.worker.equivalence.planted_bugs import Bug, gradient_bugs, wrong_scale
 from perfsuite.worker.equivalence.proof import Proof
 from perfsuite.worker.equivalence.trace.draws import modules_that_drew, read_random_state
-from perfsuite.worker.equivalence.trace.own_steps import (
-    BeforeUpdate,
-    OwnSteps,
-    without_wrappers,
-)
+from perfsuite.worker.equivalence.trace.own_steps import BeforeUpdate, OwnSteps, without_wrappers
 from perfsuite.worker.equivalence.trace.trace import RankStep, Step, Trace
 
 _AUTOCAST = {"bf16": torch.bfloat16, "amp-bf16": torch.bfloat16, "amp-fp16": torch.float16}

@@ -30,11 +30,7 @@ from perfsuite.worker.equivalence.trace.draws import (
 )
 from perfsuite.worker.training import batches
 from perfsuite.worker.training.checkpointing import units_to_shard
-from perfsuite.worker.training.mixed_precision import (
-    BATCHNORM_LAYERS,
-    PRECISION_POLICIES,
-    set_tf32,
-)
+from perfsuite.worker.training.mixed_precision import BATCHNORM_LAYERS, PRECISION_POLICIES, set_tf32
 from perfsuite.worker.training.step import compute_loss, prepare_batch
 from perfsuite.worker.training.trainer import build_trainer
 

@@ -34,11 +34,7 @@ _EPOCHS_OF_FEW_SAMPLES = 31
 
 
 def record_run(
-    trainer: Trainer,
-    batches: Iterator[Any],
-    *,
-    num_steps: int,
-    on_step: Callable[[], None],
+    trainer: Trainer, batches: Iterator[Any], *, num_steps: int, on_step: Callable[[], None]
 ) -> trace.RankTrace:
     """Train until `num_steps` optimizer steps were taken, and return what this rank saw of them.
 
