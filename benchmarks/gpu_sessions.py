@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from gpu_numerics import open_session
-from session_log import Ended, commit, gate_command, git, must, run, verdicts
+from session_log import Ended, commit, gate_command, git, must, run, verb_command, verdicts
 
 from perfsuite.records.recipe import Recipe
 
@@ -128,12 +128,11 @@ def profile(figures: Any) -> None:
 def baseline(figures: Any) -> None:
     folder = _repository("baseline")
     must([*_PYTEST, "benchmarks", "--benchmark-save=gpu"], folder)
-    program = [*gate_command()][:-1]
     for words in (
         ["report", "results/run.json", "--html", "results/report"],
         ["calibrate", "benchmarks", "--sessions=0", "--identical=1", "--max-pairs=3"],
     ):
-        ended = run([*program, *words], folder)
+        ended = run(verb_command(*words), folder)
         figures.must(words[0], ended.output.strip()[-200:], ended.exit_code == 0)
     names = ("results/run.json", "results/report/index.html", "baselines/calibration.json")
     for name in names:

@@ -61,9 +61,14 @@ def template(out: Path, files: Mapping[str, str]) -> Path:
     return made
 
 
+def verb_command(*words: str, python: str = sys.executable) -> list[str]:
+    """Return the call of `perfsuite` with a verb and its arguments."""
+    return [python, "-c", _SCRIPT, *words]
+
+
 def gate_command(*arguments: str, python: str = sys.executable) -> list[str]:
     """Return the call of `perfsuite gate`."""
-    return [python, "-c", _SCRIPT, "gate", *arguments]
+    return verb_command("gate", *arguments, python=python)
 
 
 def run(command: Sequence[str], folder: Path) -> Ended:

@@ -283,7 +283,6 @@ def test_every_row_has_its_own_code(check: Check) -> None:
 ON_A_CPU = {
     "gpu_numerics": ("noise_floor", "planted", "nccl_one", "gloo_shared_gpu"),
     "gpu_sessions": ("profile", "a_a", "turns", "baseline", "matrix"),
-    "gpu_training": ("loader",),
 }
 
 
