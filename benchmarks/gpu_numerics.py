@@ -27,8 +27,6 @@ from perfsuite.records.stages import Step
 from perfsuite.records.workload import Workload
 from perfsuite.worker.main import _choose_repeatable_kernels
 
-Gradients = dict[str, Tensor]
-
 
 def open_session(device: Any) -> Session:
     """Return a session on the GPU, or on the CPU of a stand-in."""

@@ -50,7 +50,7 @@ def matrix(figures: Any) -> None:
     path = folder / "cells.jsonl"
     lines = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
     for line in lines:
-        needs_more = line["outcome"] == "skipped" and "GPU" in (line["reason"] or "")
+        needs_more = line["outcome"] == "skipped" and "GPUs, and " in (line["reason"] or "")
         is_right = line["outcome"] == "passed" or needs_more
         figures.must(line["fullname"], f"{line['outcome']}: {line['reason']}", is_right)
     figures.must("exit code", ended.exit_code, ended.exit_code == 0 and bool(lines))
@@ -82,6 +82,7 @@ def _gate(folder: Path, *options: str) -> tuple[Ended, dict[str, dict[str, Any]]
 
 def a_a(figures: Any) -> None:
     folder = _repository("a-a")
+    right = {"PASS", "INCONCLUSIVE"} if figures.device.is_real else {"PASS", "SKIPPED"}  # no tf32
     for number in range(2):
         began_s = time.monotonic()
         ended, cells = _gate(folder, "--seed", str(number), "--max-pairs", "6")
@@ -89,7 +90,7 @@ def a_a(figures: Any) -> None:
         figures.must("exit code", ended.exit_code, ended.exit_code in (0, 11) and len(cells) == 3)
         figures.told("a session", f"{took_s:.0f} s")
         for name, cell in cells.items():
-            figures.must(name.rpartition("::")[2], cell["word"], cell["word"] != "FAIL")
+            figures.must(name.rpartition("::")[2], cell["word"], cell["word"] in right)
             ratios = [math.log(head / base) for base, head in cell["raw"] or ()]
             if len(ratios) > 1:
                 told = f"mean {statistics.fmean(ratios):+.3%}, sd {statistics.stdev(ratios):.3%}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import statistics
 import tempfile
 import time
 from collections.abc import Callable
@@ -20,7 +21,7 @@ from perfsuite.records.workload import Workload
 
 
 def _step_s(outcome: Outcome) -> float:
-    return sorted(outcome.step_times_s)[len(outcome.step_times_s) // 2]
+    return statistics.median(outcome.step_times_s)
 
 
 # --- compiled ---
@@ -172,8 +173,6 @@ def _time_host(cores: set[int]) -> tuple[float, float]:
 
 
 def affinity(figures: Any) -> None:
-    if not figures.device.is_real:
-        return
     cores = sorted(os.sched_getaffinity(0))
     sets = {"all": cores, "the first": cores[:1], "the last": cores[-1:]}
     for name, chosen in sets.items():
