@@ -21,6 +21,8 @@ class Assignment:
     rank: int
     place: int  # among those ranks of the group that may use the same processors
     num_neighbours: int  # how many those are, itself included
+    local_rank: int  # among those ranks of the group that are on its machine, as torchrun's
+    local_world_size: int  # how many those are
     gpu: int  # among those that its process sees, if any; after the last the first
     backend: str  # "gloo" or "nccl"
     rendezvous: Rendezvous | None = None  # none where one controller starts all: in its folder
@@ -31,7 +33,15 @@ def all_assignments(world_size: int, *, device: str, num_gpus: int) -> tuple[Ass
     # NCCL where each rank has a GPU of its own.
     backend = "nccl" if device == "cuda" and world_size <= num_gpus else "gloo"
     return tuple(
-        Assignment(rank=rank, place=rank, num_neighbours=world_size, gpu=rank, backend=backend)
+        Assignment(
+            rank=rank,
+            place=rank,
+            num_neighbours=world_size,
+            local_rank=rank,
+            local_world_size=world_size,
+            gpu=rank,
+            backend=backend,
+        )
         for rank in range(world_size)
     )
 

@@ -24,9 +24,10 @@ _STACK_HEADER = "(most recent call first):"
 _CRASH_HEADER = "Fatal Python error:"
 # The frames from here outwards are the same in every rank.
 _OUTER_FRAME = "perfsuite/worker/main.py"
+_BACKWARD_PASS = "/torch/autograd/graph.py"
 # Where a rank is that waits for others: in a collective, in a backward pass that reduces, or in the
 # measurement, where only waiting takes long.
-_WAITING_PLACES = ("/torch/distributed/", "/torch/autograd/graph.py", "/perfsuite/worker/")
+_WAITING_PLACES = ("/torch/distributed/", _BACKWARD_PASS, "/perfsuite/worker/")
 # What gloo and NCCL say about a peer that is late, then about one that is gone; either error is a
 # consequence. From torch 2.15 on the backend for NCCL is another, with words of its own.
 _LATE_PEER_SIGNS = (
@@ -94,13 +95,15 @@ def furthest_behind(positions: Mapping[int, Position]) -> int:
 
 
 def latest(positions: Mapping[int, Position], stacks: Mapping[int, Sequence[str]]) -> int:
-    """Return the rank that the others wait for: the furthest behind of those that do not wait."""
+    """Return the rank that the others wait for: of the fewest steps, and one that does not wait."""
+    step = positions[furthest_behind(positions)].step
+    behind = {rank: position for rank, position in positions.items() if position.step == step}
     at_work = {
         rank: position
-        for rank, position in positions.items()
+        for rank, position in behind.items()
         if not any(place in line for line in stacks[rank][:1] for place in _WAITING_PLACES)
     }
-    return furthest_behind(at_work or positions)
+    return furthest_behind(at_work or behind)
 
 
 def rank_error(
@@ -173,12 +176,20 @@ def wait_for_stack(log: Path, size_before: int) -> None:
 
 
 def current_stack(lines: Sequence[str]) -> tuple[str, ...]:
-    """Return the main thread's stack from faulthandler's dump, innermost call first."""
-    headers = [at for at, line in enumerate(lines) if line.endswith(_STACK_HEADER)]
-    # faulthandler writes the main thread last.
-    start = headers[-1] + 1 if headers else 0
-    inner = itertools.takewhile(lambda line: _OUTER_FRAME not in line, lines[start:])
-    return tuple(line.strip() for line in itertools.islice(inner, NUM_LOG_LINES))
+    """Return the stack of a rank's work from faulthandler's dump, innermost call first."""
+    stacks: list[list[str]] = [[]]
+    for line in map(str.strip, lines):
+        if line.endswith(_STACK_HEADER):
+            stacks.append([])
+        elif line.startswith(("File", "<")):
+            stacks[-1].append(line)
+    *others, stack = stacks  # faulthandler writes the main thread last
+    if _BACKWARD_PASS in "".join(stack[:1]):
+        # On a GPU it runs in a thread of torch's own, in which Python has begun nothing.
+        begun = ("in _bootstrap", "<no Python frame>")
+        stack = next((one for one in others[1:] if one and not one[-1].endswith(begun)), stack)
+    inner = itertools.takewhile(lambda line: _OUTER_FRAME not in line, stack)
+    return tuple(itertools.islice(inner, NUM_LOG_LINES))
 
 
 def last_output(lines: Sequence[str]) -> tuple[str, ...]:

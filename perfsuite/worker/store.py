@@ -50,7 +50,7 @@ def group_store(start: RankStart) -> Store:
         if start.request.policy.turns is not None:
             store.set_timeout(FOR_A_TURN)
         return store
-    timeout_s = start.request.policy.collective_timeout_s
+    timeout_s = patience(start).total_seconds()  # NCCL's ranks find each other by it too
     return open_store(rendezvous.host, rendezvous.port, rendezvous.prefix, timeout_s)
 
 
@@ -64,13 +64,17 @@ def patience(start: RankStart) -> datetime.timedelta:
     return datetime.timedelta(seconds=timeout_s)
 
 
-def shorten_patience(start: RankStart) -> None:
-    """Have a collective that waits for `collective_timeout_s` fail, now that ranks are alike."""
+def shorten_patience(start: RankStart, queued_s: float) -> None:
+    """Have a collective that waits for `collective_timeout_s` fail, now that ranks are alike.
+
+    NCCL's watchdog counts from when the host queues it, up to `queued_s` of work ahead.
+    """
     if start.assignment.backend != "nccl" or not start.request.needs_group:
         return  # there is none, or a loop's own
-    timeout = datetime.timedelta(seconds=start.request.policy.collective_timeout_s)
+    timeout_s = start.request.policy.collective_timeout_s + 2 * queued_s
     # Until torch 2.15 it had no public name.
-    getattr(dist, "set_timeout", dist.distributed_c10d._set_pg_timeout)(timeout)
+    set_timeout = getattr(dist, "set_timeout", dist.distributed_c10d._set_pg_timeout)
+    set_timeout(datetime.timedelta(seconds=timeout_s))
 
 
 def prefer_loopback(start: RankStart) -> None:
@@ -124,9 +128,9 @@ def join_ranks(start: RankStart) -> Largest:
         meeting.set(_PORT, str(store.port))
     os.environ |= {
         "RANK": str(rank),
-        "LOCAL_RANK": str(start.assignment.place),
+        "LOCAL_RANK": str(start.assignment.local_rank),
         "WORLD_SIZE": str(start.request.world_size),
-        "LOCAL_WORLD_SIZE": str(start.assignment.num_neighbours),
+        "LOCAL_WORLD_SIZE": str(start.assignment.local_world_size),
         "MASTER_ADDR": host,
         "MASTER_PORT": str(store.port),
         "TORCHELASTIC_RUN_ID": "perfsuite",

@@ -100,6 +100,47 @@ def test_a_stack_ends_where_the_frames_of_every_rank_begin() -> None:
     )
 
 
+IN_A_BACKWARD_PASS_OF_A_GPU = [
+    "Thread 0x7f00 [pin memory] (most recent call first):",
+    '  File "/lib/threading.py", line 355 in wait',
+    '  File "/lib/threading.py", line 1002 in _bootstrap',
+    "Thread 0x7f01 (most recent call first):",
+    '  File "model.py", line 7 in backward',
+    '  File "/site/torch/autograd/function.py", line 315 in apply',
+    "Current thread 0x7f02 (most recent call first):",
+    '  File "/site/torch/autograd/graph.py", line 869 in _engine_run_backward',
+    '  File "/site/torch/_tensor.py", line 638 in backward',
+    '  File "train.py", line 40 in step',
+    '  File "/site/perfsuite/worker/main.py", line 50 in serve',
+]
+
+
+def test_the_stack_of_a_backward_pass_on_a_gpu_is_that_of_torchs_own_thread() -> None:
+    assert failures_module.current_stack(IN_A_BACKWARD_PASS_OF_A_GPU) == (
+        'File "model.py", line 7 in backward',
+        'File "/site/torch/autograd/function.py", line 315 in apply',
+    )
+
+
+def test_a_backward_pass_without_python_in_it_has_the_main_threads_stack() -> None:
+    idle = "Thread 0x7f03 (most recent call first):", "  <no Python frame>", ""
+    lines = [*IN_A_BACKWARD_PASS_OF_A_GPU[:3], *idle, *IN_A_BACKWARD_PASS_OF_A_GPU[6:]]
+
+    assert failures_module.current_stack(lines)[-1] == 'File "train.py", line 40 in step'
+
+
+def test_a_rank_that_is_a_step_ahead_is_not_waited_for_whatever_it_does() -> None:
+    # On a GPU the host runs ahead, and waits for the device in the user's own line.
+    here, ahead = (
+        Position(num_marks=marks, phase="measure", stage=None, step=step)
+        for marks, step in ((20, 7), (26, 9))
+    )
+    waits = 'File "/usr/lib/torch/autograd/graph.py", line 869 in _engine_run_backward'
+    stacks = {0: ['File "train.py", line 41 in step'], 1: [waits]}
+
+    assert failures_module.latest({0: ahead, 1: here}, stacks) == 1
+
+
 @pytest.mark.parametrize(
     ("phases", "patience_s"), [(["warm-up", "build"], 1200.0), (["warm-up", "measure"], 120.0)]
 )

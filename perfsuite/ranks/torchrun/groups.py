@@ -66,12 +66,15 @@ class MultiHostGroups:
 
     def _assignment(self, name: str, world_size: int, policy: GroupPolicy) -> Assignment:
         membership, topology = self._peers.membership, self._topology
-        neighbours = topology.neighbours(membership.rank, world_size)
+        neighbours = topology.beside(membership.rank, world_size, "machine", "cores")
+        local_ranks = topology.beside(membership.rank, world_size, "machine", "network")
         on_gpus = policy.device == "cuda" and topology.have_own_gpus(world_size)
         return Assignment(
             rank=membership.rank,
             place=neighbours.index(membership.rank),
             num_neighbours=len(neighbours),
+            local_rank=local_ranks.index(membership.rank),
+            local_world_size=len(local_ranks),
             gpu=topology.gpu_of(membership.rank),
             backend="nccl" if on_gpus else "gloo",
             rendezvous=Rendezvous(

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
 
 from perfsuite.records.recipe import Recipe
@@ -59,14 +60,15 @@ class Topology:
         places = [(one.machine, one.lock) for one in self.everyone]
         return rank == places.index(places[rank])
 
-    def neighbours(self, rank: int, world_size: int) -> list[int]:
-        """Return the ranks of a group that may use the same processors as one of them."""
-        places = [(one.machine, one.cores) for one in self.everyone[:world_size]]
+    def beside(self, rank: int, world_size: int, *shared: str) -> list[int]:
+        """Return the ranks of a group that share these fields of their places with one of them."""
+        where = attrgetter(*shared)
+        places = [where(one) for one in self.everyone[:world_size]]
         return [other for other, place in enumerate(places) if place == places[rank]]
 
     def is_on_one_machine(self, world_size: int) -> bool:
         """Whether a group's ranks share a loopback interface."""
-        return len({(one.machine, one.network) for one in self.everyone[:world_size]}) == 1
+        return len(self.beside(0, world_size, "machine", "network")) == world_size
 
     def gpu_of(self, rank: int) -> int:
         """Return the number of a rank's GPU among those that it sees, 0 if it sees none."""

@@ -41,6 +41,7 @@ class Activity(ABC):
     steps_per_epoch: Fraction | None = None  # None if the loader never starts again
     global_batch_size: int | None = None  # over all ranks; None without samples
     is_counted = True  # it runs operators that are worth counting
+    frees_late = False  # its collectives have streams that use what it has given back
     # DDP's first step uses one bucket and rebuilds its buckets after it; optimizers make their
     # state in the first step. The third is the first that is like all later ones.
     num_warmup = 3
@@ -62,6 +63,10 @@ class Activity(ABC):
     def largest_over_ranks(self, values: Sequence[float], device: torch.device) -> list[float]:
         """Return the largest of each value over all ranks, which all call this."""
         return largest_over_ranks(values, device)
+
+    def is_compiled(self) -> bool:
+        """Whether torch.compile has made another program of it by now."""
+        return False
 
     def end(self, num_rounds: int) -> dict[str, str]:
         """Return further numbers that are missing, and why; raises after too few rounds."""
@@ -100,17 +105,6 @@ class Repeatable(Activity):
             self.iterate(stage)
 
         run_iterations(asked, iterate)
-
-
-def hidden_by_compile() -> dict[str, str]:
-    """Return what cannot be counted of a compiled model, with the reason."""
-    # torch.compile is off under a dispatch mode, so eager operators would be counted. The memory of
-    # an accelerator is its allocator's to count, and its kernels are chosen by their time.
-    on_accelerator = torch.accelerator.is_available()
-    others = ("kernel_launches",) if on_accelerator else ("saved_activation_bytes", "memory")
-    return dict.fromkeys(
-        ("flops", "model_flops", "ops", *others), "a compiled model cannot be watched"
-    )
 
 
 def held_by(model: Any, optimizer: Any) -> Iterator[Tensor]:
@@ -164,10 +158,14 @@ class _OnModel(Repeatable):
         self.losses: list[Tensor] = []
         self.steps_per_epoch = Fraction(batches.steps_per_epoch, num_micro_batches)
         self.global_batch_size = batches.step_size * num_micro_batches
-        self.missing = hidden_by_compile() if trainer.recipe.compile else {}
+        self.missing = {}
+        self.frees_late = trainer.recipe.comm_hook != "none"
         if trainer.recipe.plan.properties.runs_threads:
             reason = "DataParallel's replicas run in threads of their own"
             self.missing = dict.fromkeys(_HIDDEN_IN_THREADS, reason)
+
+    def is_compiled(self) -> bool:
+        return self.trainer.recipe.compile
 
     def held_tensors(self) -> Iterator[Tensor]:
         return held_by(self.trainer.module, self.trainer.optimizer)

@@ -64,7 +64,6 @@ def run_cell(
     environment = describe_environment(start.request.policy.device)
     turns = ArmTurns(start, on_wait=board.mark)
     preparing = ExitStack()
-    preparing.callback(shorten_patience, start)
     with ExitStack() as stack:
         if is_accelerator(device):
             # What is chosen by its time, as a kernel is, must not be chosen beside the other arm.
@@ -148,6 +147,7 @@ class Measurement:
         self._plan = plan
         self._device = device
         self._board = board
+        self._start = start
         self._channel = start.request.policy.turns
         self._has_peers = start.request.world_size > 1
         self._turns = turns or ArmTurns(start, on_wait=board.mark)
@@ -188,6 +188,8 @@ class Measurement:
             if (compiled := counters.read_compilation()) is not None:
                 counts, self._found.compile_s = compiled
                 self._note(**counts)
+            if self._activity.is_compiled():
+                self._found.missing |= _hidden_by_compile(self._on_accelerator)
             if self._waits.are_hidden:
                 self._turns.tell_waits()
         finally:
@@ -245,6 +247,7 @@ class Measurement:
                     f"for {2 * (agreed.iterations + num_run_up)} or more (steps=)"
                 )
         assert num_rounds is not None  # only a gate chooses rounds
+        shorten_patience(self._start, (agreed.iterations + num_run_up) * iteration_s)
         return agreed._replace(rounds=num_rounds)
 
     def _measure(self, num_rounds: int) -> Iterations[None]:
@@ -304,13 +307,14 @@ class Measurement:
             self._found.watched_s.append(counted.watched_s)
             if not self._is_loop:
                 self._found.watched_s.append((yield from counters.count_iteration()).watched_s)
-        peak = yield from measure_peak(activity.held_tensors(), device)
+        frees_late = counted.frees_late or activity.frees_late
+        peak = yield from measure_peak(activity.held_tensors(), device, frees_late=frees_late)
         self._found.peak = None if "memory" in self._found.missing else peak
         if peak.saved_activation_bytes is None:
             reason = "no stage 'backward' followed a stage 'forward'"
             self._found.missing.setdefault("saved_activation_bytes", reason)
         found: dict[str, Any] = {**vars(counted)}
-        del found["watched_s"]
+        del found["watched_s"], found["frees_late"]
         if (operator := found.pop("without_formula")) is not None:
             reason = f"torch has no formula for the FLOPs of {operator}"
             self._found.missing.setdefault("model_flops", reason)
@@ -327,6 +331,16 @@ class Measurement:
 
     def _note(self, **counts: int | None) -> None:
         self._found.counts = msgspec.structs.replace(self._found.counts, **counts)
+
+
+def _hidden_by_compile(on_accelerator: bool) -> dict[str, str]:
+    """Return what cannot be counted of a compiled model, with the reason."""
+    # torch.compile is off under a dispatch mode, so eager operators would be counted. The memory of
+    # an accelerator is its allocator's to count, and its kernels are chosen by their time.
+    others = ("kernel_launches",) if on_accelerator else ("saved_activation_bytes", "memory")
+    return dict.fromkeys(
+        ("flops", "model_flops", "ops", *others), "a compiled model cannot be watched"
+    )
 
 
 def inject_fault(

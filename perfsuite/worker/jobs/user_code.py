@@ -118,8 +118,9 @@ class _UserCode(activities.Activity):
         self.losses += losses[: activities.NUM_RECORDED_LOSSES - len(self.losses)]
         self._num_checked += len(losses)
         self._unchecked.clear()
-        if read_compilation() is not None:
-            self.missing |= activities.hidden_by_compile()
+
+    def is_compiled(self) -> bool:
+        return read_compilation() is not None
 
 
 def _keep(loss: Tensor) -> float | Tensor:

@@ -59,6 +59,7 @@ class IterationCounts:
     collective_bytes: int = 0
     watched_s: dict[str, tuple[float, float]] = field(compare=False)
     without_formula: str | None = None  # an operator whose FLOPs are in none of these
+    frees_late: bool = False  # another stream may use memory that the training has given back
 
 
 def count_iteration() -> Iterations[IterationCounts]:
@@ -181,6 +182,7 @@ class _Counter(StepMode):  # type: ignore[no-untyped-call]
                     return result
         result = self.run(func, args, kwargs)
         self.found.ops += 1
+        self.found.frees_late |= formula is torch.ops.aten.record_stream
         if is_communication(func):
             self.found.collectives += 1
             self.found.collective_bytes += communicated_bytes(args, kwargs, result)

@@ -20,10 +20,11 @@ from perfsuite.worker.measure.dispatch import StepMode, tensors_in
 from perfsuite.worker.measure.iterations import Iterations
 
 _Storages = WeakValueDictionary[int, torch.UntypedStorage]
-_REQUESTED = "requested_bytes.all."
 
 
-def measure_peak(held: Iterator[Tensor], device: torch.device) -> Iterations[PeakMemory]:
+def measure_peak(
+    held: Iterator[Tensor], device: torch.device, *, frees_late: bool = False
+) -> Iterations[PeakMemory]:
     """Return the peak memory of one iteration on this rank; every rank must run it.
 
     `saved_activation_bytes` is the memory in use at the start of a backward pass less that at the
@@ -32,10 +33,11 @@ def measure_peak(held: Iterator[Tensor], device: torch.device) -> Iterations[Pea
     Memory that existed before, such as the batch, is not in it.
 
     `held` are the tensors alive before the iteration: parameters, buffers, gradients, optimizer
-    state. An iterator, since a list would keep alive what the iteration frees.
+    state. An iterator, since a list would keep alive what the iteration frees. `frees_late` says
+    that another stream may use memory that was given back.
     """
     if is_accelerator(device):
-        return (yield from _measure_allocator(device))
+        return (yield from _measure_allocator(device, "allocated" if frees_late else "requested"))
     tracker = LiveStorage(held)
     saved = _SavedBytes(lambda: tracker.made_bytes, tracker.stage)
     # The collector would free reference cycles at any time.
@@ -48,26 +50,31 @@ def measure_peak(held: Iterator[Tensor], device: torch.device) -> Iterations[Pea
     )
 
 
-def _measure_allocator(device: torch.device) -> Iterations[PeakMemory]:
-    """Read what was asked of the allocator; the blocks that it gives depend on what was freed."""
-    saved = _SavedBytes(lambda: _of_program(memory_stats(device), "current"), untimed)
+def _measure_allocator(device: torch.device, counted: str) -> Iterations[PeakMemory]:
+    """Read what was requested; the blocks that are allocated for it depend on what was freed.
+
+    What another stream may use is requested until the allocator sees that this one is done, as
+    chance has it, and allocated only until it is given back.
+    """
+
+    def read(stats: Mapping[str, int], when: str) -> int:
+        # CUDA's own allocator counts nothing that is requested.
+        return stats.get(f"{counted}_bytes.all.{when}") or stats[f"allocated_bytes.all.{when}"]
+
+    saved = _SavedBytes(lambda: read(memory_stats(device), "current"), untimed)
     with collector_off():
         synchronize(device)
         reset_peak(device)
         yield saved.stage
         synchronize(device)
         stats = memory_stats(device)
+    is_exact = counted == "requested" and stats.get("requested_bytes.all.peak")
     return PeakMemory(
-        metric="requested_peak" if stats.get(_REQUESTED + "peak") else "max_memory_allocated",
-        peak_bytes=_of_program(stats, "peak"),
+        metric="requested_peak" if is_exact else "max_memory_allocated",
+        peak_bytes=read(stats, "peak"),
         saved_activation_bytes=saved.most_bytes,
         reserved_bytes=stats["reserved_bytes.all.peak"],
     )
-
-
-def _of_program(stats: Mapping[str, int], when: str) -> int:
-    """What was asked for; where an allocator counts none, as CUDA's own, the blocks given."""
-    return stats.get(_REQUESTED + when) or stats[f"allocated_bytes.all.{when}"]
 
 
 class _SavedBytes:

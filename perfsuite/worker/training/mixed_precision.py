@@ -83,9 +83,9 @@ def set_tf32(policy: PrecisionPolicy, device: torch.device) -> None:
     if device.type != "cuda":
         return
     # torch leaves it on for convolutions, so that "fp32" would silently not be float32. The older
-    # of two switches first: torch.compile reads it, which raises where it says something else than
-    # the newer. For "off" it has convolutions inherit what is set for all of torch.
-    torch.backends.cuda.matmul.allow_tf32 = policy.allows_tf32
+    # switches first: torch.compile reads them, which raises where they say something else than the
+    # newer. For "off" they have convolutions inherit what is set for all of torch.
+    torch.set_float32_matmul_precision("high" if policy.allows_tf32 else "highest")
     torch.backends.cudnn.allow_tf32 = policy.allows_tf32
     cudnn: Any = torch.backends.cudnn
     cudnn.conv.fp32_precision = cudnn.rnn.fp32_precision = "tf32" if policy.allows_tf32 else "ieee"

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
 from perfsuite.errors import (
     LostRankError,
     NotExercisedError,
@@ -9,9 +14,10 @@ from perfsuite.errors import (
     PerfsuiteError,
     RankFailureError,
 )
-from perfsuite.ranks.messages import FunctionReturned, Reply
+from perfsuite.ranks.messages import FunctionReturned, GroupPolicy, Reply
 from perfsuite.ranks.progress import Position
-from perfsuite.ranks.torchrun.groups import RankEnd, error_of
+from perfsuite.ranks.torchrun.groups import MultiHostGroups, RankEnd, error_of
+from perfsuite.ranks.torchrun.topology import RankPlace, Topology
 
 
 def ended(
@@ -86,3 +92,32 @@ def test_a_rank_that_came_after_the_one_that_waited_had_ended_is_named() -> None
         "later, in phase 'measure', stage 'backward' of step 8, and rank 0 waited in phase "
         "'measure', stage 'backward' of step 9\n  where it is:\n    line 3 in barrier"
     )
+
+
+@pytest.mark.parametrize(
+    ("cores", "networks", "local"),
+    [
+        ([(0, 1, 2, 3)] * 4, "1111", [(0, 4), (1, 4), (2, 4), (3, 4)]),
+        # torchrun --numa-binding=node: two of these chose one GPU where each said that it was 0.
+        ([(0, 1), (0, 1), (2, 3), (2, 3)], "1111", [(0, 4), (1, 4), (2, 4), (3, 4)]),
+        ([(0, 1, 2, 3)] * 4, "1122", [(0, 2), (1, 2), (0, 2), (1, 2)]),  # two containers
+    ],
+)
+def test_a_rank_is_counted_on_its_machine_whatever_processors_it_may_use(
+    cores: list[tuple[int, ...]], networks: str, local: list[tuple[int, int]]
+) -> None:
+    gpus = ("w", "x", "y", "z")
+    places = [
+        RankPlace(machine="a", network=network, lock="1", cores=mine, gpus=gpus)
+        for mine, network in zip(cores, networks, strict=True)
+    ]
+
+    def assign(rank: int) -> Any:
+        here = SimpleNamespace(rank=rank, host="a", port=1, prefix="p")
+        groups = MultiHostGroups(SimpleNamespace(membership=here), Topology(tuple(places)))  # type: ignore[arg-type]
+        return groups._assignment("job", 4, GroupPolicy(device="cuda"))
+
+    found = [assign(rank) for rank in range(4)]
+
+    assert [(one.local_rank, one.local_world_size) for one in found] == local
+    assert [one.gpu for one in found] == [0, 1, 2, 3]

@@ -20,14 +20,14 @@ TWO_BY_TWO = Topology((at("a"), at("a"), at("b"), at("b")))
 
 
 def test_ranks_that_may_use_the_same_processors_share_them_out() -> None:
-    assert [TWO_BY_TWO.neighbours(rank, 4) for rank in (0, 3)] == [[0, 1], [2, 3]]
-    assert TWO_BY_TWO.neighbours(2, 3) == [2]
+    assert [TWO_BY_TWO.beside(rank, 4, "machine", "cores") for rank in (0, 3)] == [[0, 1], [2, 3]]
+    assert TWO_BY_TWO.beside(2, 3, "machine", "cores") == [2]
 
 
-def test_ranks_bound_to_processors_of_their_own_have_no_neighbours() -> None:
+def test_ranks_bound_to_processors_of_their_own_have_none_beside_them() -> None:
     bound = Topology((at("a", cores=(0,)), at("a", cores=(1,))))
 
-    assert [bound.neighbours(rank, 2) for rank in (0, 1)] == [[0], [1]]
+    assert [bound.beside(rank, 2, "machine", "cores") for rank in (0, 1)] == [[0], [1]]
 
 
 def test_a_group_shares_a_loopback_only_in_one_network_of_one_machine() -> None:

@@ -313,6 +313,31 @@ def test_a_model_of_one_batch_size_has_no_reference_of_several_micro_batches(
     assert "the model does not take the whole batch: The size of tensor a " in why
 
 
+class WithoutRepeatableKernel(nn.Module):
+    """Does as torch does where an operator of the whole batch has no repeatable kernel."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = make_layers()
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        if len(inputs) > 8:
+            raise RuntimeError("nll_loss2d does not have a deterministic implementation, but you")
+        return self.layers(inputs)
+
+
+def test_an_operator_without_a_repeatable_kernel_is_no_refusal_of_the_whole_batch(
+    check_equivalence: Check,
+) -> None:
+    # So the rank begins again with what is there, as it does where the recording meets it.
+    with pytest.raises(Exception, match="nll_loss2d does not have a deterministic"):
+        check_equivalence(
+            make_workload(WithoutRepeatableKernel),
+            Recipe(grad_accumulation_steps=2),
+            num_steps=1,
+        )
+
+
 def test_a_model_of_one_batch_size_is_compared_without_bugs_of_smaller_batches(
     check_equivalence: Check,
 ) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from perfsuite.errors import WorkloadError
 from perfsuite.ranks.assignments import all_assignments
@@ -26,6 +27,7 @@ from perfsuite.records.stages import Stage
 from perfsuite.worker.jobs import cell
 from perfsuite.worker.jobs.activities import Repeatable
 from perfsuite.worker.measure import rounds
+from perfsuite.worker.measure.dispatch import StepMode
 from perfsuite.worker.measure.stages import StageClock, StageMarks
 
 CPU = torch.device("cpu")
@@ -156,6 +158,25 @@ def test_a_loop_of_fewer_than_two_such_rounds_is_refused_in_one_sentence(
     )
 
 
+@pytest.mark.usefixtures("accelerator")
+def test_the_patience_of_collectives_leaves_out_how_far_the_host_runs_ahead(
+    tmp_path: Path, steps: Steps, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken_s: list[float] = []
+    queued_s: list[float] = []
+
+    def choose(iteration_s: float, **_: Any) -> int:
+        taken_s.append(iteration_s)
+        return NUM_ITERATIONS
+
+    monkeypatch.setattr(cell, "choose_num_iterations", choose)
+    monkeypatch.setattr(cell, "shorten_patience", lambda _, seconds: queued_s.append(seconds))
+
+    measure(tmp_path)
+
+    assert queued_s == [(NUM_ITERATIONS + 1) * taken_s[0]]
+
+
 def test_a_cpu_has_its_stages_in_the_timed_rounds(tmp_path: Path, steps: Steps) -> None:
     measured = measure(tmp_path)
 
@@ -178,6 +199,67 @@ def test_what_was_compiled_until_the_rounds_end_is_counted(
 
     counts = measured.counts
     assert (counts.graph_breaks, counts.recompiles, measured.compile_s) == (2, 1, 3.5)
+
+
+@pytest.mark.parametrize(
+    ("fixtures", "hidden"),
+    [
+        ([], {"flops", "model_flops", "ops", "memory", "saved_activation_bytes"}),
+        (["accelerator"], {"flops", "model_flops", "ops", "kernel_launches"}),
+    ],
+)
+def test_what_compiling_hides_depends_on_where_the_cell_runs_and_not_on_the_machine(
+    tmp_path: Path,
+    steps: Steps,
+    monkeypatch: pytest.MonkeyPatch,
+    request: pytest.FixtureRequest,
+    fixtures: list[str],
+    hidden: set[str],
+) -> None:
+    # A command may train on the CPU of a machine with a GPU, and the other way round.
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: not fixtures)
+    monkeypatch.setattr(steps, "is_compiled", lambda: True)
+    for fixture in fixtures:
+        request.getfixturevalue(fixture)
+
+    measured = measure(tmp_path)
+
+    reasons = {name for name, why in measured.missing.items() if why.startswith("a compiled")}
+    assert reasons == hidden
+
+
+@pytest.mark.parametrize(
+    ("has_hook", "records", "frees_late"),
+    [(False, False, False), (True, False, True), (False, True, True)],
+)
+def test_memory_is_read_as_given_where_a_hook_or_the_training_lets_another_stream_use_it(
+    tmp_path: Path,
+    steps: Steps,
+    monkeypatch: pytest.MonkeyPatch,
+    has_hook: bool,
+    records: bool,
+    frees_late: bool,
+) -> None:
+    asked: list[bool] = []
+    measure_peak = cell.measure_peak
+
+    def watch(*arguments: Any, frees_late: bool) -> Any:
+        asked.append(frees_late)
+        return measure_peak(*arguments)
+
+    def iterate(stage: Stage) -> None:
+        if records and (mode := _get_current_dispatch_mode()) is not None:
+            mode.observe(torch.ops.aten.record_stream.default, (), {})
+
+    monkeypatch.setattr(cell, "measure_peak", watch)
+    monkeypatch.setattr(StepMode, "run", lambda *_: None)  # a CPU has no other stream
+    monkeypatch.setattr(steps, "is_counted", True)
+    monkeypatch.setattr(steps, "frees_late", has_hook)
+    monkeypatch.setattr(steps, "iterate", iterate)
+
+    measure(tmp_path)
+
+    assert asked == [frees_late]
 
 
 def test_model_flops_that_torch_has_no_formula_for_are_missing_and_not_fewer(

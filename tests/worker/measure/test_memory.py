@@ -256,6 +256,22 @@ def test_of_cudas_own_allocator_the_blocks_that_it_gave_are_read(monkeypatch):
     )
 
 
+def test_what_another_stream_uses_is_read_as_it_was_given(monkeypatch):
+    # What was asked for falls by it when the allocator learns that the stream is done, by chance.
+    Allocator(monkeypatch)
+
+    def iterate(stage):
+        for name in ("forward", "backward"):
+            with stage(name):
+                pass
+
+    cuda = torch.device("cuda", 0)
+    measured = run_iterations(measure_peak(iter([]), cuda, frees_late=True), iterate)
+
+    assert (measured.metric, measured.peak_bytes) == ("max_memory_allocated", 2**20)
+    assert measured.saved_activation_bytes == 1200
+
+
 def test_on_cuda_what_was_asked_of_the_allocator_is_read_after_a_reset(monkeypatch):
     allocator = Allocator(monkeypatch)
 

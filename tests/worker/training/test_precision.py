@@ -174,6 +174,7 @@ def tf32_restored() -> Iterator[None]:
     generic = torch.backends.fp32_precision
     yield
     torch.backends.fp32_precision = generic
+    torch.set_float32_matmul_precision("highest")
     matmul.allow_tf32, cudnn.allow_tf32 = before
 
 
@@ -199,6 +200,23 @@ def test_what_a_model_file_sets_for_all_of_torch_is_no_precision_of_a_recipe() -
 
         parts = cudnn.conv, cudnn.rnn, torch.backends.cuda.matmul
         assert [part.fp32_precision for part in parts] == [expected] * 3
+
+
+@pytest.mark.parametrize("precision", ["fp32", "tf32"])
+@pytest.mark.parametrize("by_the_model_file", ["highest", "high", "medium", "fp32_precision"])
+@pytest.mark.usefixtures("tf32_restored")
+def test_torchs_own_question_has_an_answer_whatever_a_model_file_set(
+    by_the_model_file: str, precision: str
+) -> None:
+    if by_the_model_file == "fp32_precision":
+        torch.backends.fp32_precision = "tf32"
+    else:
+        torch.set_float32_matmul_precision(by_the_model_file)
+
+    set_tf32(PRECISION_POLICIES[precision], torch.device("cuda"))
+
+    # torch.compile asks it, and raises where the switches contradict each other.
+    assert torch.get_float32_matmul_precision() == ("high" if precision == "tf32" else "highest")
 
 
 @pytest.mark.usefixtures("tf32_restored")

@@ -191,8 +191,8 @@ class _References:
 
 
 def _first_line(error: Exception) -> str:
-    """Of what a model raises; raises what a GPU does, which refuses everything after it."""
-    if "CUDA error" in str(error):
+    """Of what a model raises; raises what a GPU does, and what has the rank begin again."""
+    if any(sign in str(error) for sign in ("CUDA error", "have a deterministic implementation")):
         raise error
     return str(error).strip().partition("\n")[0]
 

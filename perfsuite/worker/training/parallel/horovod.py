@@ -30,7 +30,9 @@ class HorovodLike(Strategy):
         """The model itself, with rank 0's weights and a hook on each of its parameters."""
         refuse_sparse_gradients(model, self.recipe)
         for tensor in (*model.parameters(), *model.buffers()):
-            dist.broadcast(tensor.detach(), src=0)
+            whole = tensor.detach().contiguous()  # NCCL refuses gaps, and another order
+            dist.broadcast(whole, src=0)
+            tensor.detach().copy_(whole)
         self._pending: list[dist.Work] = []
         for parameter in model.parameters():
             if parameter.requires_grad:

@@ -109,13 +109,15 @@ class Strategy:
 
 
 def refuse_sparse_gradients(model: nn.Module, recipe: Recipe) -> None:
-    """Refuse a model with sparse gradients, which DDP alone reduces, and not under PowerSGD."""
-    reducer, instead = f"parallel {recipe.parallel!r}", f"parallel='ddp:{recipe.plan.size}'"
+    """Refuse a model with sparse gradients, which DDP reduces over gloo, and not under PowerSGD."""
+    reducer, instead = f"parallel {recipe.parallel!r}", f", or parallel='ddp:{recipe.plan.size}'"
     if recipe.comm_hook != "none":
-        reducer, instead = f"comm_hook {recipe.comm_hook!r}", "comm_hook='none'"
+        reducer, instead = f"comm_hook {recipe.comm_hook!r}", ", or comm_hook='none'"
+    if dist.get_backend() == "nccl":
+        reducer, instead = "NCCL", ""
     for name, module in model.named_modules():
         if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse:
             raise RecipeError(
                 f"{reducer} reduces dense gradients alone, and those of layer {name!r} are sparse; "
-                f"use sparse=False, or {instead}"
+                f"use sparse=False{instead}"
             )

@@ -44,6 +44,29 @@ def collectives_of_each_micro_batch(workload: Workload) -> list[int]:
     return counts
 
 
+def build_with_transposed_weights(workload: Workload) -> float:
+    """Broadcast the weights as NCCL does, which refuses tensors with gaps or another order."""
+    broadcast = dist.broadcast
+
+    def as_nccl(tensor: torch.Tensor, **options: Any) -> None:
+        if not tensor.is_contiguous():
+            raise ValueError("Tensors must be contiguous")
+        broadcast(tensor, **options)
+
+    dist.broadcast = as_nccl
+    strategy = choose_strategy(workload, Recipe(parallel="horovod-like:2"), device=CPU)
+    model = nn.Linear(3, 4)
+    with torch.no_grad():
+        model.weight.set_(torch.full((3, 4), float(dist.get_rank())).t())
+    strategy.wrap(model)
+    assert not model.weight.is_contiguous()
+    return float(model.weight.sum())
+
+
+def test_weights_in_any_order_of_memory_are_rank_0s(rank_group: Any, make_image: Any) -> None:
+    assert rank_group(2, build_with_transposed_weights, make_image()) == [0.0, 0.0]
+
+
 class FakeOptimizer(torch.optim.SGD):
     """Logs the calls of `horovod.torch.DistributedOptimizer`."""
 

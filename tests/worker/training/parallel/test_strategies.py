@@ -5,8 +5,11 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
+from torch import nn
 
 from perfsuite import Recipe, Workload
+from perfsuite.errors import RecipeError
 from perfsuite.worker.training.trainer import choose_strategy
 
 CPU = torch.device("cpu")
@@ -42,3 +45,21 @@ def test_ranks_load_the_same_data_only_where_they_compute_one_batch_together(
     rank_group: Any, make_image: Any, parallel: str, second: tuple[int, int, bool]
 ) -> None:
     assert rank_group(2, shards, make_image(), parallel)[1] == second
+
+
+def refusal_over_nccl(workload: Workload, parallel: str) -> str:
+    """What a model with sparse gradients is told; torch is told of NCCL in this process alone."""
+    dist.get_backend = lambda *_: "nccl"
+    strategy = choose_strategy(workload, Recipe(parallel=parallel), device=CPU)
+    with pytest.raises(RecipeError) as refusal:
+        strategy.wrap(nn.Sequential(nn.Embedding(4, 2, sparse=True)))
+    return str(refusal.value)
+
+
+@pytest.mark.parametrize("parallel", ["ddp:1", "zero1:1", "fsdp:1", "horovod-like:1"])
+def test_sparse_gradients_are_refused_over_nccl_in_every_mode(
+    rank_group: Any, make_text: Any, parallel: str
+) -> None:
+    assert rank_group(1, refusal_over_nccl, make_text(), parallel) == [
+        "NCCL reduces dense gradients alone, and those of layer '0' are sparse; use sparse=False"
+    ]
