@@ -93,7 +93,7 @@ class Comparison:
                 return file.relative_to(self.top) in modules
             return installed.find_source(file, names) is not None
 
-        recent = Loading.of(self.collected.arm, replace(loaded, files=loaded.recent))
+        recent = Loading(self.collected.arm, replace(loaded, files=loaded.recent))
         owned = installed.installed_by_projects(self.top, recent.files).keys() & recent.files
         own = installed.modules_of(self.top)
         return (

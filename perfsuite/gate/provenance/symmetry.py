@@ -5,9 +5,7 @@ import os
 import re
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Self
 
 from perfsuite.gate.arms.arm import Arm, CellRun, Launch
 from perfsuite.gate.arms.launched import load_log
@@ -37,37 +35,19 @@ _OF_LAUNCHES = re.compile(r"perfsuite-\d+-")
 _OF_TOOLS = re.compile(r".*\.egg-info|\.(coverage(\..*)?|hypothesis|pytest_cache|benchmarks)")
 
 
-@dataclass(frozen=True, kw_only=True)
 class Loading:
     """What one arm loaded and started; links that lie outside of its checkout are followed."""
 
-    name: str
-    top: Path
-    roots: tuple[Path, ...]  # first on its path
-    site: Path  # where the base's build installs
-    prefix: Path  # of its interpreter
-    programs: frozenset[str]
-    files: frozenset[str]
-    old: frozenset[str]
-    alone: frozenset[Path] = field(repr=False)
-
-    @classmethod
-    def of(cls, arm: Arm, loaded: Loaded) -> Self:
-        """Return what an arm loaded in a launch."""
-        top = (arm.top or arm.tree).resolve()
-        return cls(
-            name=arm.name,
-            top=top,
-            roots=tuple(root.resolve() for root in arm.import_roots),
-            site=arm.tree.resolve() / SITE_FOLDER,
-            prefix=Path(_real_path(arm.python)).parent.parent,
-            programs=loaded.programs,
-            files=frozenset(
-                file if file.startswith(f"{top}/") else _real_path(file)
-                for file in loaded.files | loaded.programs
-            ),
-            old=loaded.old,
-            alone=arm.alone,
+    def __init__(self, arm: Arm, loaded: Loaded) -> None:
+        self.name, self.alone = arm.name, arm.alone
+        self.top = (arm.top or arm.tree).resolve()
+        self.roots = tuple(root.resolve() for root in arm.import_roots)  # first on its path
+        self.site = arm.tree.resolve() / SITE_FOLDER  # where the base's build installs
+        self.prefix = Path(_real_path(arm.python)).parent.parent  # of its interpreter
+        self.programs, self.old = loaded.programs, loaded.old
+        self.files = frozenset(
+            file if file.startswith(f"{self.top}/") else _real_path(file)
+            for file in loaded.files | loaded.programs
         )
 
     @functools.cached_property
@@ -100,7 +80,7 @@ def find_asymmetry(base: Launch, head: Launch) -> str | None:
     """
     if base.arm.tree.resolve() == head.arm.tree.resolve():
         return _find_heads_python(base, head)  # the arms differ by that or their environment alone
-    ours, theirs = (Loading.of(one.arm, one.loaded) for one in (base, head))
+    ours, theirs = (Loading(one.arm, one.loaded) for one in (base, head))
     found = (
         _find_foreign(ours, theirs)
         or _find_foreign(theirs, ours)
