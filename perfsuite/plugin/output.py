@@ -1,9 +1,10 @@
 """What reaches the terminal: lines past the capture, and the output of ranks that may be silent."""
 
 import contextlib
+import io
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -50,18 +51,15 @@ def ends_on_mistakes() -> Iterator[None]:
 class _HeldStream:
     def __init__(self, stream: Any) -> None:
         self._stream = stream
-        self._held: list[str] | None = []
-
-    def write(self, text: str) -> int:
-        put = self._stream.write if self._held is None else self._held.append
-        put(text)
-        return len(text)
+        self._held = io.StringIO()
+        self.write: Callable[[str], int] = self._held.write
 
     def release(self, stream: Any | None) -> None:
         """Write what was kept, and all that comes, to its own stream or to another one."""
         self._stream = stream or self._stream
-        held, self._held = self._held, None
-        self._stream.write("".join(held or ()))
+        held, self._held = self._held, io.StringIO()
+        self.write = self._stream.write
+        self.write(held.getvalue())
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)

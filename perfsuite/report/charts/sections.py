@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Literal, TypeVar
 
 # More of one kind are not worth looking through; their numbers are in the tables.
@@ -55,10 +56,6 @@ def draw_each(
     draw_one: Callable[[T], Picture | None], things: Sequence[T]
 ) -> tuple[tuple[Picture, ...], int]:
     """Return the charts of the first things that have one, and how many things are left out."""
-    drawn: list[Picture] = []
-    for number, thing in enumerate(things):
-        if len(drawn) == MOST_CHARTS:
-            return tuple(drawn), len(things) - number
-        if (picture := draw_one(thing)) is not None:
-            drawn.append(picture)
-    return tuple(drawn), 0
+    rest = iter(things)
+    drawn = tuple(islice(filter(None, map(draw_one, rest)), MOST_CHARTS))
+    return drawn, len(list(rest))
