@@ -8,21 +8,15 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
-from importlib.resources import files
 from operator import itemgetter
-from typing import TYPE_CHECKING
 
 from perfsuite.report.charts import sparklines
 from perfsuite.report.charts.sections import Picture
+from perfsuite.report.formats.templating import read, render
 from perfsuite.report.model import Report
 from perfsuite.report.rows import COLUMNS, Column, Row, columns_of, filled
-
-if TYPE_CHECKING:
-    from jinja2 import Environment
-
 
 # The pictures come after what most people look at.
 _PICTURES_AT = 1 + COLUMNS.index(columns_of("peak_bytes")[0])
@@ -36,16 +30,12 @@ _COLUMNS: tuple[Column[Row], ...] = (
 _OF_MOVED = columns_of("change_ratio", "interval", "step_time_s")
 _MOST_MOVED = 5
 _UNMOVED = ("PASS", "NEW", "SKIPPED")
-# The same as in page.css: below it each row is a card.
-_NARROW, _WIDE = "48rem", "48.01rem"
-_NAME_WIDTH = "20rem"
 _PADDING = "1rem"
 _PICTURE_WIDTH = "104px"
 # The arrow behind the title of a sorted column.
 _SORTED = " >"
 # Capitals, in bold, and the widest of all over a digit, in DejaVu Sans, Arial and Segoe UI.
 _CAPITAL, _WIDEST = 1.3, 1.6
-_TEMPLATES = files("perfsuite.report.formats") / "templates"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,10 +54,12 @@ def html_page(report: Report, *, home: str = "", links: Mapping[str, str] = {}) 
     moved = [row for row, verdict in judged if verdict.word not in _UNMOVED]
     compared = [(verdict.ratio, row) for row, verdict in judged if verdict.ratio is not None]
     rows = [[_cell(column, row, report) for column in columns] for row in report.rows]
-    style = _read("picture.css") + _read("page.css") + _column_styles(columns, rows)
-    script = _read("page.js")
-    template = _environment().get_template("page.html.j2")
-    return template.render(
+    tracks = list(_tracks(columns, rows))
+    of_columns = render("columns.css.j2", columns=columns, tracks=tracks)
+    style = read("picture.css") + read("page.css") + of_columns + "\n"
+    script = read("page.js")
+    return render(
+        "page.html.j2",
         report=report,
         home=home,
         links=links,
@@ -87,22 +79,7 @@ def html_page(report: Report, *, home: str = "", links: Mapping[str, str] = {}) 
 
 def svg_file(picture: Picture) -> str:
     """Return a chart as a file of its own."""
-    template = _environment().get_template("figure.svg.j2")
-    return template.render(drawn=picture, style=_read("picture.css"))
-
-
-@cache
-def _environment() -> Environment:
-    # Imported here, because a session that only measures does not need it.
-    from jinja2 import Environment, PackageLoader, StrictUndefined
-
-    return Environment(
-        loader=PackageLoader("perfsuite.report.formats"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
+    return render("figure.svg.j2", drawn=picture, style=read("picture.css"))
 
 
 def _cell(column: Column[Row], row: Row, report: Report) -> _Cell:
@@ -123,38 +100,22 @@ def _gauge(row: Row, report: Report) -> Picture | None:
     return sparklines.draw_verdict(row.verdict, report.tolerance, report.limit)
 
 
-def _column_styles(columns: Sequence[Column[Row]], rows: Sequence[Sequence[_Cell]]) -> str:
-    """All columns but the first as styles: widths for wide screens, titles for narrow ones.
+def _tracks(columns: Sequence[Column[Row]], rows: Sequence[Sequence[_Cell]]) -> Iterator[str]:
+    """The widths, on wide screens, of all columns but the first.
 
     Rows that are grids of their own with equal tracks need not be laid out while out of sight;
     those of a table do, all of them, whenever one is hidden.
     """
-    tracks, titles = [], []
     for number, column in enumerate(columns[1:], 1):
         texts = {column.title + _SORTED, *(row[number].text for row in rows)}
         widths = [f"{max(map(_num_digits, texts)):.0f}ch"]
         widths += [_PICTURE_WIDTH] if any(row[number].picture for row in rows) else []
-        tracks.append(f"calc(max({', '.join(widths)}) + {_PADDING})")
-        cell = f".cells tbody > tr > :nth-child({number + 1})"
-        titles.append(f'  {cell}::before {{ content: "{column.title}"; }}\n')
-    least = " + ".join([_NAME_WIDTH, *tracks])
-    all_tracks = " ".join([f"minmax({_NAME_WIDTH}, 1fr)", *tracks])
-    return (
-        f"@media screen and (min-width: {_WIDE}) {{\n"
-        f"  .cells {{ min-width: calc({least}); }}\n"
-        f"  .cells tr {{ grid-template-columns: {all_tracks}; }}\n}}\n"
-        f"@media screen and (max-width: {_NARROW}) {{\n{''.join(titles)}}}\n"
-    )
+        yield f"calc(max({', '.join(widths)}) + {_PADDING})"
 
 
 def _num_digits(text: str) -> float:
     """The width of a text, in widths of a digit, in any common font without serifs."""
     return sum(_WIDEST if char in "mwMW%" else _CAPITAL if char.isupper() else 1.0 for char in text)
-
-
-@cache
-def _read(name: str) -> str:
-    return (_TEMPLATES / name).read_text(encoding="utf-8")
 
 
 def _hash(text: str) -> str:

@@ -1,6 +1,7 @@
 """Tables for a paper: a report's cells, and the stages of a profile. Every name stays text."""
 
 from perfsuite.records.profile import Profile
+from perfsuite.report.formats.templating import render
 from perfsuite.report.model import Report
 from perfsuite.report.rows import columns_of, filled
 from perfsuite.report.terminal.profile import profile_title
@@ -37,48 +38,24 @@ def to_latex(report: Report) -> str:
     columns = filled(
         [column for column in _COLUMNS if has_plain or column.key != "cell"], report.rows
     )
-    alignment = "".join("r" if column.is_number else "l" for column in columns)
-    lines = [
-        "% needs \\usepackage[T1]{fontenc}, \\usepackage{textcomp} and \\usepackage{booktabs}",
-        f"\\begin{{tabular}}{{{alignment}}}",
-        "\\toprule",
-        _line([column.title for column in columns]),
-        "\\midrule",
-        *(_line([column.text(row) for column in columns]) for row in report.rows),
-        "\\bottomrule",
-        "\\end{tabular}",
-    ]
-    return "\n".join(lines) + "\n"
+    table = render(
+        "table.tex.j2",
+        alignment="".join("r" if column.is_number else "l" for column in columns),
+        titles=[escape(column.title) for column in columns],
+        rows=[[escape(column.text(row)) for column in columns] for row in report.rows],
+    )
+    return table + "\n"
 
 
 def profile_latex(profile: Profile) -> str:
     """Return the table of stages as a LaTeX `table` that needs no package."""
-    rows = "\n".join(
-        rf"{escape(name)} & {seconds:.6f} & {100 * seconds / profile.wall_s:.1f} \\"
-        for name, seconds in profile.stages_s.as_rows()
-    )
+    stages = [(escape(name), seconds) for name, seconds in profile.stages_s.as_rows()]
     epochs, ranks = counted(len(profile.epochs), "epoch"), counted(profile.world_size, "rank")
     caption = (
         f"Where the time of {profile_title(profile)} went: {epochs} on {profile.device}, {ranks}."
     )
-    return rf"""\begin{{table}}
-\centering
-\begin{{tabular}}{{lrr}}
-\hline
-Stage & Time (s) & Share (\%) \\
-\hline
-{rows}
-\hline
-total & {profile.wall_s:.6f} & 100.0 \\
-\hline
-\end{{tabular}}
-\caption{{{escape(caption)}}}
-\end{{table}}
-"""
-
-
-def _line(texts: list[str]) -> str:
-    return " & ".join(map(escape, texts)) + " \\\\"
+    values = {"stages": stages, "wall_s": profile.wall_s, "caption": escape(caption)}
+    return render("profile.tex.j2", **values) + "\n"
 
 
 def escape(text: str) -> str:
