@@ -15,6 +15,7 @@ from perfsuite.cli.output import JsonFile, write_json
 from perfsuite.errors import SettingError
 from perfsuite.system.files import append_line, write_atomically
 
+_FILES = files("perfsuite.cli.starter")
 # The starter files, where they go from the repository's root.
 _STARTERS = ("benchmarks/test_training_step.py", ".github/workflows/performance.yml")
 _ON_GPUS = ".github/workflows/gate-gpu.yml"
@@ -27,15 +28,6 @@ _PYTEST_SECTIONS = {
     "tox.ini": ("pytest",),
     "setup.cfg": ("tool:pytest",),
 }
-_CONFIGURATION = """\
-[pytest]
-testpaths = benchmarks
-pythonpath = {pythonpath}
-# --benchmark-compare is the gate.
-perf_gate = on
-# The slowdown that must not pass; a test's own perf marker goes before.
-perf_limit = 5%
-"""
 # What the starter benchmark needs, and the workflows install.
 _REQUIREMENT = "perfsuite[torch,workloads]"
 _PATH_ADVICE = (
@@ -90,13 +82,14 @@ def write_starters(
     else:
         # The gate's arms import from these in any case (`import_roots`); so do other sessions.
         pythonpath = "src ." if (folder / "src").is_dir() else "."
-        configured, configuration = "pytest.ini", _CONFIGURATION.format(pythonpath=pythonpath)
+        configured, configuration = "pytest.ini", (_FILES / "starter.ini").read_text()
+        configuration = configuration.format(pythonpath=pythonpath)
     written, kept = [], []
     for path in paths:
         if (folder / path).exists():
             kept.append(path)
             continue
-        text = (files("perfsuite.cli.starter") / Path(path).name).read_text()
+        text = (_FILES / Path(path).name).read_text()
         text = text.replace('NUM_GPUS: "8"', f'NUM_GPUS: "{num_gpus}"')
         requirement, advice = _requirement()
         line = json.dumps(requirement) + (f" # CHANGE THIS: {advice}" if advice else "")
