@@ -34,7 +34,7 @@ from perfsuite.gate.git.repository import Base
 from perfsuite.gate.judge.explain import explain
 from perfsuite.gate.judge.forecast import describe_cost, forecast_pair_s, why_too_much
 from perfsuite.gate.judge.judge import judge
-from perfsuite.gate.judge.kept_pairs import KeptPairs, read_kept_pairs
+from perfsuite.gate.judge.kept_pairs import KeptPairs
 from perfsuite.gate.judge.pair_evidence import why_missing, why_vanished
 from perfsuite.gate.judge.trial import CellPolicy, Judgement, Trial
 from perfsuite.gate.provenance import head_files
@@ -332,7 +332,7 @@ class _Session:
             *(request.base_python, request.base_build, sorted(request.base_environment.items())),
             *(call.python_options, options_of_cells(call.arguments, call.environment)),
         )
-        kept = read_kept_pairs(request.pairs_file, f"{base.revision} {how}", head)
+        kept = KeptPairs(request.pairs_file, f"{base.revision} {how}", head)
         if (told := kept.describe(names)) is not None:
             self.say(told)
         return kept

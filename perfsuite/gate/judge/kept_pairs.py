@@ -5,8 +5,7 @@ seven sessions passes in half of five re-runs. The file is untrusted, as from a 
 """
 
 import dataclasses
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -66,15 +65,15 @@ class KeptFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     comparisons: list[KeptComparison] = []
 
 
-@dataclass(frozen=True, kw_only=True)
 class KeptPairs:
-    """What is kept of two trees, by `printable` names of cells; `unreadable` is why it is lost."""
+    """What a file keeps of two trees, by `printable` names of cells; `unreadable` is why not."""
 
-    path: Path
-    base: str
-    head: str
-    cells: Mapping[str, KeptCell]
-    unreadable: str | None = None
+    def __init__(self, path: Path, base: str, head: str) -> None:
+        """Read it: nothing where the file is missing or cannot be read."""
+        self.path, self.base, self.head = path, base, head
+        kept, self.unreadable = _read(path)
+        own = (one.cells for one in kept if (one.base, one.head) == (base, head))
+        self.cells = next(own, {})
 
     def describe(self, names: Iterable[str]) -> str | None:
         """What a reader should know of where the verdicts of these cells come from."""
@@ -101,13 +100,6 @@ class KeptPairs:
         newest = KeptComparison(base=self.base, head=self.head, cells=cells)
         kept = KeptFile(comparisons=[*others, newest][-_MOST_COMPARISONS:])
         write_atomically(self.path, msgspec.json.format(msgspec.json.encode(kept), indent=1))
-
-
-def read_kept_pairs(path: Path, base: str, head: str) -> KeptPairs:
-    """Return what is kept of two trees: nothing where the file is missing or cannot be read."""
-    comparisons, unreadable = _read(path)
-    cells = next((one.cells for one in comparisons if (one.base, one.head) == (base, head)), {})
-    return KeptPairs(path=path, base=base, head=head, cells=cells, unreadable=unreadable)
 
 
 def kept_names(path: Path | None, head: str | None) -> frozenset[str]:

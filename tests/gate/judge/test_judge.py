@@ -18,7 +18,7 @@ from perfsuite.gate.arms.loaded import NOTHING, Loaded
 from perfsuite.gate.judge import judge as module
 from perfsuite.gate.judge.counts import Slack
 from perfsuite.gate.judge.judge import judge
-from perfsuite.gate.judge.kept_pairs import read_kept_pairs
+from perfsuite.gate.judge.kept_pairs import KeptPairs
 from perfsuite.gate.judge.pair_evidence import locate_log_ratio
 from perfsuite.gate.judge.trial import Budget, CellPolicy, Judgement, Trial
 from perfsuite.records.cell import Counts
@@ -246,8 +246,8 @@ def test_a_re_run_launches_only_what_is_open_and_adds_to_its_pairs(
         )
     )
     first = run(machine, ["slow", "noisy"], max_pairs=4)
-    read_kept_pairs(tmp_path / "pairs.json", "base", "head").write(first.trials)
-    kept = read_kept_pairs(tmp_path / "pairs.json", "base", "head").cells
+    KeptPairs(tmp_path / "pairs.json", "base", "head").write(first.trials)
+    kept = KeptPairs(tmp_path / "pairs.json", "base", "head").cells
     machine.names.clear()
 
     rerun = run(machine, ["slow", "noisy"], max_pairs=4, kept=kept)

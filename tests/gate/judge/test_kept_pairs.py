@@ -14,7 +14,7 @@ from made_up_pairs import plain_pairs
 
 from perfsuite.gate.arms.arm import Arm
 from perfsuite.gate.judge.judge import judge
-from perfsuite.gate.judge.kept_pairs import KeptPairs, read_kept_pairs, resume
+from perfsuite.gate.judge.kept_pairs import KeptPairs, resume
 from perfsuite.gate.judge.trial import Budget, CellPolicy, Trial
 from perfsuite.records.verdict import VerdictWord
 from perfsuite.stats.evidence import Prior
@@ -41,7 +41,7 @@ def judged(
 
 
 def kept(path: Path, *, base: str = "b1", head: str = "h1") -> KeptPairs:
-    return read_kept_pairs(path / "pairs.json", base, head)
+    return KeptPairs(path / "pairs.json", base, head)
 
 
 def resumed(path: Path, policy: CellPolicy = USUAL) -> Trial:
