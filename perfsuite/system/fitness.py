@@ -8,6 +8,7 @@ import contextlib
 import os
 import statistics
 import time
+import timeit
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -230,12 +231,7 @@ def probe_host(clock: Callable[[], float] = time.perf_counter) -> dict[str, floa
 
     def median_s(work: Callable[[], None]) -> float:
         work()  # the first one meets cold caches, and pages that are not there yet
-        durations_s = []
-        for _ in range(_NUM_REPEATS):
-            start_s = clock()
-            work()
-            durations_s.append(clock() - start_s)
-        return statistics.median(durations_s)
+        return statistics.median(timeit.repeat(work, timer=clock, repeat=_NUM_REPEATS, number=1))
 
     return {"interpreter": median_s(add), "memory": median_s(copy)}
 

@@ -143,16 +143,14 @@ class SessionGate:
         """Return the verdict of a test that passed, None where it is no cell or is left open."""
         if self._first is None or self._history is None:
             return None
+        verdict: CellVerdict | None = None
         if is_benchmark(item):
             verdict = self._decide(item, self._first, self._history)
+            if verdict is None:
+                self.open_cells[item.nodeid] = _extra_info(item)
         elif any(one.fullname == item.nodeid for one in benchmarks_of(self._config)):
             verdict = CellVerdict(name=item.nodeid, word="INVALID", by="collection", reason=HIDDEN)
-        else:
-            return None
-        if verdict is None:
-            self.open_cells[item.nodeid] = _extra_info(item)
-            return None
-        return self._record(verdict, _extra_info(item))
+        return verdict and self._record(verdict, _extra_info(item))
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item, nextitem: pytest.Item | None) -> object:
