@@ -44,16 +44,21 @@ NOTHING = Plant()
 _WITHOUT_MEASUREMENT = ("ERROR", "NO-BASELINE", "INVALID", "NEW", "VANISHED")
 
 
-@dataclass(frozen=True, kw_only=True)
 class PlantedResult:
     """The verdicts of one plant's sessions, red with any FAIL; means of a cell and of a session."""
 
-    plant: Plant
-    num_sessions: int
-    num_red: int
-    verdicts: dict[str, int]
-    mean_pairs: float
-    wall_s: float
+    def __init__(self, plant: Plant, judgements: Sequence[Judgement]) -> None:
+        trials = [trial for judgement in judgements for trial in judgement.trials]
+        num_pairs = [trial.decision.num_pairs for trial in trials if trial.decision is not None]
+        self.plant = plant
+        self.num_sessions = len(judgements)
+        self.num_red = sum(any(one.word == "FAIL" for one in each.trials) for each in judgements)
+        self.verdicts = Counter(
+            f"{one.word or 'INCONCLUSIVE'}{' by counts' if one.by == 'counts' else ''}"
+            for one in trials
+        )
+        self.mean_pairs = fmean(num_pairs) if num_pairs else 0.0
+        self.wall_s = fmean(judgement.wall_s for judgement in judgements)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,11 +115,11 @@ def calibrate(
         noise = _noise_of(identical)
         priors = {name: found.as_prior() for name, found in noise.items()}
         request = dataclasses.replace(request, priors=priors)
-        planted = [_summarize(one, run(one, num_sessions)) for one in plants if num_sessions]
+        planted = [PlantedResult(one, run(one, num_sessions)) for one in plants if num_sessions]
         return CalibrationResult(
             num_cells=num_cells,
             max_pairs=request.budget.max_pairs,
-            identical=_summarize(NOTHING, identical),
+            identical=PlantedResult(NOTHING, identical),
             planted=tuple(planted),
             noise=noise,
         )
@@ -156,20 +161,3 @@ def _noise_of(judgements: Sequence[Judgement]) -> dict[str, CellNoise]:
         session = SessionPairs(log_ratios=log_ratios, firsts=trial.firsts, errors=errors)
         pairs[trial.name].append(session)
     return {name: noise for name in pairs if (noise := pool_noise(pairs[name])) is not None}
-
-
-def _summarize(plant: Plant, judgements: Sequence[Judgement]) -> PlantedResult:
-    trials = [trial for judgement in judgements for trial in judgement.trials]
-    num_pairs = [trial.decision.num_pairs for trial in trials if trial.decision is not None]
-    words = (
-        f"{one.word or 'INCONCLUSIVE'}{' by counts' if one.by == 'counts' else ''}"
-        for one in trials
-    )
-    return PlantedResult(
-        plant=plant,
-        num_sessions=len(judgements),
-        num_red=sum(any(one.word == "FAIL" for one in each.trials) for each in judgements),
-        verdicts=dict(Counter(words)),
-        mean_pairs=fmean(num_pairs) if num_pairs else 0.0,
-        wall_s=fmean(judgement.wall_s for judgement in judgements),
-    )

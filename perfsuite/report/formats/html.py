@@ -9,7 +9,6 @@ from __future__ import annotations
 import base64
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from operator import itemgetter
 
 from perfsuite.report.charts import sparklines
@@ -38,13 +37,18 @@ _SORTED = " >"
 _CAPITAL, _WIDEST = 1.3, 1.6
 
 
-@dataclass(frozen=True, kw_only=True)
 class _Cell:
     """One cell of the table; it is sorted by `order`, by its text where that is None."""
 
-    text: str
-    order: float | None
-    picture: Picture | None
+    def __init__(self, column: Column[Row], row: Row, report: Report) -> None:
+        value = column.value(row)
+        self.order = value if isinstance(value, int | float) else None
+        self.text = "" if isinstance(value, Picture) else column.text(row)
+        self.picture = value if isinstance(value, Picture) else None
+        if column.key == "spread_ratio":
+            self.picture = sparklines.draw_rounds(row)
+        elif column.key == "interval":
+            self.picture = _gauge(row, report)
 
 
 def html_page(report: Report, *, home: str = "", links: Mapping[str, str] = {}) -> str:
@@ -53,7 +57,7 @@ def html_page(report: Report, *, home: str = "", links: Mapping[str, str] = {}) 
     judged = [(row, row.verdict) for row in report.rows if row.verdict is not None]
     moved = [row for row, verdict in judged if verdict.word not in _UNMOVED]
     compared = [(verdict.ratio, row) for row, verdict in judged if verdict.ratio is not None]
-    rows = [[_cell(column, row, report) for column in columns] for row in report.rows]
+    rows = [[_Cell(column, row, report) for column in columns] for row in report.rows]
     tracks = list(_tracks(columns, rows))
     of_columns = render("columns.css.j2", columns=columns, tracks=tracks)
     style = read("picture.css") + read("page.css") + of_columns + "\n"
@@ -80,20 +84,6 @@ def html_page(report: Report, *, home: str = "", links: Mapping[str, str] = {}) 
 def svg_file(picture: Picture) -> str:
     """Return a chart as a file of its own."""
     return render("figure.svg.j2", drawn=picture, style=read("picture.css"))
-
-
-def _cell(column: Column[Row], row: Row, report: Report) -> _Cell:
-    value = column.value(row)
-    picture = value if isinstance(value, Picture) else None
-    if column.key == "spread_ratio":
-        picture = sparklines.draw_rounds(row)
-    elif column.key == "interval":
-        picture = _gauge(row, report)
-    return _Cell(
-        text="" if isinstance(value, Picture) else column.text(row),
-        order=value if isinstance(value, int | float) else None,
-        picture=picture,
-    )
 
 
 def _gauge(row: Row, report: Report) -> Picture | None:
