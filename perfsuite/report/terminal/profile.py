@@ -2,11 +2,18 @@
 
 from collections.abc import Iterator
 
-from perfsuite.records.profile import Profile
-from perfsuite.report.rows import NOT_AVAILABLE
-from perfsuite.report.terminal.tables import text_table
+from perfsuite.records.profile import Epoch, Profile
+from perfsuite.report.rows import NOT_AVAILABLE, Column
+from perfsuite.report.terminal.tables import table_of, text_table
 from perfsuite.system.untrusted import printable
 from perfsuite.units import format_bytes, format_ratio, format_seconds, listed
+
+_EPOCHS: tuple[Column[tuple[int, Epoch]], ...] = (
+    Column("", "epoch", lambda one: one[0]),
+    Column("", "loss", lambda one: one[1].loss, "{:.4f}".format),
+    Column("", "time", lambda one: one[1].duration_s, format_seconds),
+    Column("", "accuracy", lambda one: one[1].accuracy, format_ratio),
+)
 
 
 def profile_title(profile: Profile) -> str:
@@ -26,16 +33,7 @@ def profile_lines(profile: Profile) -> Iterator[str]:
         for name, seconds in profile.stages_s.as_rows()
     )
     yield text_table([("stage", False), ("time", True), ("share", True)], stages)
-    epochs = (
-        (
-            str(number),
-            NOT_AVAILABLE if epoch.loss is None else f"{epoch.loss:.4f}",
-            format_seconds(epoch.duration_s),
-            NOT_AVAILABLE if epoch.accuracy is None else format_ratio(epoch.accuracy),
-        )
-        for number, epoch in enumerate(profile.epochs, start=1)
-    )
-    yield text_table([(title, True) for title in ("epoch", "loss", "time", "accuracy")], epochs)
+    yield table_of(_EPOCHS, enumerate(profile.epochs, start=1))
     yield from _quality_lines(profile)
     if profile.operators:
         operators = (
