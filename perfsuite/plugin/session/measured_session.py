@@ -59,6 +59,7 @@ class MeasuredSession:
         self._failed_by_verdict: set[str] = set()
         self._session: Session | None = None
         self._signals = contextlib.ExitStack()
+        config.add_cleanup(self._signals.close)
         self._lines: dict[str, CellLine] = {}
         if self._is_ours and choices.is_gate and config.getoption("benchmark_compare", None):
             refuse_silent_passes(config, is_under_torchrun=choices.membership is not None)
@@ -268,10 +269,6 @@ class MeasuredSession:
         """Keep a second Ctrl-C from cutting off the writing of what was measured."""
         if self._session is not None:
             self._signals.enter_context(handled_by(signal.SIG_IGN, [signal.SIGINT]))
-
-    def pytest_unconfigure(self) -> None:
-        """Leave signals as they were."""
-        self._signals.close()
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         """Write the run; what could not be written or judged is not a success."""
