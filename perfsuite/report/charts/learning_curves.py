@@ -1,7 +1,6 @@
 """Learning curves of profiled trainings: loss and accuracy of each epoch, one line a precision."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -19,13 +18,12 @@ _TITLE = "Learning curves"
 _WHAT_TO_DO = "name a file that 'perfsuite profile --json' wrote"
 
 
-@dataclass(frozen=True, kw_only=True)
 class Training:
     """One profiled training; its recipe is the profile's, checked."""
 
-    path: Path
-    profile: Profile
-    recipe: Recipe
+    def __init__(self, path: Path) -> None:
+        self.path, self.profile = path, read_json_as(path, Profile)
+        self.recipe = Recipe(**self.profile.recipe)
 
     @property
     def described(self) -> str:
@@ -41,8 +39,7 @@ def read_trainings(paths: Sequence[Path]) -> tuple[Training, ...]:
     trainings = []
     for path in paths:
         try:
-            profile = read_json_as(path, Profile)
-            trainings.append(Training(path=path, profile=profile, recipe=Recipe(**profile.recipe)))
+            trainings.append(Training(path))
         except (OSError, TypeError, ValueError) as error:
             is_another = isinstance(error, msgspec.ValidationError | RecipeError | TypeError)
             reason = f" is no profile: {error}" if is_another else f": {why_unreadable(error)}"

@@ -9,7 +9,7 @@ from perfsuite.report.rows import Column, Row, T, columns_of, filled, row_of_lin
 
 _GAP = " " * 3
 # What a person looks for first, in the order of the fields of a recipe.
-_COLUMNS = columns_of(
+_KEYS = (
     *("workload", "parallel", "precision", "checkpointing", "numerics", "num_workers"),
     *("step_time_s", "spread_ratio", "samples_per_s", "tokens_per_s", "device_samples_per_s"),
     *("device_tokens_per_s", "tflops", "mfu", "hfu", "load_ratio", "peak_bytes", "collectives"),
@@ -35,9 +35,8 @@ def progress_line(line: CellLine) -> str:
 def report_table(rows: Sequence[Row]) -> str:
     """Return the table of the cells of any suite, without empty columns."""
     leading = "cell" if any(row.record is None for row in rows) else "workload"
-    keys = dict.fromkeys([leading, "verdict", "policy", "change_ratio", *(c.key for c in _COLUMNS)])
-    columns = filled(columns_of(*keys), rows)
-    return table_of(columns, rows)
+    keys = dict.fromkeys([leading, "verdict", "policy", "change_ratio", *_KEYS])
+    return table_of(filled(columns_of(*keys), rows), rows)
 
 
 def table_of(columns: Sequence[Column[T]], rows: Iterable[T]) -> str:
