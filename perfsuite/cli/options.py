@@ -24,7 +24,7 @@ from perfsuite.ranks.messages import GroupPolicy
 from perfsuite.records.parallel import PARALLEL_FORMS
 from perfsuite.records.recipe import COMM_HOOKS, PRECISIONS, Recipe
 from perfsuite.stats.sequential import LEAST_MAX_PAIRS
-from perfsuite.system.environment import describe_host
+from perfsuite.system.environment import Environment, describe_host
 from perfsuite.system.timing_lock import WAIT_S, TimingLock
 
 Verb = TypeVar("Verb", bound=Callable[..., None])
@@ -186,6 +186,6 @@ def wait_for_machine() -> TimingLock:
     return TimingLock(wait_s=WAIT_S, say=say)
 
 
-def fingerprint_here() -> str:
-    """Return the fingerprint of the environment that a session would find here."""
-    return describe_host(os.environ, len(os.sched_getaffinity(0))).fingerprint
+def environment_here() -> Environment:
+    """Return the environment that a session would find here."""
+    return describe_host(os.environ, len(os.sched_getaffinity(0)))

@@ -28,6 +28,7 @@ from perfsuite.records.equivalence import EquivalenceReport, Numerics
 from perfsuite.records.profile import ProfiledRun
 from perfsuite.records.recipe import Recipe, parse_recipe
 from perfsuite.records.workload import Workload, find_workload
+from perfsuite.system.environment import Environment
 from perfsuite.system.gpus import refuse_hidden_gpus, visible_gpus
 from perfsuite.system.timing_lock import WAIT_S, TimingLock
 
@@ -80,6 +81,7 @@ class Session:
         )
         self._num_rounds, self._round_s = num_rounds, round_s
         self._sweep_once = functools.cache(sweep_stale_folders)
+        self.environments: dict[str, Environment] = {}  # of its ranks, by fingerprint
         self._reports: dict[tuple[object, ...], EquivalenceReport] = {}
 
     @property
@@ -279,6 +281,7 @@ class Session:
             )
         replies = self._run_timed(request, is_timed=is_timed, run=run)
         ranks = [cast(messages.CellMeasured, reply) for reply in replies]
+        self.environments |= {rank.environment.fingerprint: rank.environment for rank in ranks}
         device = self.hardware.device
         if run is not None:  # a command chooses its device itself
             device = "cuda" if ranks[0].environment.accelerators else "cpu"

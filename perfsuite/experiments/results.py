@@ -23,6 +23,7 @@ from perfsuite.records.cell import (
 from perfsuite.records.equivalence import EquivalenceReport, Numerics
 from perfsuite.records.recipe import Recipe
 from perfsuite.records.workload import Workload
+from perfsuite.system.environment import difference
 from perfsuite.system.gpus import peak_flops_per_s
 
 _OF_LOADER = (
@@ -100,11 +101,9 @@ def _why_missing(ranks: Sequence[CellMeasured], own_s: object) -> dict[str, str]
     missing = {name: why for rank in reversed(ranks) for name, why in rank.missing.items()}
     if own_s is None and len(ranks) > 1:
         missing["slow_ranks"] = "the ranks ran different stages"
-    ours = ranks[0].environment
-    for rank, its in enumerate(one.environment for one in ranks):
-        if its != ours:  # so the cell belongs to no environment
-            difference = f"rank 0 and rank {rank} differ: {ours.difference(its)}"
-            missing.setdefault("fingerprint", difference)
+    for rank, one in enumerate(ranks):  # a cell of several environments belongs to none
+        if differs := difference(ranks[0].environment, one.environment):
+            missing.setdefault("fingerprint", f"rank 0 and rank {rank} differ: {differs}")
     return missing
 
 

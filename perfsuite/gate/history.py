@@ -15,6 +15,7 @@ from perfsuite.gate.git.find_base import find_trunk
 from perfsuite.gate.git.repository import count_commits, find_top, read_log
 from perfsuite.records.run_file import StoredRun, Unusable
 from perfsuite.stats.trend import Trend, as_ratio, find_trend
+from perfsuite.system.environment import Environment
 from perfsuite.system.urls import AnyPath
 from perfsuite.units import short_commit
 
@@ -244,7 +245,7 @@ def _reason(entries: list[Slowdown], day: date, least_ratio: float) -> str | Non
 def read_history(
     folder: Path,
     storage: AnyPath,
-    fingerprint: str,
+    here: Environment | str,
     accepted: Accepted,
     *,
     target: str | None,
@@ -256,7 +257,7 @@ def read_history(
     if root is not None and (branch := find_trunk(root, target)) is not None:
         log = read_log(root, branch)
         trunk = trunk._replace(is_in_history=log.__contains__)
-    choice = choose_runs(storage, True, fingerprint, trunk)
+    choice = choose_runs(storage, True, here, trunk)
     return StoredHistory(
         root=root,
         runs=order_runs(choice.usable, log)[-num_runs:],

@@ -6,7 +6,7 @@ Gate and report both read it here. A file ends in a valid value, or in an `Unusa
 import functools
 import re
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from fractions import Fraction
@@ -17,6 +17,7 @@ import msgspec
 from perfsuite.records.cell import Counts, Memory, Operator, StageTimes, samples_of_step
 from perfsuite.records.shard import ShardStamp
 from perfsuite.records.verdict import VerdictWord
+from perfsuite.system.environment import Environment
 from perfsuite.system.json_files import read_json_as, read_until
 from perfsuite.system.untrusted import MOST, Amount, Label, in_utc, printable, why_unreadable
 from perfsuite.system.urls import AnyPath
@@ -73,6 +74,7 @@ class RunStamp(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     durations_s: dict[str, Amount] = {}
     shard: ShardStamp | None = None
     digests: dict[str, Label] = {}
+    environments: dict[Label, Environment] = {}  # by fingerprint: the session's, its ranks'
 
 
 class _Stats(msgspec.Struct, frozen=True):
@@ -149,6 +151,7 @@ class StoredCell(msgspec.Struct, frozen=True, kw_only=True):
     median_s: float  # as in `Benchmark`, and all that a suite without perfsuite's fixtures stores
     schema: Literal[1] = 1
     fingerprint: Label | None = None
+    environment: Environment | None = None  # where it is known
     samples_per_s: Amount | None = None
     stages_s: StageTimes | None = None
     counts: Counts | None = None
@@ -201,7 +204,8 @@ def read_file(path: AnyPath) -> RunFile:
 def read_run(path: AnyPath) -> StoredRun:
     """Return the run that a file holds, or why it holds none."""
     file = _read_whole(path)
-    cells = {benchmark.fullname: _stored_cell(benchmark) for benchmark in file.benchmarks}
+    known = {} if file.stamp is None else file.stamp.environments
+    cells = {benchmark.fullname: _stored_cell(benchmark, known) for benchmark in file.benchmarks}
     return StoredRun(**_facts(path, file), cells=cells)
 
 
@@ -266,10 +270,10 @@ def _read_whole(path: AnyPath) -> _File:
     return file
 
 
-def _stored_cell(benchmark: Benchmark) -> StoredCell:
+def _stored_cell(benchmark: Benchmark, known: Mapping[str, Environment]) -> StoredCell:
     record = benchmark.record
     if isinstance(record, dict):
-        record = record | {"median_s": benchmark.median_s}
+        record = record | {"median_s": benchmark.median_s, "environment": None}
     try:
         cell = msgspec.convert(record, StoredCell)
     except msgspec.ValidationError as error:
@@ -279,4 +283,4 @@ def _stored_cell(benchmark: Benchmark) -> StoredCell:
             name.encode()
         except UnicodeEncodeError as error:
             raise ValueError(f"holds a name that is no text: {name!r}") from error
-    return cell
+    return msgspec.structs.replace(cell, environment=known.get(cell.fingerprint or ""))

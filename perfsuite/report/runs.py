@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,7 @@ from perfsuite.records.run_file import Benchmark, RunHead, Unusable, invalid_rec
 from perfsuite.records.shard import ShardStamp
 from perfsuite.records.verdict import Verdict, VerdictWord
 from perfsuite.report.rows import HistoryPoint, Row, recipe_of, skipped_lines
+from perfsuite.system.environment import MOST_SHOWN
 from perfsuite.system.json_files import MAX_JSON_BYTES
 from perfsuite.system.untrusted import printable, read_untrusted
 from perfsuite.system.urls import AnyPath, RemotePath
@@ -120,8 +122,12 @@ def _read_run(path: AnyPath) -> Run:
     except ValueError as error:
         raise SettingError(f"{printable(f'{path}: {error}')}; {_WHAT_TO_DO}") from error
     python = file.machine_info.get("python_version")
-    machine = [
+    there = None if stamp is None else stamp.environments.get(stamp.fingerprint or "")
+    gpus = Counter(gpu.partition(", ")[0] for gpu in (there.accelerators if there else []))
+    words = [
         cpu.get("brand_raw"),
+        *(f"{number} x {name}" for name, number in gpus.items()),
+        f"driver {there.driver}" if there and gpus else None,
         file.machine_info.get("system"),
         f"Python {python}" if isinstance(python, str) else None,
     ]
@@ -129,7 +135,8 @@ def _read_run(path: AnyPath) -> Run:
     accepted = dict.fromkeys(text for texts in exceptions.values() for text in texts)
     return Run(
         **{one.name: getattr(file, one.name) for one in dataclasses.fields(RunHead)},
-        machine=", ".join(part for part in machine if isinstance(part, str)) or None,
+        machine=printable(", ".join(it for it in words if isinstance(it, str))[:MOST_SHOWN])
+        or None,
         accepted=frozenset() if stamp is None else frozenset(stamp.accepted),
         rows=rows,
         num_failed=0 if stamp is None else stamp.num_failed,

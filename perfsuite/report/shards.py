@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from perfsuite.records.shard import ShardStamp
 from perfsuite.report.runs import Run
+from perfsuite.system.environment import difference
 
 # More would not be read in a line; an untrusted file may be one of very many.
 _MOST_NAMED = 16
@@ -87,11 +88,13 @@ def _differences(runs: Sequence[Run]) -> Iterator[str]:
     elif len(runs) > 1 and runs[0].is_dirty:
         yield "the shards were made with uncommitted changes, so they may be of different code"
     numbers: dict[str, list[int]] = defaultdict(list)
+    known = {name: one for run in runs if run.stamp for name, one in run.stamp.environments.items()}
     for run in runs:
-        numbers[run.fingerprint or "an unknown one"].append(_stamp(run).number)
+        names = (one.fingerprint or "unknown" for one in (runs[0], run))
+        differs = difference(*(known.get(name, name) for name in names))
+        numbers[differs and f" ({differs})"].append(_stamp(run).number)
     if len(numbers) > 1:
-        stamp = _stamp(runs[0])
-        listed = ", ".join(f"{name} ({_named(there, stamp)})" for name, there in numbers.items())
+        listed = "; ".join(_named(there, _stamp(runs[0])) + how for how, there in numbers.items())
         yield f"the shards ran in {len(numbers)} environments: {listed}"
 
 

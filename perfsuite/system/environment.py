@@ -4,6 +4,7 @@ import fnmatch
 import hashlib
 import platform
 import sys
+from collections import Counter, defaultdict
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import msgspec
 
 from perfsuite.errors import installed_version
 from perfsuite.system.gpus import GpuFacts, driver_version, visible_gpus
+from perfsuite.system.untrusted import printable
 from perfsuite.units import counted, format_bytes
 
 # Variables that change the speed of torch, of its allocators, or of a library it calls.
@@ -34,6 +36,8 @@ _OWN_VARIABLES = {
     # torchrun sets it for its workers to what is torch's default.
     "TORCH_NCCL_ASYNC_ERROR_HANDLING": ("1", "3"),
 }
+# Characters of a line on environments: a file may hold a name of any length.
+MOST_SHOWN = 400
 
 # Where a process id means one process: others may share a folder of temporary files, and a
 # container may have the name of its host.
@@ -115,20 +119,30 @@ class Environment(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         """Twelve hexadecimal digits that differ wherever any field does."""
         return hashlib.sha256(msgspec.json.encode(self, order="deterministic")).hexdigest()[:12]
 
-    def difference(self, other: "Environment") -> str:
-        """Return the fields that differ in another environment: "driver 570 -> 580"."""
-        fields = ("driver", "cuda", "cudnn", "nccl", "torch", "cpu", "num_cores", "python")
-        mine, its = (
-            {name: getattr(one, name) for name in fields}
-            | one.knobs
-            | {f"GPU {number}": gpu for number, gpu in enumerate(one.accelerators)}
-            for one in (self, other)
-        )
-        return ", ".join(
-            f"{name} {mine.get(name, 'none')} -> {its.get(name, 'none')}"
-            for name in dict.fromkeys((*mine, *its))
-            if mine.get(name) != its.get(name)
-        )
+
+def difference(base: Environment | str, head: Environment | str) -> str:
+    """Return what differs by field, "driver 570 -> 580"; by fingerprint if a side has no fields."""
+    names = [one if isinstance(one, str) else one.fingerprint for one in (base, head)]
+    if names[0] == names[1]:
+        return ""
+    found = []
+    if isinstance(base, Environment) and isinstance(head, Environment):
+        old, new = _parts(base), _parts(head)
+        for name in dict.fromkeys((*old, *new)):
+            if any(sides := (old[name] - new[name], new[name] - old[name])):
+                gone, come = (" and ".join(side) or "none" for side in sides)
+                found.append(f"{name} {gone} -> {come}")
+    text = ", ".join(found) or " -> ".join(names)
+    return printable(text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]}...")
+
+
+def _parts(one: Environment) -> defaultdict[str, Counter[str]]:
+    names = ("driver", "CUDA", "cuDNN", "NCCL", "torch", "CPU", "num_cores", "Python")
+    fields = {name: getattr(one, name.lower()) for name in names}
+    gpus = dict.fromkeys(", ".join(one.accelerators).split(", "))  # names, memory, power limit, ...
+    fields |= {"num_gpus": len(one.accelerators), "GPU": ", ".join(gpus)} | one.knobs
+    parts = {name: Counter(str(value or "none").split(", ")) for name, value in fields.items()}
+    return defaultdict(Counter, parts)
 
 
 # From the CI services' own lists of predefined variables: GitHub, Woodpecker and Azure name the

@@ -18,7 +18,7 @@ from browser import find_chromium, open_browser
 from command_line import call_verb
 from made_up_runs import HOSTILE, benchmark, record, stamp, verdict, write_run
 from pytest_benchmark.utils import get_machine_id
-from stored_histories import CELL, FIRST_DAY, HERE, make_commits
+from stored_histories import CELL, FIRST_DAY, HERE, MACHINE, make_commits
 
 from perfsuite.cli import options
 
@@ -34,7 +34,7 @@ Call = Callable[..., int]
 @pytest.fixture
 def history(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Call:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(options, "fingerprint_here", lambda: HERE)
+    monkeypatch.setattr(options, "environment_here", lambda: MACHINE)
     return partial(call_verb, "history")
 
 

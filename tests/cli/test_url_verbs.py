@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from command_line import call_verb
 from pytest_benchmark.utils import get_machine_id
+from stored_histories import HERE, MACHINE
 
 from perfsuite.cli import options
 from perfsuite.system import urls
@@ -18,7 +19,6 @@ from perfsuite.system.urls import RemotePath
 
 pytestmark = pytest.mark.usefixtures("empty_memory")
 
-HERE = "0123456789ab"
 CELL = "benchmarks/test_a.py::test_a"
 STORAGE = RemotePath("memory", "bucket/runs")
 FOLDER = STORAGE / get_machine_id()
@@ -30,7 +30,7 @@ Call = Callable[..., int]
 def perfsuite(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Call:
     """Calls the console script's function in a folder outside of git, and returns its exit code."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(options, "fingerprint_here", lambda: HERE)
+    monkeypatch.setattr(options, "environment_here", lambda: MACHINE)
 
     def call(*arguments: str) -> int:
         return call_verb(*arguments)

@@ -27,6 +27,7 @@ from perfsuite.records.run_file import (
     read_run,
 )
 from perfsuite.system import json_files
+from perfsuite.system.environment import describe_host
 
 CELL = "benchmarks/test_a.py::test_a[1]"
 PLAIN = "benchmarks/test_b.py::test_b"
@@ -123,6 +124,19 @@ def test_a_run_is_read_with_everything_that_comparisons_use(tmp_path: Path) -> N
     assert cell.memory == Memory(metric="live_storage_peak", peak_bytes=8, per_rank=(8,))
     assert isinstance(cell.stages_s, StageTimes)
     assert cell.operators == (Operator(name="aten::mm", calls=3, self_s=0.001),)
+
+
+def test_a_run_says_what_its_fingerprints_stand_for(tmp_path: Path) -> None:
+    content, known = run_json(), describe_host({}, 2)
+    content["perfsuite"]["environments"] = {"aaaaaaaaaaaa": msgspec.to_builtins(known)}
+    # Of a file that may lie the stamp alone is read.
+    content["benchmarks"][1]["extra_info"] = {"perfsuite": {"environment": "a lie"}}
+
+    run = read_good(written(tmp_path, content))
+
+    assert run.stamp is not None
+    assert run.stamp.environments == {"aaaaaaaaaaaa": known}
+    assert (run.cells[CELL].environment, run.cells[PLAIN].environment) == (known, None)
 
 
 def test_a_plain_benchmark_has_a_time_and_nothing_else(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -11,6 +12,7 @@ from made_up_runs import benchmark, record, stamp, verdict, write_run
 
 from perfsuite.errors import SettingError
 from perfsuite.report.runs import read_runs, rows_of
+from perfsuite.system.environment import describe_host
 
 WHAT_TO_DO = "name a file that pytest-benchmark wrote, such as results/run.json"
 
@@ -80,6 +82,44 @@ def test_a_run_is_described_in_one_line(tmp_path: Path) -> None:
     assert run.described == (
         f"{path}, 2026-11-21 15:02 UTC, with uncommitted changes, a CPU, Linux"
     )
+
+
+def gpus(number: int, name: str, driver: str) -> dict[str, Any]:
+    """The stamp of a session on a machine with these GPUs."""
+    gpu = f"{name}, 79.6 GiB, 700 W, MIG off"
+    there = msgspec.structs.replace(
+        describe_host({}, 2), accelerators=(gpu,) * number, driver=driver
+    )
+    known = {there.fingerprint: msgspec.to_builtins(there)}
+    return stamp(fingerprint=there.fingerprint, environments=known)
+
+
+def test_a_run_on_gpus_names_them_and_their_driver(tmp_path: Path) -> None:
+    stamped = gpus(2, "NVIDIA H100 80GB HBM3", "570.86")
+    path = write_run(tmp_path / "a.json", benchmark("t.py::a"), perfsuite=stamped)
+
+    (run,) = read_runs([path])
+
+    assert run.machine == "a CPU, 2 x NVIDIA H100 80GB HBM3, driver 570.86, Linux"
+
+
+def test_names_of_gpus_are_text_from_a_file_and_no_escapes(tmp_path: Path) -> None:
+    stamped = gpus(1, "H\x1b[2J100", "5\n70" + "0" * 10_000)
+    path = write_run(tmp_path / "a.json", benchmark("t.py::a"), perfsuite=stamped)
+
+    (run,) = read_runs([path])
+
+    assert run.machine is not None
+    assert run.machine.startswith("a CPU, 1 x H\\x1b[2J100, driver 5\\n700")
+    assert len(run.machine) < 500
+
+
+def test_a_driver_without_a_gpu_is_not_named(tmp_path: Path) -> None:
+    stamped = gpus(0, "H100", "570.86")
+
+    (run,) = read_runs([write_run(tmp_path / "a.json", benchmark("t.py::a"), perfsuite=stamped)])
+
+    assert run.machine == "a CPU, Linux"
 
 
 @pytest.mark.parametrize(

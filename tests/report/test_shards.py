@@ -6,12 +6,14 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from made_up_runs import benchmark, record, stamp, verdict, write_run
 
 from perfsuite.report.model import Report, report_on_runs
 from perfsuite.report.runs import Run, read_runs
 from perfsuite.report.shards import merge_shards
+from perfsuite.system.environment import describe_host
 
 MORNING = datetime.fromisoformat("2026-11-21T08:00:00+00:00")
 HERE, THERE = "5db0efb" + "0" * 33, "aaaaaaa" + "0" * 33
@@ -26,7 +28,7 @@ def shard(
     policy: str | None = None,
     minutes: float = 0.0,
     commit: str = HERE,
-    fingerprint: str = "0123456789ab",
+    fingerprint: str | None = "0123456789ab",
     is_dirty: bool = False,
     stamped: dict[str, Any] | None = None,
     **changes: Any,
@@ -177,8 +179,25 @@ def test_shards_of_several_environments_are_merged_and_named(tmp_path: Path) -> 
     assert made.summary.word == "PASS"
     assert made.remarks == (
         FAMILY,
-        "the shards ran in 2 environments: 0123456789ab (shards 1/3 and 2/3), ba9876543210 "
-        "(shard 3/3)",
+        "the shards ran in 2 environments: shards 1/3 and 2/3; shard 3/3 "
+        "(0123456789ab -> ba9876543210)",
+    )
+
+
+def test_environments_of_shards_are_told_by_their_fields(tmp_path: Path) -> None:
+    here = describe_host({}, 2)
+    there = msgspec.structs.replace(here, driver="580", nccl="2.30")
+    known = {one.fingerprint: msgspec.to_builtins(one) for one in (here, there)}
+    first, second = (
+        shard(tmp_path, 1 + number, *cells, fingerprint=one, stamped={"environments": known})
+        for number, (one, cells) in enumerate(zip(known, ("ab", "cd"), strict=True))
+    )
+
+    made = report(first, second, shard(tmp_path, 3, "e", "f", fingerprint=None))
+
+    assert made.remarks[1] == (
+        "the shards ran in 3 environments: shard 1/3; shard 2/3 (driver none -> 580, "
+        f"NCCL none -> 2.30); shard 3/3 ({here.fingerprint} -> unknown)"
     )
 
 

@@ -11,7 +11,10 @@ from typing import Any
 
 from pytest_benchmark.utils import get_machine_id
 
-HERE = "0123456789ab"
+from perfsuite.system.environment import describe_host
+
+MACHINE = describe_host({}, 2)
+HERE = MACHINE.fingerprint
 CELL = "benchmarks/test_step.py::test_step[ddp:2]"
 FIRST_DAY = datetime(2026, 1, 1, 12, tzinfo=UTC)
 

@@ -17,6 +17,7 @@ from perfsuite.system.environment import (
     Environment,
     cpu_model,
     describe_host,
+    difference,
     speed_variables,
 )
 from perfsuite.system.gpus import GpuFacts
@@ -104,8 +105,46 @@ def test_two_environments_differ_by_the_fields_that_do() -> None:
     here = changed(driver="570", accelerators=("H100",), knobs={"NCCL_ALGO": "Ring"})
     there = changed(driver="580", accelerators=("H100", "H100"), knobs={})
 
-    assert here.difference(here) == ""
-    assert here.difference(there) == "driver 570 -> 580, NCCL_ALGO Ring -> none, GPU 1 none -> H100"
+    assert difference(here, here) == ""
+    assert difference(here, there) == "driver 570 -> 580, num_gpus 1 -> 2, NCCL_ALGO Ring -> none"
+
+
+def test_libraries_have_the_names_that_their_makers_give_them() -> None:
+    here = changed(cuda="12.8", cudnn=None, nccl="2.28", python="3.11", num_cores=2)
+    there = changed(cuda="13.0", cudnn="91002", nccl="2.30", python="3.12", num_cores=4)
+
+    assert difference(here, there) == (
+        "CUDA 12.8 -> 13.0, cuDNN none -> 91002, NCCL 2.28 -> 2.30, num_cores 2 -> 4, "
+        "Python 3.11 -> 3.12"
+    )
+
+
+def test_of_a_gpu_only_what_differs_is_told() -> None:
+    here = changed(accelerators=("A100, 40.0 GiB, 400 W, MIG off",) * 8)
+    there = changed(accelerators=("A100, 40.0 GiB, 250 W, MIG on",) * 8)
+    without = changed(accelerators=())
+
+    assert difference(here, there) == "GPU 400 W and MIG off -> 250 W and MIG on"
+    assert difference(without, here) == (
+        "num_gpus none -> 8, GPU none -> A100 and 40.0 GiB and 400 W and MIG off"
+    )
+
+
+def test_where_no_field_tells_environments_apart_their_fingerprints_do() -> None:
+    here, there = changed(accelerators=("A100", "H100")), changed(accelerators=("H100", "A100"))
+
+    assert difference(here, there) == f"{here.fingerprint} -> {there.fingerprint}"
+    assert difference("ba9876543210", here) == f"ba9876543210 -> {here.fingerprint}"
+    assert difference(here, "ba9876543210") == f"{here.fingerprint} -> ba9876543210"
+    assert difference(here.fingerprint, here) == ""
+
+
+def test_a_difference_is_one_line_of_bounded_length() -> None:
+    told = difference(changed(driver="570"), changed(driver="\x1b[2J\n" + "5" * 10_000))
+
+    assert told.startswith("driver 570 -> \\x1b[2J\\n555")
+    assert told.endswith("555...")
+    assert len(told) < 450
 
 
 def test_variables_come_in_the_order_of_their_names() -> None:

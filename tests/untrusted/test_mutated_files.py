@@ -41,6 +41,7 @@ from perfsuite.report.model import report_on_runs
 from perfsuite.report.runs import read_runs, with_reasons
 from perfsuite.report.summary import explanation_text
 from perfsuite.report.terminal.tables import report_table
+from perfsuite.system.environment import describe_host
 
 COUNTED = CellPolicy(tolerance=0.02, limit=0.05, floor_s=0.0, slacks=({},))
 OURS = "benchmarks/test_step.py::test_step[ddp:2]"
@@ -98,6 +99,7 @@ def run_document() -> dict[str, Any]:
         "perfsuite": {
             "schema": 1,
             "fingerprint": FINGERPRINT,
+            "environments": {FINGERPRINT: msgspec.to_builtins(describe_host({}, 2))},
             "probe_s": {"memory": 0.05},
             "num_failed": 0,
             "is_pull_request": False,

@@ -1,7 +1,6 @@
 """The verbs `baseline list`, `accept` and `prune`: what is stored, accepted, and may go."""
 
 import os
-from collections.abc import Iterator
 from datetime import UTC, date, datetime
 from fractions import Fraction
 from pathlib import Path
@@ -38,16 +37,20 @@ def list_runs(storage: options.Storage = options.STORAGE, json_file: JsonFile = 
     In a git checkout it does so where the run's commit is one that HEAD has of the upstream's
     default branch, not of a branch that was merged into it.
     """
-    fingerprint = options.fingerprint_here()
-    place = locate(storage, "--storage")
-    runs = _list(place, fingerprint)
+    here, place = options.environment_here(), locate(storage, "--storage")
+    trunk = trunk_of(Path.cwd(), target_branch(os.environ))
+    found = [
+        (one.path, _facts(one, here.fingerprint)) for one in sift_runs(place, True, here, trunk)
+    ]
+    long_ago = datetime.min.replace(tzinfo=UTC)  # files that hold no run come first
+    runs = sorted(found, key=lambda one: (one[1]["saved_at"] or long_ago, str(one[0])))
     if runs and runs[0][0] == place:
         typer.echo(f"{place}: {runs.pop()[1]['reason']}")
     if runs:
         num_usable = sum(facts["is_usable"] for _, facts in runs)
         typer.echo(_table(place, runs))
-        typer.echo(f"{num_usable} of {len(runs)} usable in this environment, {fingerprint}")
-    write_json(json_file, fingerprint=fingerprint, runs=[facts for _, facts in runs])
+        typer.echo(f"{num_usable} of {len(runs)} usable in this environment, {here.fingerprint}")
+    write_json(json_file, fingerprint=here.fingerprint, runs=[facts for _, facts in runs])
 
 
 @app.command(
@@ -131,8 +134,9 @@ def prune(
         typer.echo(f"{file}: removed, because it has expired: {in_words(entry)}")
     old: list[AnyPath] = []
     if keep is not None:
-        num_sessions = Fraction()
-        for run in _sift(locate(storage, "--storage"), options.fingerprint_here()):
+        here, place = options.environment_here(), locate(storage, "--storage")
+        trunk, num_sessions = trunk_of(Path.cwd(), target_branch(os.environ)), Fraction()
+        for run in sift_runs(place, True, here, trunk):
             if isinstance(run, StoredRun):
                 old += [run.path] if num_sessions >= keep else []
                 num_sessions += run.part
@@ -148,18 +152,6 @@ def prune(
     for entry in kept:
         typer.echo(f"{file}: stays: {in_words(entry)}")
     write_json(json_file, expired=expired, old_runs=[str(path) for path in old], is_removed=is_sure)
-
-
-def _list(storage: AnyPath, fingerprint: str) -> list[tuple[AnyPath, dict[str, Any]]]:
-    """Return every stored run, as JSON has it: those that cannot be read first, the newest last."""
-    long_ago = datetime.min.replace(tzinfo=UTC)
-    listed = [(one.path, _facts(one, fingerprint)) for one in _sift(storage, fingerprint)]
-    return sorted(listed, key=lambda one: (one[1]["saved_at"] or long_ago, str(one[0])))
-
-
-def _sift(storage: AnyPath, fingerprint: str) -> Iterator[StoredRun | Unusable]:
-    trunk = trunk_of(Path.cwd(), target_branch(os.environ))
-    return sift_runs(storage, True, fingerprint, trunk)
 
 
 def _facts(found: StoredRun | Unusable, fingerprint: str) -> dict[str, Any]:

@@ -58,7 +58,7 @@ def bisect_commits(
         command=Command(folder=Path.cwd(), arguments=(cell,)),
         budget=Budget(max_pairs=max_pairs, max_s=60 * max_minutes),
         seed=seed,
-        priors=read_priors(Path.cwd() / CALIBRATION_FILE, options.fingerprint_here()),
+        priors=read_priors(Path.cwd() / CALIBRATION_FILE, options.environment_here().fingerprint),
     )
     machine = options.wait_for_machine()
     result = bisect(request, good=good, bad=bad, bounds=bounds, say=say, machine=machine)

@@ -67,7 +67,7 @@ def calibrate_machine(
         say=say,
         machine=options.wait_for_machine(),
     )
-    found = Calibration(fingerprint=options.fingerprint_here(), cells=result.noise)
+    found = Calibration(fingerprint=options.environment_here().fingerprint, cells=result.noise)
     write_calibration(CALIBRATION_FILE, found)
     for line in describe(result):
         typer.echo(line)

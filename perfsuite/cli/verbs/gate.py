@@ -169,7 +169,7 @@ def _request(given: Mapping[str, Any], words: list[str] | None) -> GateRequest:
             timeout_s=given["timeout"],
         ),
         seed=given["seed"],
-        fingerprint=options.fingerprint_here(),
+        fingerprint=options.environment_here().fingerprint,
         stored=stored if words is None and stored.is_dir() else None,
         outputs=tuple(Path(path) for path in outputs if path is not None),
         pairs_file=None if words is not None else Path.cwd() / "results" / PAIRS_FILE,

@@ -73,7 +73,7 @@ def history(
     stored = read_history(
         Path.cwd(),
         locate(storage, "--storage"),
-        options.fingerprint_here() if fingerprint is None else fingerprint,
+        options.environment_here() if fingerprint is None else fingerprint,
         read_accepted(accepted_file, date.today()),
         target=target_branch(os.environ),
         num_runs=num_runs,

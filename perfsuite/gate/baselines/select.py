@@ -22,6 +22,7 @@ from perfsuite.gate.git.find_base import find_trunk, read_lineage
 from perfsuite.gate.git.repository import changed_files, find_top
 from perfsuite.records import run_file
 from perfsuite.records.run_file import RunHead, StoredRun, Unusable
+from perfsuite.system.environment import Environment, difference
 from perfsuite.system.files import explained, sync_folder, written_beside
 from perfsuite.system.untrusted import printable
 from perfsuite.system.urls import AnyPath, RemotePath, locate
@@ -67,7 +68,7 @@ def trunk_of(folder: Path, target: str | None) -> Trunk:
 def choose_runs(
     storage: AnyPath,
     selector: str | Literal[True],
-    fingerprint: str,
+    here: Environment | str,
     trunk: Trunk = Trunk(),  # noqa: B008  # immutable
     *,
     max_sessions: float = math.inf,
@@ -76,7 +77,7 @@ def choose_runs(
     usable: list[StoredRun] = []
     refused: list[Unusable] = []
     num_sessions = Fraction()
-    for run in sift_runs(storage, selector, fingerprint, trunk):
+    for run in sift_runs(storage, selector, here, trunk):
         if isinstance(run, Unusable):
             refused.append(run)
             continue
@@ -91,7 +92,7 @@ def choose_runs(
 
 
 def sift_runs(
-    storage: AnyPath, selector: str | Literal[True], fingerprint: str, trunk: Trunk
+    storage: AnyPath, selector: str | Literal[True], here: Environment | str, trunk: Trunk
 ) -> Iterator[StoredRun | Unusable]:
     """Yield each stored run to compare with, or why it is refused: the newest first, read lazily.
 
@@ -115,7 +116,7 @@ def sift_runs(
             yield head
             continue
         session = head.saved_at, head.commit
-        reason = _why_refused(head, fingerprint, is_known)
+        reason = _why_refused(head, here, is_known)
         if reason is None and is_brought(path, trunk.brought):
             reason = "comes with the commits that are judged; it counts once they are merged"
         if reason is None and session in used:
@@ -126,7 +127,7 @@ def sift_runs(
             continue
         run = run_file.read_run(path)
         # A second stamp may come behind the benchmarks.
-        if isinstance(run, StoredRun) and (why := _why_refused(run, fingerprint, is_known)):
+        if isinstance(run, StoredRun) and (why := _why_refused(run, here, is_known)):
             run = Unusable(path=path, reason=printable(why))
         if isinstance(run, StoredRun):
             used[session] = path.name
@@ -204,7 +205,7 @@ def _nothing_found(storage: AnyPath, selector: str | Literal[True]) -> Unusable:
 
 
 def _why_refused(
-    run: RunHead, fingerprint: str, is_in_history: Callable[[str], bool] | None
+    run: RunHead, here: Environment | str, is_in_history: Callable[[str], bool] | None
 ) -> str | None:
     stamp = run.stamp
     if stamp is None:
@@ -221,8 +222,9 @@ def _why_refused(
             return f"the verdict of its cell {cell} is {word}"
     if stamp.fingerprint is None:
         return "does not say in which environment it was made"
-    if stamp.fingerprint != fingerprint:
-        return f"was made in the environment {stamp.fingerprint}, and this one is {fingerprint}"
+    there = stamp.environments.get(stamp.fingerprint, stamp.fingerprint)
+    if stamp.fingerprint != here and (differs := difference(there, here)):
+        return f"was made in another environment: {differs}"
     if is_in_history is None:
         return None
     if run.is_dirty:

@@ -16,6 +16,7 @@ from perfsuite.gate.judge.counts import compare_counts
 from perfsuite.gate.judge.trial import CellPolicy
 from perfsuite.records.run_file import StoredCell, StoredRun
 from perfsuite.records.verdict import CellVerdict
+from perfsuite.system.environment import Environment
 from perfsuite.system.urls import AnyPath
 
 
@@ -105,7 +106,7 @@ def read_history(
     root: Path,
     storage: AnyPath | None,
     selector: str | Literal[True],
-    fingerprint: str,
+    here: Environment,
     *,
     base: Base | None,
     probe: Callable[[], Mapping[str, float]],
@@ -126,7 +127,7 @@ def read_history(
         chosen = choose_runs(
             storage,
             selector,
-            fingerprint,
+            here,
             Trunk(behind.__contains__, changed_files(root, revision, "HEAD")),
             max_sessions=NUM_SEARCHED,
         )

@@ -14,11 +14,11 @@ from perfsuite.errors import SettingError
 from perfsuite.gate.arms.arm import CellRun
 from perfsuite.records.cell import COUNT_NAMES, Counts, Memory
 from perfsuite.records.run_file import StoredCell
+from perfsuite.system.environment import difference
 from perfsuite.units import format_bytes, format_count, format_ratio, parse_ratio
 
 
 class _CountedRecord(msgspec.Struct, frozen=True):
-    fingerprint: str | None = None
     counts: Counts | None = None
     memory: Memory | None = None
 
@@ -138,8 +138,8 @@ def parse_slacks(counts: Mapping[str, object], source: str) -> dict[str, Slack |
 
 
 def compare_counts(
-    base: Counted,
-    head: Counted,
+    base: StoredCell,
+    head: StoredCell,
     *,
     slacks: Sequence[Mapping[str, Slack | None]] = ({},),
     accepted_ratio: Callable[[str], float] = lambda name: 1.0,
@@ -149,9 +149,9 @@ def compare_counts(
     `slacks` stand in place of the usual ones: None switches a count off, of several the strictest
     holds. `accepted_ratio` returns how many times the base's an exception lets a count be.
     """
-    if None not in (base.fingerprint, head.fingerprint) and base.fingerprint != head.fingerprint:
-        environments = f"{base.fingerprint}, head in {head.fingerprint}"
-        reason = f"{_NOT_COMPARED}: the base ran in the environment {environments}"
+    there, here = (cell.environment or cell.fingerprint for cell in (base, head))
+    if there and here and (differs := difference(there, here)):
+        reason = f"{_NOT_COMPARED}: the base ran in another environment: {differs}"
         return CountComparison(unavailable=(reason,))
     return _compare((base,), (head,), slacks, accepted_ratio)
 

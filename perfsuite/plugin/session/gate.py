@@ -104,7 +104,7 @@ class SessionGate:
         if sharding.why_empty is not None and (sharding.num_cells or sharding.shard.number > 1):
             return  # of no cells at all, the first asks the base
         cells = self._selected = [item.nodeid for item in items if is_benchmark(item)]
-        config, fingerprint = self._config, self._saver.fingerprint
+        config, here = self._config, self._saver.environment
         pythonpath = [Path(path) for path in config.getini("pythonpath")]
         found = base_of(self._request, [config.rootpath, *pythonpath])
         request = self._request = dataclasses.replace(
@@ -112,13 +112,13 @@ class SessionGate:
             num_cells=sharding.num_cells,
             found=found,
             stored=durations_place(config, self._durations),
-            fingerprint=fingerprint,
+            fingerprint=here.fingerprint,
         )
         history = self._history = read_history(
             config.rootpath,
             config.stash[STORAGE],
             config.getoption("benchmark_compare"),
-            fingerprint,
+            here,
             base=found if isinstance(found, Base) else None,
             probe=lambda: self._saver.probe_s,
         )
@@ -273,6 +273,7 @@ class SessionGate:
             return None
         kept = ("fingerprint", "samples_per_s", "counts", "memory")
         known = {} if record is None else {field: getattr(record, field) for field in kept}
+        known["environment"] = self._saver.environments.get(known.get("fingerprint") or "")
         cell = None if stats is None else StoredCell(median_s=stats.stats.median, **known)
         if record is not None and cell is not None:
             grown = history.find_increases(name, cell, policy, self._say)

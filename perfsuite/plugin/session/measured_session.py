@@ -93,6 +93,7 @@ class MeasuredSession:
             self._session = Session(
                 choices.policy, say=show, num_rounds=choices.num_rounds, wait_s=choices.wait_s
             )
+            self._saver.environments = self._session.environments
         return self._session
 
     def _probe_device(self) -> dict[str, float]:

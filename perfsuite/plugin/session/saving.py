@@ -25,7 +25,7 @@ from perfsuite.plugin.output import ends_on_mistakes
 from perfsuite.records.run_file import STAMP_KEY, RunStamp, Unusable, read_run
 from perfsuite.records.shard import ShardStamp
 from perfsuite.records.verdict import CellVerdict, most_severe
-from perfsuite.system.environment import describe_host, is_pull_request
+from perfsuite.system.environment import Environment, describe_host, is_pull_request
 from perfsuite.system.files import write_atomically
 from perfsuite.system.fitness import probe_host
 from perfsuite.system.json_files import read_json_as
@@ -62,16 +62,15 @@ class RunSaver:
         self.failed: set[str] = set()
         # The gate adds a cell's before the report of its test is logged.
         self.verdicts: dict[str, CellVerdict] = {}
-        self._config = config
-        self._environ = environ
-        self._num_cores = num_cores
+        self._config, self._environ, self._num_cores = config, environ, num_cores
         self._probe_device = probe_device
+        self.environments: dict[str, Environment] = {}  # of ranks so far, by fingerprint
         self.durations_s: defaultdict[str, float] = defaultdict(float)
 
     @cached_property
-    def fingerprint(self) -> str:
-        """Of the environment of the whole session, whichever cells it measures."""
-        return describe_host(self._environ, self._num_cores).fingerprint
+    def environment(self) -> Environment:
+        """That of the whole session, whichever cells it measures."""
+        return describe_host(self._environ, self._num_cores)
 
     @cached_property
     def digests(self) -> CellDigests:
@@ -140,14 +139,15 @@ class RunSaver:
 
     def _make_stamp(self, records: Mapping[str, Mapping[str, Any]]) -> RunStamp:
         try:
-            fingerprint: str | None = self.fingerprint
+            own = {self.environment.fingerprint: self.environment}
         except DeviceError:  # a GPU was lost meanwhile, and the times are kept all the same
-            fingerprint = None
+            own = {}
         # Half a second of probing is not spent on a run that is not kept.
         kept = (f"benchmark_{name}" for name in ("save", "autosave", "json"))
         verdicts = self.verdicts.items()
         return RunStamp(
-            fingerprint=fingerprint,
+            fingerprint=next(iter(own), None),
+            environments={**own, **self.environments},
             probe_s=self.probe_s if any(map(self._config.getoption, kept)) else None,
             num_failed=len(self.failed),
             is_pull_request=is_pull_request(self._environ),

@@ -14,6 +14,7 @@ from typing import Any, Self
 import pytest
 from command_line import call_verb
 from pytest_benchmark.utils import get_machine_id
+from stored_histories import HERE, MACHINE
 
 from perfsuite.cli import app, options
 from perfsuite.gate.baselines.accepted import (
@@ -27,7 +28,6 @@ from perfsuite.gate.baselines.accepted import (
 )
 from perfsuite.plugin.session import saving
 
-HERE = "0123456789ab"
 ELSEWHERE = "ba9876543210"
 CELL = "benchmarks/test_a.py::test_a[ddp:2]"
 FOLDER = get_machine_id()
@@ -69,7 +69,7 @@ class FirstOfFebruary(date):
 def perfsuite(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Call:
     """Calls the console script's function in a folder outside of git, and returns its exit code."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(options, "fingerprint_here", lambda: HERE)
+    monkeypatch.setattr(options, "environment_here", lambda: MACHINE)
     return partial(call_verb, "baseline")
 
 
@@ -126,7 +126,7 @@ def test_list_shows_each_run_and_why_it_is_not_used(
         f"{FOLDER}/0004_cut.json - - - - is empty",
         f"{FOLDER}/0001_good.json 2026-11-01 10:30 5db0efb7ac6b {HERE} (here) 1 usable",
         f"{FOLDER}/0002_other.json 2026-11-02 10:30 5db0efb7ac6b {ELSEWHERE} 1 "
-        f"was made in the environment {ELSEWHERE}, and this one is {HERE}",
+        f"was made in another environment: {ELSEWHERE} -> {HERE}",
         f"{FOLDER}/0003_failed.json 2026-11-03 10:30 5db0efb7ac6b {HERE} (here) 1 "
         "2 of its tests failed",
     ]

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from command_line import call_verb
-from stored_histories import CELL, HERE, day, make_commits, store_run
+from stored_histories import CELL, HERE, MACHINE, day, make_commits, store_run
 
 from perfsuite.cli import options
 from perfsuite.cli.verbs import history as history_module
@@ -55,7 +55,7 @@ def store_days(folder: Path, commits: list[str], *, num_days: int = NUM_DAYS) ->
 def history(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Call:
     """Calls the console script's function in an empty folder, and returns its exit code."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(options, "fingerprint_here", lambda: HERE)
+    monkeypatch.setattr(options, "environment_here", lambda: MACHINE)
     return partial(call_verb, "history")
 
 
@@ -454,7 +454,7 @@ def test_without_a_usable_run_there_is_no_history(
 
     assert history(CELL) == 12
 
-    reason = f"was made in the environment ba9876543210, and this one is {HERE}"
+    reason = f"was made in another environment: ba9876543210 -> {HERE}"
     assert capsys.readouterr().err.splitlines() == [
         *(f"{path.relative_to(tmp_path)}: {reason}" for path in paths[:5]),
         "and 2 more; see 'perfsuite baseline list'",

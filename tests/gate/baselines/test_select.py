@@ -16,6 +16,7 @@ from perfsuite.gate.baselines.select import Choice, Trunk, choose_runs, save_run
 from perfsuite.plugin.session.saving import put_stamp
 from perfsuite.records.run_file import RunStamp
 from perfsuite.records.shard import ShardStamp
+from perfsuite.system.environment import describe_host
 
 HERE = "0123456789ab"
 CELL = "benchmarks/test_a.py::test_a"
@@ -85,8 +86,28 @@ def test_a_run_of_another_python_is_refused_by_name_and_not_overlooked(tmp_path:
     choice = choose_runs(tmp_path, True, HERE)
 
     assert [str(run) for run in choice.refused] == [
-        f"{path}: was made in the environment ba9876543210, and this one is {HERE}"
+        f"{path}: was made in another environment: ba9876543210 -> {HERE}"
     ]
+
+
+def test_another_environment_is_told_by_its_fields(tmp_path: Path) -> None:
+    here = describe_host({"NCCL_ALGO": "Ring"}, 2)
+    there = msgspec.structs.replace(here, driver="570", knobs={"numpy": here.knobs["numpy"]})
+    known = {one.fingerprint: one for one in (here, there)}
+    store(tmp_path, run_stamp=stamp(fingerprint=there.fingerprint, environments=known))
+    store(tmp_path, "0002_here.json", run_stamp=stamp(fingerprint=here.fingerprint), day=2)
+    here = msgspec.structs.replace(here, driver="580")
+    store(tmp_path, "0003_here.json", run_stamp=stamp(fingerprint=here.fingerprint), day=3)
+
+    choice = choose_runs(tmp_path, True, here)
+
+    assert used(choice) == ["0003_here.json"]
+    assert refusals(choice)[0] == (
+        "0001_run.json",
+        "was made in another environment: driver 570 -> 580, NCCL_ALGO none -> Ring",
+    )
+    # As `history --fingerprint` names it.
+    assert used(choose_runs(tmp_path, True, there.fingerprint)) == ["0001_run.json"]
 
 
 @pytest.mark.parametrize(

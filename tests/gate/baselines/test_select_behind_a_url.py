@@ -66,8 +66,8 @@ def test_runs_of_the_environment_are_used_and_the_others_named() -> None:
     assert used(choice) == ["0002_a.json", "0001_b.json"]
     old, cut, empty, failed = refusals(choice)
     assert old == (
-        "memory://bucket/runs/elsewhere/0001_old.json: was made in the environment ba9876543210, "
-        f"and this one is {HERE}"
+        "memory://bucket/runs/elsewhere/0001_old.json: was made in another environment: "
+        f"ba9876543210 -> {HERE}"
     )
     assert cut.startswith(f"{FOLDER}/0003_cut.json: is not JSON, or was cut off: ")
     assert empty == f"{FOLDER}/0004_empty.json: is empty"

@@ -20,6 +20,7 @@ from perfsuite.plugin.session.saving import put_stamp
 from perfsuite.records.cell import Counts
 from perfsuite.records.run_file import RunStamp, StoredCell, StoredRun
 from perfsuite.records.verdict import CellVerdict
+from perfsuite.system.environment import describe_host
 
 COUNTED = CellPolicy(tolerance=0.02, limit=0.05, floor_s=0.0, slacks=({},))
 NOW = datetime.datetime(2026, 11, 1, tzinfo=datetime.UTC)
@@ -84,12 +85,29 @@ def test_counts_that_a_stored_run_cannot_say_are_named() -> None:
     assert history(without).find_increases("test_a", here, COUNTED, said.append) is None
 
     assert said[0] == (
-        "test_a: counts and memory are not compared: the base ran in the environment aaaa, head "
-        "in bbbb (the base's stored run)"
+        "test_a: counts and memory are not compared: the base ran in another environment: "
+        "aaaa -> bbbb (the base's stored run)"
     )
     assert said[1] == (
         "test_a: flops is not available of the base, so it is not compared (the base's stored run)"
     )
+
+
+def test_counts_of_ranks_in_another_environment_are_not_compared_by_its_fields() -> None:
+    here = msgspec.structs.replace(describe_host({}, 2), nccl="2.30", cudnn="91002")
+    there = msgspec.structs.replace(here, nccl="2.28")
+    stored, own = (
+        msgspec.structs.replace(cell(), fingerprint=one.fingerprint, environment=one)
+        for one in (there, here)
+    )
+    said: list[str] = []
+
+    assert history(stored).find_increases("test_a", own, COUNTED, said.append) is None
+
+    assert said == [
+        "test_a: counts and memory are not compared: the base ran in another environment: "
+        "NCCL 2.28 -> 2.30 (the base's stored run)"
+    ]
 
 
 def test_fewer_or_equal_counts_are_no_increase() -> None:
@@ -298,6 +316,6 @@ def test_only_the_newest_sessions_of_this_environment_are_history(checkout: Path
 
     assert [run.path.name[:4] for run in found.runs] == [f"{n:04}" for n in range(5, 25)]
     assert found.refused == (
-        f"{folder}/0025_run.json: was made in the environment elsewhere, and this one is here",
+        f"{folder}/0025_run.json: was made in another environment: elsewhere -> here",
     )
     assert found.can_screen("test_a")

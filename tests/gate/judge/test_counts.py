@@ -178,8 +178,8 @@ def test_a_cell_of_another_environment_is_not_compared() -> None:
         [],
         [],
         (
-            "counts and memory are not compared: the base ran in the environment aaaaaaaaaaaa, "
-            "head in bbbbbbbbbbbb",
+            "counts and memory are not compared: the base ran in another environment: "
+            "aaaaaaaaaaaa -> bbbbbbbbbbbb",
         ),
     )
 

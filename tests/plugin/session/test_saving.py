@@ -10,16 +10,21 @@ import time
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from _pytest import timing
+from command_line import call_verb
+from git_checkouts import commit, git
 
 from perfsuite.errors import DeviceError
 from perfsuite.experiments.rank_session import Session
 from perfsuite.gate.baselines.select import choose_runs
-from perfsuite.plugin.session import saving
+from perfsuite.gate.run_gate import GateResult
+from perfsuite.plugin.session import gate, saving
 from perfsuite.plugin.session.saving import RunSaver
 from perfsuite.records.verdict import CellVerdict
 from perfsuite.system import environment
+from perfsuite.system.gpus import GpuFacts
 from perfsuite.system.timing_lock import TimingLock
 
 # A plain suite is perfsuite's to stamp and to store where one of its settings is given.
@@ -65,6 +70,8 @@ def test_a_run_is_saved_with_its_stamp_and_is_a_baseline(pytester: pytest.Pytest
     assert result.ret == 0
     run_stamp = saved(pytester.path / "baselines")["perfsuite"]
     fingerprint = run_stamp.pop("fingerprint")
+    here = environment.describe_host(os.environ, len(os.sched_getaffinity(0)))
+    assert here.fingerprint == fingerprint
     ((name, seconds),) = run_stamp.pop("durations_s").items()
     assert name == "test_inner.py::test_sum"
     assert seconds >= 0
@@ -78,10 +85,73 @@ def test_a_run_is_saved_with_its_stamp_and_is_a_baseline(pytester: pytest.Pytest
         "accepted": [],
         "exceptions": {},
         "shard": None,
+        "environments": {fingerprint: json.loads(msgspec.json.encode(here))},
     }
     choice = choose_runs(pytester.path / "baselines", True, fingerprint)
     assert [list(run.cells) for run in choice.usable] == [["test_inner.py::test_sum"]]
     assert choice.refused == ()
+
+
+H100 = GpuFacts(
+    name="NVIDIA H100 80GB HBM3",
+    uuid="GPU-1",
+    memory_bytes=80 * 2**30,
+    compute_capability=(9, 0),
+    power_limit_w=700.0,
+    is_mig=False,
+)
+
+
+def test_a_run_on_gpus_is_reported_with_them_and_refused_under_another_driver(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(environment, "visible_gpus", lambda environ: [H100, H100])
+    monkeypatch.setattr(environment, "driver_version", lambda: "570.86")
+    refused = GateResult(refusal="no pairs are run here", differs={}, seed=0)
+    monkeypatch.setattr(gate, "run_gate", lambda *_, **__: refused)
+    run(pytester, PLAIN, "--benchmark-save=base")
+    git(pytester.path, "init", "--quiet", "--initial-branch=main")
+    commit(pytester.path, "test_inner.py", (pytester.path / "test_inner.py").read_text())
+    (stored,) = pytester.path.glob("baselines/*/0001_base.json")
+
+    assert call_verb("report", str(stored), "--markdown", "report.md") == 0
+    monkeypatch.setattr(environment, "driver_version", lambda: "580.65")
+    result = run(pytester, PLAIN, ".", "--benchmark-compare", "--perf-base=HEAD")
+
+    report = (pytester.path / "report.md").read_text()
+    assert "2 x NVIDIA H100 80GB HBM3, driver 570.86, Linux" in report
+    assert (
+        result.outlines.count(
+            f"not compared with {stored}: was made in another environment: driver 570.86 -> 580.65"
+        )
+        == 1
+    )
+
+
+@pytest.mark.slow
+def test_a_run_says_what_the_fingerprints_of_its_cells_stand_for(
+    pytester: pytest.Pytester,
+) -> None:
+    cell = """
+        def test_sum(all_reduce_benchmark):
+            all_reduce_benchmark("ddp:2", 8)
+    """
+
+    result = run(pytester, cell, "--benchmark-save=base", "--perf-device=cpu", "--perf-rounds=1")
+
+    assert result.ret == 0
+    document = saved(pytester.path / "baselines")
+    (benchmark,) = document["benchmarks"]
+    own, of_ranks = (
+        one["fingerprint"] for one in (document["perfsuite"], benchmark["extra_info"]["perfsuite"])
+    )
+    known = document["perfsuite"]["environments"]
+    assert set(known) == {own, of_ranks}
+    assert "num_threads" in known[of_ranks]["knobs"]
+    choice = choose_runs(pytester.path / "baselines", True, own)
+    (stored,) = choice.usable[0].cells.values()
+    assert isinstance(stored.environment, environment.Environment)
+    assert stored.environment.fingerprint == of_ranks
 
 
 @pytest.mark.slow

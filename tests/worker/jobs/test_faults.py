@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
 
 import pytest
@@ -11,7 +10,8 @@ import torch
 from perfsuite.errors import WorkloadError
 from perfsuite.gate.judge.counts import compare_counts
 from perfsuite.ranks.messages import TurnChannel
-from perfsuite.records.cell import Counts, Memory
+from perfsuite.records.cell import Memory
+from perfsuite.records.run_file import StoredCell
 from perfsuite.records.stages import Stage
 from perfsuite.worker.jobs.cell import LEAKED_BYTES, inject_fault
 from perfsuite.worker.measure.counters import count_iteration
@@ -19,15 +19,6 @@ from perfsuite.worker.measure.iterations import Iterations, T, run_iterations
 from perfsuite.worker.measure.memory import measure_peak
 
 CPU = torch.device("cpu")
-
-
-@dataclass(frozen=True)
-class Peak:
-    """A cell of which the memory alone is known."""
-
-    memory: Memory
-    fingerprint: str | None = None
-    counts: Counts | None = None
 
 
 def iterate(stage: Stage) -> None:
@@ -71,9 +62,10 @@ def test_a_leak_is_in_the_peak_of_every_iteration() -> None:
 
 
 def test_a_leak_is_found_beside_the_peak_of_any_model() -> None:
-    def asked(num_bytes: int) -> Peak:
+    def asked(num_bytes: int) -> StoredCell:
         metric: Literal["requested_peak"] = "requested_peak"
-        return Peak(Memory(metric=metric, peak_bytes=num_bytes, per_rank=(num_bytes,)))
+        memory = Memory(metric=metric, peak_bytes=num_bytes, per_rank=(num_bytes,))
+        return StoredCell(median_s=1.0, memory=memory)
 
     compared = compare_counts(asked(60 * 2**30), asked(60 * 2**30 + LEAKED_BYTES))
 
