@@ -24,7 +24,8 @@ from perfsuite.gate.judge.counts import compare_counts
 from perfsuite.ranks.group import run_group
 from perfsuite.ranks.messages import CallFunction, FunctionReturned, GroupPolicy, GroupRequest
 from perfsuite.ranks.pickling import pack, packed_by_value, unpack
-from perfsuite.records.cell import Counts, Memory
+from perfsuite.records.cell import Memory
+from perfsuite.records.run_file import StoredCell
 from perfsuite.records.stages import Stage
 from perfsuite.system import fitness, gpus
 from perfsuite.worker.measure.counters import count_device_calls
@@ -159,19 +160,10 @@ def plain_suite(figures: Any) -> None:
 # --- memory ---
 
 
-@dataclass(frozen=True)
-class Peak:
-    """A cell with nothing known but its memory."""
-
-    memory: Memory
-    fingerprint: str | None = None
-    counts: Counts | None = None
-
-
 def memory(figures: Any) -> None:
     device: Device = figures.device
 
-    def peak(leaked_bytes: int = 0) -> Peak:
+    def peak(leaked_bytes: int = 0) -> StoredCell:
         def iterate(stage: Stage) -> None:
             with stage("forward"):
                 kept = [device.allocate(3 * MIB + 700) for _ in range(8)]
@@ -181,9 +173,11 @@ def memory(figures: Any) -> None:
         leaked = device.allocate(leaked_bytes) if leaked_bytes else None
         found = run_iterations(measure_peak(iter(()), device.torch_device), iterate)
         del leaked
-        return Peak(
-            Memory(metric=found.metric, peak_bytes=found.peak_bytes, per_rank=(found.peak_bytes,))
+        assert found is not None
+        memory = Memory(
+            metric=found.metric, peak_bytes=found.peak_bytes, per_rank=(found.peak_bytes,)
         )
+        return StoredCell(median_s=1.0, memory=memory)
 
     peaks = [peak() for _ in range(8)]
     sizes = sorted({one.memory.peak_bytes for one in peaks})

@@ -254,14 +254,14 @@ class Measurement:
         if not self._on_accelerator:
             yield from self._take_rounds(self._found.rounds, num_rounds, self._stages)
             return
-        before = memory_stats(self._device).get("num_alloc_retries", 0)
+        before = memory_stats(self._device).get("num_alloc_retries")
         # In a gate the other arm uses the same devices meanwhile.
         energy = None if self._turns.are_needed else read_energy(self._device.index or 0)
         # Stages have rounds of their own: their events make a small step slower.
         stages = self._stages if self._is_loop else self._marks
         yield from self._take_rounds(self._found.rounds, num_rounds, stages)
-        retries = memory_stats(self._device).get("num_alloc_retries", 0) - before
-        self._note(allocator_retries=retries)
+        if before is not None:
+            self._note(allocator_retries=memory_stats(self._device)["num_alloc_retries"] - before)
         if energy is not None and (now := read_energy(self._device.index or 0)) is not None:
             num_iterations = num_rounds * (self._found.num_iterations + 1)  # with each run-up
             self._found.energy_j = now[0], (now[1] - energy[1]) / num_iterations
@@ -309,8 +309,12 @@ class Measurement:
                 self._found.watched_s.append((yield from counters.count_iteration()).watched_s)
         frees_late = counted.frees_late or activity.frees_late
         peak = yield from measure_peak(activity.held_tensors(), device, frees_late=frees_late)
+        if peak is None:
+            reason = "the accelerator's allocator is the user's own, and counts no memory"
+            self._found.missing |= dict.fromkeys(("memory", "saved_activation_bytes"), reason)
         self._found.peak = None if "memory" in self._found.missing else peak
-        if peak.saved_activation_bytes is None:
+        saved_bytes = None if peak is None else peak.saved_activation_bytes
+        if saved_bytes is None:
             reason = "no stage 'backward' followed a stage 'forward'"
             self._found.missing.setdefault("saved_activation_bytes", reason)
         found: dict[str, Any] = {**vars(counted)}
@@ -318,7 +322,7 @@ class Measurement:
         if (operator := found.pop("without_formula")) is not None:
             reason = f"torch has no formula for the FLOPs of {operator}"
             self._found.missing.setdefault("model_flops", reason)
-        found["saved_activation_bytes"] = peak.saved_activation_bytes
+        found["saved_activation_bytes"] = saved_bytes
         if not self._is_loop:
             found |= yield from counters.count_device_calls(device)
             if "kernel_launches" not in found:

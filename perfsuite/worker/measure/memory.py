@@ -15,7 +15,13 @@ from torch import Tensor
 from perfsuite.ranks.messages import PeakMemory
 from perfsuite.records.stages import Stage, untimed
 from perfsuite.worker.measure.clock import collector_off
-from perfsuite.worker.measure.device import is_accelerator, memory_stats, reset_peak, synchronize
+from perfsuite.worker.measure.device import (
+    counts_memory,
+    is_accelerator,
+    memory_stats,
+    reset_peak,
+    synchronize,
+)
 from perfsuite.worker.measure.dispatch import StepMode, tensors_in
 from perfsuite.worker.measure.iterations import Iterations
 
@@ -24,8 +30,10 @@ _Storages = WeakValueDictionary[int, torch.UntypedStorage]
 
 def measure_peak(
     held: Iterator[Tensor], device: torch.device, *, frees_late: bool = False
-) -> Iterations[PeakMemory]:
+) -> Iterations[PeakMemory | None]:
     """Return the peak memory of one iteration on this rank; every rank must run it.
+
+    None where the allocator of an accelerator counts none.
 
     `saved_activation_bytes` is the memory in use at the start of a backward pass less that at the
     start of its forward pass (the first one, where a pipeline runs several); the largest of all
@@ -50,12 +58,15 @@ def measure_peak(
     )
 
 
-def _measure_allocator(device: torch.device, counted: str) -> Iterations[PeakMemory]:
+def _measure_allocator(device: torch.device, counted: str) -> Iterations[PeakMemory | None]:
     """Read what was requested; the blocks that are allocated for it depend on what was freed.
 
     What another stream may use is requested until the allocator sees that this one is done, as
     chance has it, and allocated only until it is given back.
     """
+    if not counts_memory(device):
+        yield untimed
+        return None
 
     def read(stats: Mapping[str, int], when: str) -> int:
         # CUDA's own allocator counts nothing that is requested.

@@ -23,7 +23,7 @@ from perfsuite.ranks.messages import (
     RunCell,
 )
 from perfsuite.ranks.progress import Board
-from perfsuite.records.stages import Stage
+from perfsuite.records.stages import Stage, untimed
 from perfsuite.worker.jobs import cell
 from perfsuite.worker.jobs.activities import Repeatable
 from perfsuite.worker.measure import rounds
@@ -260,6 +260,25 @@ def test_memory_is_read_as_given_where_a_hook_or_the_training_lets_another_strea
     measure(tmp_path)
 
     assert asked == [frees_late]
+
+
+@pytest.mark.usefixtures("accelerator")
+def test_memory_that_an_allocator_does_not_count_is_missing_and_the_time_is_there(
+    tmp_path: Path, steps: Steps, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def measure_nothing(*_: Any, **__: Any) -> Iterator[Any]:
+        yield untimed
+
+    monkeypatch.setattr(cell, "memory_stats", lambda _: {})
+    monkeypatch.setattr(cell, "measure_peak", measure_nothing)
+    monkeypatch.setattr(steps, "is_counted", True)
+
+    measured = measure(tmp_path)
+
+    assert len(measured.rounds) == NUM_ROUNDS
+    assert (measured.peak, measured.counts.allocator_retries) == (None, None)
+    reasons = {measured.missing[name] for name in ("memory", "saved_activation_bytes")}
+    assert reasons == {"the accelerator's allocator is the user's own, and counts no memory"}
 
 
 def test_model_flops_that_torch_has_no_formula_for_are_missing_and_not_fewer(

@@ -13,6 +13,7 @@ from torch.utils.checkpoint import (
 )
 
 from perfsuite.ranks.messages import PeakMemory
+from perfsuite.worker.measure.device import memory_stats
 from perfsuite.worker.measure.iterations import run_iterations
 from perfsuite.worker.measure.memory import LiveStorage, measure_peak
 
@@ -221,6 +222,7 @@ class Allocator:
         self._asked_bytes = iter([100, 700, 0])
         for name in ("synchronize", "reset_peak_memory_stats", "memory_stats"):
             monkeypatch.setattr(torch.cuda, name, functools.partial(self._call, name))
+        monkeypatch.setattr(torch.cuda, "get_allocator_backend", lambda: "native")
 
     def _call(self, name: str, of_device: torch.device) -> dict[str, int]:
         assert of_device == torch.device("cuda", 0)
@@ -254,6 +256,21 @@ def test_of_cudas_own_allocator_the_blocks_that_it_gave_are_read(monkeypatch):
         saved_activation_bytes=1200,
         reserved_bytes=2**21,
     )
+
+
+def test_an_allocator_of_the_users_own_counts_nothing_and_is_asked_for_nothing(monkeypatch):
+    def refuse(*_):
+        raise RuntimeError("CUDAPluggableAllocator does not yet support getDeviceStats.")
+
+    for name in ("reset_peak_memory_stats", "memory_stats"):
+        monkeypatch.setattr(torch.cuda, name, refuse)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda _: None)
+    monkeypatch.setattr(torch.cuda, "get_allocator_backend", lambda: "pluggable")
+    cuda = torch.device("cuda", 0)
+
+    measured = run_iterations(measure_peak(iter([]), cuda), lambda stage: None)
+
+    assert (measured, memory_stats(cuda)) == (None, {})
 
 
 def test_what_another_stream_uses_is_read_as_it_was_given(monkeypatch):
