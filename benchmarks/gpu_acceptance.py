@@ -69,9 +69,8 @@ _MODULES = {
         ),
         "gpu_surroundings",
     ),
-    **dict.fromkeys(
-        ("noise-floor", "verify", "planted", "nccl-one", "gloo-shared-gpu"), "gpu_numerics"
-    ),
+    **dict.fromkeys(("noise-floor", "verify", "planted"), "gpu_numerics"),
+    **dict.fromkeys(("nccl-one", "gloo-shared-gpu"), "gpu_groups"),
     **dict.fromkeys(("matrix", "turns", "a-a", "profile", "baseline"), "gpu_sessions"),
     **dict.fromkeys(("compile", "loader", "scale", "affinity"), "gpu_training"),
 }

@@ -2,29 +2,23 @@
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
-import os
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import psutil
 import torch
 from gpu_surroundings import call_in_ranks
 from torch import Tensor, nn
 
 from perfsuite.errors import EquivalenceError, PerfsuiteError
-from perfsuite.experiments.launcher import LocalLauncher
 from perfsuite.experiments.rank_session import Session
 from perfsuite.ranks.messages import GroupPolicy
 from perfsuite.records.equivalence import EquivalenceReport
 from perfsuite.records.recipe import COMM_HOOKS, Recipe
 from perfsuite.records.stages import Step
-from perfsuite.records.workload import Workload
 from perfsuite.worker.main import _choose_repeatable_kernels
 
 
@@ -177,9 +171,9 @@ def verify(figures: Any) -> None:
             continue
         severity = _severity(report)
         severities.append((severity, name))
-        figures.must(name, _describe(report), report.status != "mismatch")
+        figures.must(name, describe(report), report.status != "mismatch")
         if report.status != "equivalent":
-            figures.told(name, _describe(report))
+            figures.told(name, describe(report))
     # A limit of twice the error of plain training leaves correct code at about half of it.
     shares = sorted(severities, reverse=True)[:3]
     figures.told("largest shares", "; ".join(f"{share:.2f}, {name}" for share, name in shares))
@@ -193,7 +187,7 @@ def _severity(report: EquivalenceReport) -> float:
     )
 
 
-def _describe(report: EquivalenceReport) -> str:
+def describe(report: EquivalenceReport) -> str:
     if report:
         return f"equivalent, {_severity(report):.2f} of its limit"
     return f"{report.worst.check} {report.status}: {report.worst.reason}"
@@ -291,86 +285,3 @@ def planted(figures: Any) -> None:
         except EquivalenceError as error:
             said = str(error).partition("\n")[2].partition("\n")[0] or str(error)
         figures.must(mistake or "no mistake", said, (said == "equivalent") == (mistake is None))
-
-
-# --- what a group leaves behind ---
-
-
-def nccl_one(figures: Any) -> None:
-    session = open_session(figures.device)
-    before = _what_is_there()
-    cells = {
-        **{f"ddp:1, {hook}": Recipe(parallel="ddp:1", comm_hook=hook) for hook in COMM_HOOKS},
-        **{mode: Recipe(parallel=mode) for mode in ("fsdp:1", "hsdp:1x1", "zero1:1", "zero2:1")},
-    }
-    for name, recipe in cells.items():
-        began_s = time.monotonic()
-        try:
-            outcome = session.measure_cell("lenet-digits", recipe, is_timed=False)
-        except PerfsuiteError as error:
-            figures.must(name, str(error).partition("\n")[0], False)
-            continue
-        figures.must(name, f"{time.monotonic() - began_s:.1f} s", outcome.losses_are_finite)
-    session.close()
-    time.sleep(1.0)  # the reaper takes what a group left
-    left = _what_is_there() - before
-    figures.must("left behind", sorted(left), not left)
-
-
-def _what_is_there() -> set[str]:
-    """Return ranks and files, but the forkserver and what serves it."""
-    ranks = {
-        f"process {one.pid} {one.name()}"
-        for one in psutil.Process().children(recursive=True)
-        if "perfsuite: rank" in " ".join(one.cmdline())
-    }
-    folders = (Path("/dev/shm"), Path(tempfile.gettempdir()))
-    files = {str(path) for folder in folders if folder.is_dir() for path in folder.iterdir()}
-    return ranks | {path for path in files if str(os.getpid()) not in path}
-
-
-# --- two ranks on one GPU ---
-
-
-def gloo_shared_gpu(figures: Any) -> None:
-    session = open_session(figures.device)
-    if figures.device.is_real:
-        # Ranks that see one GPU share it, through gloo; a user's cell would not be exercised.
-        hardware = dataclasses.replace(session.hardware, num_gpus=2)
-        session._launcher = LocalLauncher(hardware, session._lock)
-    for mode in ("ddp:2", "zero1:2", "horovod-like:2", "fsdp:2", "tp:2", "pp:2", "mp:2"):
-        recipe = Recipe(parallel=mode)
-        (report,) = session.verify_each("transformer-tiny", [recipe])
-        if isinstance(report, PerfsuiteError):
-            figures.told(mode, f"{type(report).__name__}: {str(report).partition(chr(10))[0]}")
-        else:
-            figures.must(mode, _describe(report), report.status == "equivalent")
-    if figures.device.is_real:  # on a CPU torch refuses it
-        report = session.verify(synchronised_workload(), Recipe(parallel="ddp:2"))
-        figures.must("SyncBatchNorm, ddp:2", _describe(report), report.status == "equivalent")
-
-
-def synchronised_workload() -> Workload:
-    """Return a training that is the whole batch's where ranks share their statistics."""
-    images = torch.randn(512, 3, 8, 8, generator=torch.Generator().manual_seed(0))
-    data = torch.utils.data.TensorDataset(images, torch.arange(512) % 4)
-    return Workload(
-        name="synchronised",
-        build_model=_build_synchronised,
-        build_dataset=lambda split: data if split == "train" else None,
-        loss=nn.functional.cross_entropy,
-        build_optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.05),
-        micro_batch_size=16,
-    )
-
-
-def _build_synchronised() -> nn.Module:
-    layers = (
-        nn.Conv2d(3, 16, 3),
-        nn.BatchNorm2d(16),
-        nn.ReLU(),
-        nn.Flatten(),
-        nn.Linear(16 * 36, 4),
-    )
-    whole: nn.Module = nn.SyncBatchNorm.convert_sync_batchnorm(nn.Sequential(*layers))
-    return whole

@@ -281,7 +281,8 @@ def test_every_row_has_its_own_code(check: Check) -> None:
 
 # Those whose code a CPU can run, whatever it is worth there.
 ON_A_CPU = {
-    "gpu_numerics": ("noise_floor", "planted", "nccl_one", "gloo_shared_gpu"),
+    "gpu_numerics": ("noise_floor", "planted"),
+    "gpu_groups": ("nccl_one", "gloo_shared_gpu"),
     "gpu_sessions": ("profile", "a_a", "turns", "baseline", "matrix"),
 }
 
