@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import platform
@@ -71,26 +72,36 @@ def gate_command(*arguments: str, python: str = sys.executable) -> list[str]:
     return verb_command("gate", *arguments, python=python)
 
 
-def run(command: Sequence[str], folder: Path) -> Ended:
-    """Run a command in a folder, and take the time of what it says."""
+def run(command: Sequence[str], folder: Path, *, output: Path | None = None) -> Ended:
+    """Run a command in a folder, and take the time of what it says; `output` has it line by line.
+
+    A signal that ends this script, as in `ends_on_signals`, is given to the command.
+    """
     lines: list[str] = []
     forecasts: dict[str, tuple[float, float]] = {}
     began_s = time.monotonic()
     waits_since_s, waited_s = None, 0.0
-    with subprocess.Popen(
-        command,
-        cwd=folder,
-        env={**os.environ, "PYTHONUNBUFFERED": "1"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    ) as process:
+    with contextlib.ExitStack() as opened:
+        kept = None if output is None else opened.enter_context(output.open("w", buffering=1))
+        process = opened.enter_context(
+            subprocess.Popen(
+                command,
+                cwd=folder,
+                env={**os.environ, "PYTHONUNBUFFERED": "1"},
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+            )
+        )
+        opened.push(lambda kind, *_: process.terminate() if kind is SystemExit else None)
         assert process.stdout is not None
         for line in process.stdout:
             now_s = time.monotonic()
             waited_s += 0.0 if waits_since_s is None else now_s - waits_since_s
             waits_since_s = now_s if _WAITS in line else None
             lines.append(line)
+            if kept is not None:
+                kept.write(line)
             for when, pattern in _FORECASTS.items():
                 if found := pattern.search(line):
                     forecasts[when] = float(found[1]) * _UNITS_S[found[2]], now_s - waited_s

@@ -5,16 +5,19 @@ from __future__ import annotations
 import importlib
 import json
 import multiprocessing
+import os
 import re
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import psutil
 import pytest
-import torch
 
 ROOT = Path(__file__).parent.parent.parent
 SCRIPT = ROOT / "benchmarks" / "gpu_acceptance.py"
@@ -23,7 +26,6 @@ sys.path.append(str(SCRIPT.parent))
 
 import gpu_acceptance  # noqa: E402
 import gpu_checks  # noqa: E402
-import gpu_numerics  # noqa: E402
 import gpu_surroundings  # noqa: E402
 from gpu_acceptance import CHECKS, Check, Figures, run_checks  # noqa: E402
 
@@ -272,55 +274,81 @@ def test_what_does_not_fit_into_the_budget_or_needs_a_gpu_is_skipped(tmp_path: P
     assert set(skipped(dry=True).values()) == needs
 
 
+@pytest.mark.slow
+def test_a_row_starts_if_half_of_it_fits_and_is_cut_off_as_the_budget_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(ROOT / "tests" / "support"))
+    seconds = {"fine": 16.0, "says_nothing": 30.0, "hangs": 5.0}
+    checks = [replace(planted(name, 0), seconds=most_s) for name, most_s in seconds.items()]
+
+    rows = list(run_checks(checks, tmp_path, dry=False, budget_s=9.0, has_gpu=True))
+
+    assert [row.verdict for row in rows] == ["ok", "SKIPPED", "CUT"]
+    assert re.fullmatch(
+        r"before: 7; it did not end within \d s, when the budget was spent", rows[-1].found
+    )
+
+
+WAITS = """
+import os, signal, subprocess, time
+
+def waits(figures):
+    {prepare}
+    other = subprocess.Popen(["sleep", "600"])
+    figures.told("processes", f"{{os.getpid()}} {{other.pid}}")
+    try:
+        time.sleep(600)
+    finally:
+        other.kill()
+        figures.told("ended by", "itself")
+"""
+DRIVER = """
+import sys
+from pathlib import Path
+import gpu_acceptance as script
+script.GRACE_S = float(sys.argv[2])
+script.CHECKS = (script.Check(
+    number=0, name="waits", part=1, seconds=600, must="", run="waiting:waits", stands_in=True
+),)
+script.main(None, None, 540.0, Path(sys.argv[1]), True, None)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("prepare", "grace_s", "found"),
+    [
+        ("pass", 60, ["processes", "ended by"]),
+        ("signal.signal(signal.SIGTERM, signal.SIG_IGN)", 1, ["processes"]),
+    ],
+)
+def test_a_script_that_is_ended_ends_the_row_that_runs(
+    tmp_path: Path, prepare: str, grace_s: int, found: list[str]
+) -> None:
+    (tmp_path / "waiting.py").write_text(WAITS.format(prepare=prepare))
+    paths = os.pathsep.join(map(str, (ROOT, SCRIPT.parent, tmp_path)))
+    command = [sys.executable, "-c", DRIVER, str(tmp_path), str(grace_s)]
+    script = subprocess.Popen(command, env=os.environ | {"PYTHONPATH": paths})
+    figures = tmp_path / "waits.jsonl"
+    deadline_s = time.monotonic() + 60
+    while not figures.exists() and time.monotonic() < deadline_s:
+        time.sleep(0.1)
+
+    script.terminate()
+
+    assert script.wait(60) == 143
+    lines = [json.loads(line) for line in figures.read_text().splitlines()]
+    assert [line["what"] for line in lines] == found
+    for number in map(int, lines[0]["found"].split()):
+        assert not psutil.pid_exists(number) or psutil.Process(number).status() == "zombie"
+
+
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.name)
 def test_every_row_has_its_own_code(check: Check) -> None:
     module, _, name = check.run.partition(":")
 
     assert callable(getattr(importlib.import_module(module), name))
-
-
-# Those whose code a CPU can run, whatever it is worth there.
-ON_A_CPU = {
-    "gpu_numerics": ("noise_floor", "planted"),
-    "gpu_groups": ("nccl_one", "gloo_shared_gpu"),
-    "gpu_sessions": ("profile", "a_a", "turns", "baseline", "matrix"),
-}
-
-
-def figures_on_a_cpu(folder: Path) -> Figures:
-    figures = Figures(folder / "figures", dry=True)
-    figures.__dict__["device"] = SimpleNamespace(is_real=False, torch_device=torch.device("cpu"))
-    return figures
-
-
-def found(folder: Path) -> dict[str, str]:
-    lines = map(json.loads, (folder / "figures").read_text().splitlines())
-    return {line["what"]: line["verdict"] for line in lines}
-
-
-@pytest.mark.soak  # whole sessions, minutes of them
-@pytest.mark.parametrize(
-    ("module", "name"), [(module, name) for module, names in ON_A_CPU.items() for name in names]
-)
-def test_the_code_of_a_row_for_gpus_runs_on_a_cpu(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: str, name: str
-) -> None:
-    monkeypatch.chdir(tmp_path)
-
-    getattr(importlib.import_module(module), name)(figures_on_a_cpu(tmp_path))
-
-    assert found(tmp_path)
-
-
-@pytest.mark.slow
-def test_a_mistake_that_is_not_found_fails_its_row(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(gpu_numerics, "MISTAKES", ("doubled", "none at all"))
-
-    gpu_numerics.planted(figures_on_a_cpu(tmp_path))
-
-    assert found(tmp_path) == {"no mistake": "ok", "doubled": "ok", "none at all": "FAIL"}
 
 
 @pytest.mark.soak  # 14 interpreters that load torch
