@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import os
+import re
 import tempfile
 import time
 from contextlib import suppress
@@ -46,14 +48,22 @@ def nccl_one(figures: Any) -> None:
 
 
 def what_is_there() -> set[str]:
-    """Return the processes below this one, and the temporary files and shared memory of all."""
+    """Return the processes below this one, and temporary files and shared memory.
+
+    Without what other sessions have named after themselves, and without multiprocessing's sockets.
+    """
+    others = re.compile(rf"pymp-|perfsuite-(?:server-)?(?!{os.getpid()}-)\d+-")
     processes = set()
     for one in psutil.Process().children(recursive=True):
         with suppress(psutil.NoSuchProcess):
             processes.add(f"process {one.pid} {one.name()}")
     folders = (Path("/dev/shm"), Path(tempfile.gettempdir()))
     return processes | {
-        str(path) for folder in folders if folder.is_dir() for path in folder.iterdir()
+        str(path)
+        for folder in folders
+        if folder.is_dir()
+        for path in folder.iterdir()
+        if not others.match(path.name)
     }
 
 

@@ -196,6 +196,17 @@ def test_what_a_gpu_has_verified_comes_last() -> None:
 # --- gates ---
 
 
+# It ends its parent as a budget that is spent does, once its line is kept, and then waits.
+GATE = """
+import os, pathlib, time
+print('a pair', flush=True)
+while not pathlib.Path('../a-a.txt').read_text():
+    time.sleep(0.05)
+os.kill(os.getppid(), 15)
+time.sleep(60)
+"""
+
+
 def test_a_gate_that_is_cut_off_tells_its_pairs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -204,9 +215,7 @@ def test_a_gate_that_is_cut_off_tells_its_pairs(
     kept = json.dumps({"schema": 1, "comparisons": [{"base": "1", "head": "2", "cells": cells}]})
     (tmp_path / "a-a" / "results").mkdir(parents=True)
     (tmp_path / "a-a" / "results" / "pairs.json").write_text(kept)
-    # It ends this process as a budget that is spent does, and then waits.
-    gate = "import os, time; print('a pair', flush=True); os.kill(os.getppid(), 15); time.sleep(60)"
-    monkeypatch.setattr(gpu_sessions, "gate_command", lambda *_: [sys.executable, "-c", gate])
+    monkeypatch.setattr(gpu_sessions, "gate_command", lambda *_: [sys.executable, "-c", GATE])
     began_s = time.monotonic()
 
     with pytest.raises(SystemExit), ends_on_signals():
@@ -220,11 +229,11 @@ def test_a_gate_that_is_cut_off_tells_its_pairs(
 
 
 def test_lines_of_a_command_are_kept_as_they_come(tmp_path: Path) -> None:
-    reads = "print('one', flush=True); import time; time.sleep(0.5); print(open('kept').read())"
+    waits = "print('one', flush=True)\nwhile not open('kept').read(): pass\nprint('two')"
 
-    ended = session_log.run([sys.executable, "-c", reads], tmp_path, output=tmp_path / "kept")
+    ended = session_log.run([sys.executable, "-c", waits], tmp_path, output=tmp_path / "kept")
 
-    assert ended.output == "one\none\n\n"
+    assert ended.output == "one\ntwo\n"
     assert (tmp_path / "kept").read_text() == ended.output
 
 
