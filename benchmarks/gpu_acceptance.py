@@ -205,16 +205,18 @@ def run_check(check: Check, folder: Path, *, dry: bool, left_s: float) -> Row:
             code: int | str = child.wait(most_s)
         except subprocess.TimeoutExpired:
             code = f"it did not end within {most_s:.0f} s"
-            if most_s == left_s:
-                code += ", when the budget was spent"
+    is_cut = isinstance(code, str) and most_s == left_s
     found = (
         [json.loads(line) for line in figures.read_text().splitlines()] if figures.exists() else []
     )
     verdicts = {one["verdict"] for one in found}
     texts = [f"{one['what']}: {one['found']}" for one in found if one["verdict"] != "ok"]
     if code != 0:
-        verdicts.add("CUT" if most_s == left_s and isinstance(code, str) else "FAIL")
+        verdicts.add("CUT" if is_cut else "FAIL")
         texts.append(code if isinstance(code, str) else _ended(code, folder / f"{check.name}.log"))
+        if is_cut:
+            num_right = len([one for one in found if one["verdict"] == "ok"])
+            texts.append(f"the budget was spent, and {num_right} figures were right")
     elif not found:
         verdicts, texts = {"FAIL"}, ["it found nothing"]
     verdict = next(one for one in ("FAIL", "CUT", "ok", "told") if one in verdicts)

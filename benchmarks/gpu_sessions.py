@@ -16,6 +16,7 @@ from gpu_numerics import open_session
 from session_log import Ended, commit, gate_command, git, must, run, verb_command, verdicts
 
 from perfsuite.records.recipe import Recipe
+from perfsuite.units import counted
 
 _BENCHMARKS = Path(__file__).parent
 _PYTEST = (sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-q", "-rs")
@@ -166,7 +167,7 @@ def _tell_pairs(figures: Any, name: str, pairs: Sequence[Sequence[float]] | None
     if ratios:
         spread = f", sd {statistics.stdev(ratios):.3%}" if len(ratios) > 1 else ""
         told = f"mean {statistics.fmean(ratios):+.3%}{spread}"
-        figures.told(f"{name.rpartition('::')[2]}, {len(ratios)} pairs", told)
+        figures.told(f"{name.rpartition('::')[2]}, {counted(len(ratios), 'pair')}", told)
 
 
 def a_a(figures: Any) -> None:
@@ -175,7 +176,7 @@ def a_a(figures: Any) -> None:
         # In the first one's folder the second would go on from its pairs, and be no other draw.
         folder = _repository(f"a-a-{number}")
         began_s = time.monotonic()
-        options = ("--max-pairs", "6", "--max-minutes", "1.8")
+        options = ("--max-pairs", "6", "--max-minutes", "2")
         ended, cells = _gate(figures, folder, "--seed", str(number), *options)
         took_s = time.monotonic() - began_s
         figures.must("exit code", ended.exit_code, ended.exit_code in (0, 11) and len(cells) == 3)
