@@ -33,6 +33,14 @@ ADVICE = (
 )
 QUIET_TABLE = ("--benchmark-columns=rounds", "--benchmark-sort=name")
 INI = "[pytest]\nmarkers = perf: of another plugin\n"
+# Compared in processes of their own: a whole session of each kind, and those where it matters what
+# is imported, what is warned of outside of tests, or what workers of xdist do.
+FRESH = {
+    *((), ("-W", "error"), ("-n2", "-p", "xdist")),
+    *(("--benchmark-compare",), ("--benchmark-compare", "-n2", "-p", "xdist")),
+    ("--benchmark-compare=0009",),
+    ("--benchmark-compare", "--benchmark-storage=file://./elsewhere"),
+}
 
 
 @pytest.fixture(autouse=True)
@@ -42,10 +50,12 @@ def _few_plugins(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def run(
-    pytester: pytest.Pytester, *arguments: str, with_perfsuite: bool = True
+    pytester: pytest.Pytester, *arguments: str, with_perfsuite: bool = True, fresh: bool = False
 ) -> pytest.RunResult:
+    """A session, in this process unless a fresh one is asked for, which takes half a second."""
     plugins = ["-p", "benchmark", *(["-p", "perfsuite"] if with_perfsuite else [])]
-    return pytester.runpytest_subprocess(*plugins, "-p", "no:cacheprovider", *arguments)
+    start = pytester.runpytest_subprocess if fresh else pytester.runpytest_inprocess
+    return start(*plugins, "-p", "no:cacheprovider", *arguments)
 
 
 def said(lines: list[str]) -> list[str]:
@@ -64,7 +74,7 @@ def run_both(
     pytester: pytest.Pytester, arguments: tuple[str, ...], *, stored: bool = False
 ) -> list[pytest.RunResult]:
     """The same session with the plugin and without it, where both leave the same files."""
-    results, files = [], []
+    results, files, fresh = [], [], arguments in FRESH
     for with_perfsuite in (True, False):
         folder = pytester.mkdir("with" if with_perfsuite else "without")
         (folder / "test_inner.py").write_text(textwrap.dedent(FOREIGN))
@@ -73,7 +83,8 @@ def run_both(
             patch.chdir(folder)
             if stored:
                 assert run(pytester, "--benchmark-save=old", with_perfsuite=False).ret == 0
-            results.append(run(pytester, *arguments, *QUIET_TABLE, with_perfsuite=with_perfsuite))
+            options = {"with_perfsuite": with_perfsuite, "fresh": fresh}
+            results.append(run(pytester, *arguments, *QUIET_TABLE, **options))
         files.append([name for name in files_in(folder) if not name.startswith("runpytest")])
         for path in folder.glob("**/*.json"):
             assert "perfsuite" not in json.loads(path.read_text())
@@ -140,7 +151,7 @@ def test_what_a_conftest_chooses_for_pytest_benchmark_is_what_it_does(
             config.option.benchmark_storage = "file://./chosen"
     """)
 
-    first, second = run(pytester), run(pytester)
+    first, second = run(pytester, fresh=True), run(pytester, fresh=True)
 
     assert [first.ret, second.ret] == [0, 0]
     assert len(files_in(pytester.path / "chosen")) == 2
@@ -218,7 +229,7 @@ def test_a_session_of_ours_that_compares_nothing_may_have_workers(
 ) -> None:
     pytester.makepyfile(test_inner=FOREIGN)
 
-    result = run(pytester, "-p", "xdist", "-n2", "--perf-seed=1", *arguments)
+    result = run(pytester, "-p", "xdist", "-n2", "--perf-seed=1", *arguments, fresh=True)
 
     assert result.ret == 0
 
@@ -228,7 +239,7 @@ def test_workers_of_xdist_find_a_fixture_of_ours_and_the_session_is_refused(
 ) -> None:
     pytester.makepyfile(test_inner=FOREIGN, test_ours=USES_A_FIXTURE)
 
-    result = run(pytester, "--benchmark-compare", "-p", "xdist", "-n2")
+    result = run(pytester, "--benchmark-compare", "-p", "xdist", "-n2", fresh=True)
 
     assert result.ret == 4
     result.stderr.fnmatch_lines(
@@ -329,6 +340,6 @@ def test_a_session_that_is_not_ours_imports_next_to_nothing(
             assert not set({HEAVY!r}) & set(sys.modules)
     """)
 
-    result = run(pytester, *arguments)
+    result = run(pytester, *arguments, fresh=True)
 
     assert result.ret == 0, result.stderr.str()
