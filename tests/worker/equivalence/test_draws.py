@@ -102,16 +102,43 @@ BY_SAMPLE: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
+# Those that one model may have: the order of heads and samples is one for all of a model.
+TOGETHER = {
+    "dropouts": [name for name in BY_SAMPLE if "dropout" in name or name == "time first"],
+    "attention": ["attention", "attention by bmm"],
+    "attention head by head": ["attention head by head"],
+    "noise": ["randn_like", "normal_", "uniform_", "rand", "gumbel", "gamma", "own generator"],
+}
+TOGETHER["choices"] = [
+    name for name in BY_SAMPLE if not any(name in names for names in TOGETHER.values())
+]
+
+
 def of(report: EquivalenceReport, check: str) -> Any:
     return next(row for row in report.rows if row.check == check)
 
 
-@pytest.mark.parametrize("name", [*BY_SAMPLE, "own generator"])
+class SideBySide(nn.Module):
+    """Perceptrons that draw in several ways, whose outputs (B, 3) are added.
+
+    The gradients of each are compared by themselves, and a check costs the start of its ranks.
+    """
+
+    def __init__(self, *draws: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.parts = nn.ModuleList(map(Drawing, draws))
+
+    def forward(self, points: Tensor) -> Tensor:
+        return torch.stack([part(points) for part in self.parts]).sum(0)
+
+
+@pytest.mark.parametrize("together", TOGETHER)
 def test_what_is_drawn_for_each_sample_is_replayed_for_the_whole_batch(
-    check_equivalence: Check, perceptron_workload: Build, name: str
+    check_equivalence: Check, perceptron_workload: Build, together: str
 ) -> None:
     def build_model() -> nn.Module:
-        return Drawing(BY_SAMPLE[name] if name in BY_SAMPLE else OwnGenerator())
+        names = TOGETHER[together]
+        return SideBySide(*(BY_SAMPLE.get(name) or OwnGenerator() for name in names))
 
     workload = perceptron_workload(build_model=build_model, blocks=None)
 
