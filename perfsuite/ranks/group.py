@@ -24,6 +24,7 @@ from perfsuite.records.recipe import Recipe
 from perfsuite.system.background import processes_with, signal_all
 from perfsuite.system.gpus import visible_gpus
 from perfsuite.system.signals import uninterrupted
+from perfsuite.units import listed
 
 # How often the board is read while no rank sends anything.
 POLL_S = 0.2
@@ -221,6 +222,9 @@ class RankGroup:
             f"made no progress for {timeout_s:g} s ({times}--perf-timeout), in "
             f"{self.position(rank)}{workers}"
         )
+        alike = [one for one in waiting if self.position(one) == self.position(rank)]
+        if len(alike) > 1 and not any(stacks.values()):  # as of a command's, which write none
+            what += f"; {listed([f'rank {one}' for one in alike])} are there, and any may be late"
         return failures.hanging_error(rank, what, world_size=self._world_size, lines=stacks[rank])
 
     def position(self, rank: int) -> Position:

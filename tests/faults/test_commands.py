@@ -304,6 +304,11 @@ WAITING = {
         "RankFailureError: rank 0 of 1 made no progress for 4 s (--perf-timeout), in phase "
         "'measure', step 7",
     ),
+    "hang_on_ranks": (
+        'TORCHRUN + ["hang"], steps=20, warmup=3',
+        "RankFailureError: rank 0 of 2 made no progress for 4 s (--perf-timeout), in phase "
+        "'measure', step 7; rank 0, rank 1 are there, and any may be late",
+    ),
     "stopped": (
         'TORCHRUN + ["stop"], steps=20, warmup=3',
         "RankFailureError: rank 0 of 2 made no progress for 4 s (--perf-timeout), in phase "
@@ -329,9 +334,9 @@ def test_a_command_that_waits_for_ever_is_ended_with_the_rank_that_it_waits_for(
     result = run(project, calls, "--perf-timeout=4", "--perf-collective-timeout=2")
 
     result.assert_outcomes(failed=len(WAITING))
-    hang, stopped, at_border, uneven = (error for _, error in WAITING.values())
+    hang, on_ranks, stopped, at_border, uneven = (error for _, error in WAITING.values())
     stop = ["  where it is:", "    it is stopped: process * was sent SIGSTOP, as a debugger does"]
-    result.stdout.fnmatch_lines([hang, stopped, *stop, at_border, *stop, uneven])
+    result.stdout.fnmatch_lines([hang, on_ranks, stopped, *stop, at_border, *stop, uneven])
     assert_nothing_is_left()
 
 

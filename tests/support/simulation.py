@@ -8,14 +8,11 @@ from __future__ import annotations
 import functools
 import math
 from dataclasses import dataclass
-from unittest import mock
 
 import numpy as np
 from numpy.typing import NDArray
 
-from perfsuite.stats import evidence
 from perfsuite.stats.evidence import Prior, Sessions
-from perfsuite.stats.intervals import exceeded_t
 from perfsuite.stats.sequential import DEFAULT_MAX_PAIRS, Rule, follow
 
 NUM_SESSIONS = 40_000
@@ -127,23 +124,9 @@ def simulate(
         means if world.has_mean else log_ratios - 1.0,
         pair_sd * math.sqrt(world.explained) * errors,
     )
-    with mock.patch.object(evidence, "exceeded_t", _exceeded_t):
-        words, _, ends = follow(sessions, rule)
+    words, _, ends = follow(sessions, rule)
     met_slow = (is_slow & (np.arange(num_read) < ends[:, np.newaxis])).any(axis=1)
     return Judged(words=words, num_pairs=ends, met_slow=met_slow)
-
-
-def _exceeded_t(
-    tail: float, degrees_of_freedom: float | NDArray[np.float64]
-) -> NDArray[np.float64] | np.float64:
-    """The same numbers in half of the time: most sessions have the most degrees of freedom."""
-    if not isinstance(degrees_of_freedom, np.ndarray):
-        return exceeded_t(tail, degrees_of_freedom)
-    most = degrees_of_freedom.max()
-    values = np.full(degrees_of_freedom.shape, exceeded_t(tail, most))
-    is_less = degrees_of_freedom < most
-    values[is_less] = exceeded_t(tail, degrees_of_freedom[is_less])
-    return values
 
 
 @functools.lru_cache(maxsize=4)

@@ -233,16 +233,18 @@ def _judge_numerics(trial: Trial) -> None:
 def _judge_size(trial: Trial) -> None:
     """Refuse times of a step of the user's own that may train less, which no recipe tells.
 
-    With fewer FLOPs for the same numbers it is a better step.
+    With fewer FLOPs for the same numbers it is a better step, or a compiled one, which hides them.
     """
-    fewer = [one for one in _compare_counts(trial).decreases if one.name == "flops"]
+    compared = _compare_counts(trial)
+    told = [str(one) for one in compared.decreases if one.name == "flops"]
+    told += [text for text in compared.unavailable if text.startswith("flops is not available")]
     is_own = (trial.last["head"].record or {}).get("recipe", {}) is None
     change = trial.numerics_change or ""
-    if trial.word == "FAIL" or not (is_own and fewer and change.startswith((CHANGED, UNKNOWN))):
+    if trial.word == "FAIL" or not (is_own and told and change.startswith((CHANGED, UNKNOWN))):
         return
     trial.word, trial.by = "INVALID", "counts"
     trial.reason = (
-        f"{fewer[0]}, and nothing shows that a step still trains as much ({change}), so that times "
+        f"{told[0]}, and nothing shows that a step still trains as much ({change}), so that times "
         "do not compare; rename the test if that is intended"
     )
 

@@ -64,10 +64,6 @@ class Activity(ABC):
         """Return the largest of each value over all ranks, which all call this."""
         return largest_over_ranks(values, device)
 
-    def is_compiled(self) -> bool:
-        """Whether torch.compile has made another program of it by now."""
-        return False
-
     def end(self, num_rounds: int) -> dict[str, str]:
         """Return further numbers that are missing, and why; raises after too few rounds."""
         return {}
@@ -163,9 +159,6 @@ class _OnModel(Repeatable):
         if trainer.recipe.plan.properties.runs_threads:
             reason = "DataParallel's replicas run in threads of their own"
             self.missing = dict.fromkeys(_HIDDEN_IN_THREADS, reason)
-
-    def is_compiled(self) -> bool:
-        return self.trainer.recipe.compile
 
     def held_tensors(self) -> Iterator[Tensor]:
         return held_by(self.trainer.module, self.trainer.optimizer)

@@ -188,7 +188,6 @@ class Measurement:
             if (compiled := counters.read_compilation()) is not None:
                 counts, self._found.compile_s = compiled
                 self._note(**counts)
-            if self._activity.is_compiled():
                 self._found.missing |= _hidden_by_compile(self._on_accelerator)
             if self._waits.are_hidden:
                 self._turns.tell_waits()
@@ -303,6 +302,9 @@ class Measurement:
     def _count(self, *, profiles: bool) -> Iterations[None]:
         activity, device = self._activity, self._device
         counted = yield from counters.count_iteration()
+        if counted.ops == 0:
+            reason = "no operator ran outside of the stage 'load'"
+            self._found.missing |= dict.fromkeys(("flops", "model_flops", "ops"), reason)
         if self._has_peers and device.type == "cpu":
             self._found.watched_s.append(counted.watched_s)
             if not self._is_loop:

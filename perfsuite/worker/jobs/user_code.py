@@ -25,7 +25,6 @@ from perfsuite.records.stages import Stage, Step, StopLoop, listening, untimed
 from perfsuite.units import counted
 from perfsuite.worker.jobs import activities
 from perfsuite.worker.jobs.loader_workers import let_children_be_loader_workers
-from perfsuite.worker.measure.counters import read_compilation
 from perfsuite.worker.measure.iterations import Iterations
 from perfsuite.worker.measure.weights_digest import FirstWeights
 from perfsuite.worker.store import Largest, join_ranks
@@ -118,9 +117,6 @@ class _UserCode(activities.Activity):
         self.losses += losses[: activities.NUM_RECORDED_LOSSES - len(self.losses)]
         self._num_checked += len(losses)
         self._unchecked.clear()
-
-    def is_compiled(self) -> bool:
-        return read_compilation() is not None
 
 
 def _keep(loss: Tensor) -> float | Tensor:

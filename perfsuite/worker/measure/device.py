@@ -46,16 +46,11 @@ def _stream(device: torch.device, _: int) -> Any:
     return torch.get_device_module(device).current_stream(device)
 
 
-def counts_memory(device: torch.device) -> bool:
-    """Whether the allocator does; one of the user's own (`CUDAPluggableAllocator`) raises."""
-    kind = getattr(torch.get_device_module(device), "get_allocator_backend", str)()
-    return bool(kind != "pluggable")
-
-
 def memory_stats(device: torch.device) -> dict[str, int]:
-    """Return the allocator's own counters, if any."""
-    has_any = counts_memory(device)
-    return dict(torch.get_device_module(device).memory_stats(device)) if has_any else {}
+    """Return the allocator's own counters; none of the user's own (`CUDAPluggableAllocator`)."""
+    module = torch.get_device_module(device)
+    kind = getattr(module, "get_allocator_backend", str)()
+    return {} if kind == "pluggable" else dict(module.memory_stats(device))
 
 
 def reset_peak(device: torch.device) -> None:

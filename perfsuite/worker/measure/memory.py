@@ -15,13 +15,7 @@ from torch import Tensor
 from perfsuite.ranks.messages import PeakMemory
 from perfsuite.records.stages import Stage, untimed
 from perfsuite.worker.measure.clock import collector_off
-from perfsuite.worker.measure.device import (
-    counts_memory,
-    is_accelerator,
-    memory_stats,
-    reset_peak,
-    synchronize,
-)
+from perfsuite.worker.measure.device import is_accelerator, memory_stats, reset_peak, synchronize
 from perfsuite.worker.measure.dispatch import StepMode, tensors_in
 from perfsuite.worker.measure.iterations import Iterations
 
@@ -64,7 +58,7 @@ def _measure_allocator(device: torch.device, counted: str) -> Iterations[PeakMem
     What another stream may use is requested until the allocator sees that this one is done, as
     chance has it, and allocated only until it is given back.
     """
-    if not counts_memory(device):
+    if not memory_stats(device):
         yield untimed
         return None
 

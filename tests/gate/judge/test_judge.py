@@ -1325,6 +1325,8 @@ def test_a_smaller_step_of_ones_own_is_not_compared_unless_it_computes_the_same(
         "same": (80, [0.9, 0.8], None),
         "less": (80, [0.9, 0.7], None),
         "unknown": (80, [], None),
+        "hidden": (None, [0.9, 0.7], None),
+        "compiled": (None, [0.9, 0.8], None),
         "slow": (80, [0.9, 0.7], None),
         "more_else": (100, [0.9, 0.7], None),
         "recipe": (80, [0.9, 0.7], {}),
@@ -1348,6 +1350,8 @@ def test_a_smaller_step_of_ones_own_is_not_compared_unless_it_computes_the_same(
         "same": "IMPROVED",
         "less": "INVALID",
         "unknown": "INVALID",
+        "hidden": "INVALID",
+        "compiled": "IMPROVED",
         "slow": "FAIL",
         "more_else": "IMPROVED",
         "recipe": "IMPROVED",
@@ -1359,3 +1363,6 @@ def test_a_smaller_step_of_ones_own_is_not_compared_unless_it_computes_the_same(
         "test if that is intended"
     )
     assert "(cannot be told: no loss of head is known)" in str(reasons["unknown"])
+    assert str(reasons["hidden"]).startswith(
+        "flops is not available of head, so it is not compared, and nothing shows that a step "
+    )

@@ -889,12 +889,15 @@ def test_a_sparse_embedding_is_refused_where_dense_gradients_are_reduced_alone(
     )
 
 
-def test_a_sparse_embedding_is_refused_under_powersgd(check_equivalence: Check) -> None:
+@pytest.mark.parametrize("hook", ["fp16", "powersgd"])
+def test_a_sparse_embedding_is_refused_under_some_hooks(
+    check_equivalence: Check, hook: str
+) -> None:
     with pytest.raises(RecipeError) as refusal:
-        check_equivalence(SPARSE, Recipe(parallel="ddp:2", comm_hook="powersgd"))
+        check_equivalence(SPARSE, Recipe(parallel="ddp:2", comm_hook=hook))
 
     assert str(refusal.value) == (
-        "comm_hook 'powersgd' reduces dense gradients alone, and those of layer 'embed' are "
+        f"comm_hook {hook!r} reduces dense gradients alone, and those of layer 'embed' are "
         "sparse; use sparse=False, or comm_hook='none'"
     )
 

@@ -218,7 +218,8 @@ def test_what_compiling_hides_depends_on_where_the_cell_runs_and_not_on_the_mach
 ) -> None:
     # A command may train on the CPU of a machine with a GPU, and the other way round.
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: not fixtures)
-    monkeypatch.setattr(steps, "is_compiled", lambda: True)
+    # A part of a model may be, whatever the recipe says.
+    monkeypatch.setattr(cell.counters, "read_compilation", lambda: ({}, 3.5))
     for fixture in fixtures:
         request.getfixturevalue(fixture)
 
@@ -279,6 +280,22 @@ def test_memory_that_an_allocator_does_not_count_is_missing_and_the_time_is_ther
     assert (measured.peak, measured.counts.allocator_retries) == (None, None)
     reasons = {measured.missing[name] for name in ("memory", "saved_activation_bytes")}
     assert reasons == {"the accelerator's allocator is the user's own, and counts no memory"}
+
+
+def test_a_step_that_runs_within_the_stage_load_alone_has_no_counts_of_zero(
+    tmp_path: Path, steps: Steps, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def iterate(stage: Stage) -> None:
+        with stage("load"):  # as where a generator marks it around its yield
+            torch.ones(3).exp()
+
+    monkeypatch.setattr(steps, "is_counted", True)
+    monkeypatch.setattr(steps, "iterate", iterate)
+
+    measured = measure(tmp_path)
+
+    assert (measured.counts.flops, measured.counts.ops) == (None, None)
+    assert measured.missing["ops"] == "no operator ran outside of the stage 'load'"
 
 
 def test_model_flops_that_torch_has_no_formula_for_are_missing_and_not_fewer(

@@ -6,7 +6,6 @@ import contextlib
 import datetime
 import sys
 import threading
-from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -572,20 +571,6 @@ def test_a_step_that_names_several_models_or_optimizers_is_refused_before_it_is_
         UserStep(code("step"), lambda: step)
 
     assert str(raised.value) == error
-
-
-def test_a_compiled_training_is_not_counted_as_if_it_were_not(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    from torch._dynamo.utils import counters
-
-    step = UserStep(code("step"), lambda: make_step())
-    monkeypatch.setitem(counters, "frames", Counter())
-    assert not step.is_compiled()
-
-    counters["frames"]["ok"] += 1
-
-    assert step.is_compiled()
 
 
 @pytest.mark.parametrize(

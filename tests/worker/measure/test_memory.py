@@ -219,7 +219,7 @@ class Allocator:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.calls: list[str] = []
         self.is_native = True
-        self._asked_bytes = iter([100, 700, 0])
+        self._asked_bytes = iter([0, 100, 700, 0])
         for name in ("synchronize", "reset_peak_memory_stats", "memory_stats"):
             monkeypatch.setattr(torch.cuda, name, functools.partial(self._call, name))
         monkeypatch.setattr(torch.cuda, "get_allocator_backend", lambda: "native")
@@ -306,6 +306,7 @@ def test_on_cuda_what_was_asked_of_the_allocator_is_read_after_a_reset(monkeypat
         reserved_bytes=2**21,
     )
     assert allocator.calls == [
+        "memory_stats",
         "synchronize",
         "reset_peak_memory_stats",
         "load",

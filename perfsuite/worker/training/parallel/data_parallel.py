@@ -61,7 +61,7 @@ class DDP(Strategy):
 
     def wrap(self, model: nn.Module) -> nn.Module:
         """The model under DistributedDataParallel, with the recipe's communication hook."""
-        if self.recipe.comm_hook == "powersgd" or dist.get_backend() == "nccl":
+        if self.recipe.comm_hook in ("fp16", "powersgd") or dist.get_backend() == "nccl":
             refuse_sparse_gradients(model, self.recipe)
         self._model = DistributedDataParallel(
             model,

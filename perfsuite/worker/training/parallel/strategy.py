@@ -109,7 +109,7 @@ class Strategy:
 
 
 def refuse_sparse_gradients(model: nn.Module, recipe: Recipe) -> None:
-    """Refuse a model with sparse gradients, which DDP reduces over gloo, and not under PowerSGD."""
+    """Refuse a model with sparse gradients, which DDP reduces over gloo, with most hooks."""
     reducer, instead = f"parallel {recipe.parallel!r}", f", or parallel='ddp:{recipe.plan.size}'"
     if recipe.comm_hook != "none":
         reducer, instead = f"comm_hook {recipe.comm_hook!r}", ", or comm_hook='none'"
