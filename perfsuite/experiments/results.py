@@ -61,6 +61,12 @@ def combine(
         num_devices = min(job.recipe.plan.size, len(first.environment.accelerators))
         if num_devices > 1:
             missing["energy_j"] = f"of the {num_devices} devices of one process one alone is read"
+    compile_s = max((s for rank in ranks if (s := rank.compile_s) is not None), default=None)
+    if numerics and job.recipe and not job.recipe.compile and compile_s is not None:
+        missing["numerics"] = "the model compiles a part of itself, which its proof ran uncompiled"
+        numerics = Numerics(
+            status="not exercised", check=numerics.check, error=None, limit=None, power=None
+        )
     record = CellRecord(
         workload=name,
         recipe=None if job.recipe is None else job.recipe.as_dict(),
@@ -85,7 +91,7 @@ def combine(
         tflops=speeds["tflops"],
         mfu=speeds["mfu"],
         hfu=speeds["hfu"],
-        compile_s=max((s for rank in ranks if (s := rank.compile_s) is not None), default=None),
+        compile_s=compile_s,
         energy_j=None if "energy_j" in missing else _energy_j(ranks),
     )
     return Outcome(

@@ -11,6 +11,7 @@ from perfsuite import Recipe
 from perfsuite.experiments.results import combine, combine_stages, slowest_rank_times
 from perfsuite.ranks.messages import CellMeasured, MeasurePlan, RoundTimes, RunCell
 from perfsuite.records.cell import Outcome, StageTimes
+from perfsuite.records.equivalence import Numerics
 from perfsuite.system.environment import Environment
 
 
@@ -223,3 +224,28 @@ def test_the_controllers_part_of_measuring_imports_no_torch():
     completed = subprocess.run([sys.executable, "-c", script], capture_output=True, check=True)
 
     assert completed.stdout.split() == []
+
+
+@pytest.mark.parametrize(
+    ("compiles", "compile_s", "status"),
+    [
+        (False, None, "equivalent"),
+        (True, 3.0, "equivalent"),
+        (False, 3.0, "not exercised"),
+        (True, None, "equivalent"),
+    ],
+)
+def test_what_was_proven_uncompiled_and_timed_compiled_is_not_proven(
+    compiles: bool, compile_s: float | None, status: str
+) -> None:
+    rank = measured(None)
+    rank.compile_s = compile_s
+    plan = MeasurePlan(num_rounds=1, num_iterations=1)
+    job = RunCell(activity="train", plan=plan, recipe=Recipe(compile=compiles))
+    proven = Numerics(status="equivalent", check="T1", error=1e-7, limit=1e-6, power="10/10")
+
+    outcome = combine(job, "net", "cpu", [rank], proven)
+
+    assert outcome.record.numerics is not None
+    assert outcome.record.numerics.status == status
+    assert ("numerics" in outcome.missing) == (status == "not exercised")
