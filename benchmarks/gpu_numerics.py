@@ -152,8 +152,6 @@ def _recipes() -> Iterator[tuple[str, Recipe]]:
 
 
 _MOST_VERIFY_S = 140.0
-
-
 # Each recipe that was judged, a line each. A second start in the folder judges the others; remove
 # the file where the code has changed.
 _JUDGED = Path("verified.jsonl")

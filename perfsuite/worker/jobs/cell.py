@@ -341,8 +341,8 @@ class Measurement:
 
 def _hidden_by_compile(on_accelerator: bool) -> dict[str, str]:
     """Return what cannot be counted of a compiled model, with the reason."""
-    # torch.compile is off under a dispatch mode, so eager operators would be counted. The memory of
-    # an accelerator is its allocator's to count, and its kernels are chosen by their time.
+    # Nothing is compiled while operators are counted, so eager ones would be. The memory of an
+    # accelerator is its allocator's to count, and its kernels are chosen by their time.
     others = ("kernel_launches",) if on_accelerator else ("saved_activation_bytes", "memory")
     return dict.fromkeys(
         ("flops", "model_flops", "ops", *others), "a compiled model cannot be watched"
