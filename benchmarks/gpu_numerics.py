@@ -252,10 +252,9 @@ def _build(mistake: str | None) -> Callable[[], Step]:
         classes = torch.randint(10, (32,), generator=random)
         images, classes = images.to(device), classes.to(device)
         if mistake == "TF32 left on":
-            torch.backends.fp32_precision = "tf32"
-            torch.backends.cuda.matmul.fp32_precision = "tf32"
-            cudnn: Any = torch.backends.cudnn
-            cudnn.conv.fp32_precision = "tf32"
+            backends: Any = torch.backends
+            for part in (backends, backends.cuda.matmul, backends.cudnn.conv):
+                part.fp32_precision = "tf32"
 
         def step() -> Tensor:
             optimizer.zero_grad()

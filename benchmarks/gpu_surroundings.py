@@ -52,7 +52,8 @@ def call_in_ranks(
 
 
 def _is_bad_fork() -> bool:
-    return bool(torch._C._cuda_isInBadFork())
+    core: Any = torch._C
+    return bool(core._cuda_isInBadFork())
 
 
 class HidingNvml:
@@ -140,7 +141,7 @@ def plain_suite(figures: Any) -> None:
         )
         core = SimpleNamespace(_cuda_hasPrimaryContext=lambda _: True)
         stand_in = SimpleNamespace(cuda=cuda, _C=core)
-        turn_clock.sys = SimpleNamespace(modules={"torch": stand_in})  # type: ignore[attr-defined]
+        turn_clock.sys = SimpleNamespace(modules={"torch": stand_in})  # type: ignore[assignment]
     clock = turn_clock.TurnClock(
         device.clock,
         turn_clock.SharedCore(None, Alone()),
@@ -180,7 +181,7 @@ def memory(figures: Any) -> None:
         return StoredCell(median_s=1.0, memory=memory)
 
     peaks = [peak() for _ in range(8)]
-    sizes = sorted({one.memory.peak_bytes for one in peaks})
+    sizes = sorted({one.memory.peak_bytes for one in peaks if one.memory})
     figures.must("peaks of 8 measurements", sizes, len(sizes) == 1)
     found = compare_counts(peaks[0], peak(MIB)).increases
     figures.must("a leak of 1 MiB", [str(one) for one in found], len(found) == 1)
@@ -254,7 +255,8 @@ def counts(figures: Any) -> None:
     cuda = torch.device("cuda", 0)
     if not device.is_real:
         torch.cuda.synchronize = lambda *_: None
-        torch.profiler.profile = SilentProfiler
+        profiler: Any = torch.profiler
+        profiler.profile = SilentProfiler
         found = run_iterations(count_device_calls(cuda), lambda _: None)
         figures.must("launches that nobody saw", found, found == {})
         return
@@ -310,14 +312,13 @@ def _stand_in_for_nvml() -> None:
 
 def precision(figures: Any) -> None:
     device: Device = figures.device
-    cudnn: Any = torch.backends.cudnn
+    backends: Any = torch.backends
     cuda = torch.device("cuda", 0)
     for name, expected in (("fp32", "ieee"), ("tf32", "tf32")):
-        torch.backends.fp32_precision = "tf32"  # as a model file may
+        backends.fp32_precision = "tf32"  # as a model file may
         set_tf32(PRECISION_POLICIES[name], cuda)
-        found = [
-            part.fp32_precision for part in (cudnn.conv, cudnn.rnn, torch.backends.cuda.matmul)
-        ]
+        parts = (backends.cudnn.conv, backends.cudnn.rnn, backends.cuda.matmul)
+        found = [part.fp32_precision for part in parts]
         figures.must(f"{name}: convolutions, RNNs, products", found, found == [expected] * 3)
         if device.is_real:
             error = _error_of_convolution(cuda)

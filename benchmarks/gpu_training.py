@@ -111,7 +111,7 @@ def encoder(width: int, num_layers: int) -> Workload:
         build_dataset=lambda split: data if split == "train" else None,
         loss=nn.functional.cross_entropy,
         build_optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=1e-4),
-        blocks=lambda model: list(model[1].layers),  # type: ignore[index, union-attr]
+        blocks=lambda model: list(model[1].layers),
         micro_batch_size=8,
     )
 

@@ -13,7 +13,7 @@ import importlib.util
 import math
 import sys
 from collections.abc import Callable, Sequence
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 import numpy as np
 import typer
@@ -40,7 +40,7 @@ NOISES: dict[str, Callable[[np.random.Generator, int], Floats]] = {
 }
 EXCHANGEABLE: Final = 4
 
-CHANGES: dict[str, Callable[[Floats], Floats]] = {
+CHANGES: dict[str, Callable[[Floats], np.ndarray[Any, np.dtype[Any]]]] = {
     "drift of 0.05 % a week": lambda weeks: math.log(1.0005) * weeks,
     "drift of 0.1 % a week": lambda weeks: math.log(1.001) * weeks,
     "drift of 0.5 % a week": lambda weeks: math.log(1.005) * weeks,

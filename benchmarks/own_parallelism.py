@@ -76,7 +76,8 @@ def shard_layers_and_model(model: Classifier, mesh: DeviceMesh) -> Classifier:
         plan = {"up": ColwiseParallel(), "down": RowwiseParallel()}
         parallelize_module(block, mesh["tp"], plan)
         fully_shard(block, mesh=mesh["fsdp"])
-    return fully_shard(model, mesh=mesh["fsdp"])
+    fully_shard(model, mesh=mesh["fsdp"])
+    return model
 
 
 def split_sequence(model: Classifier, mesh: DeviceMesh) -> Classifier:

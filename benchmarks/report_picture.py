@@ -15,6 +15,7 @@ from typing import Annotated, Literal
 
 import typer
 from PIL import Image
+from PIL.Image import Dither
 
 # One browser for the tests and for this picture.
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "support"))
@@ -42,7 +43,7 @@ def main(
         tab.goto(page.resolve().as_uri())
         taken = tab.screenshot(full_page=height == 0)
         context.close()
-    image = Image.open(io.BytesIO(taken)).convert("RGB").quantize(NUM_COLORS, dither=0)
+    image = Image.open(io.BytesIO(taken)).convert("RGB").quantize(NUM_COLORS, dither=Dither.NONE)
     picture.parent.mkdir(parents=True, exist_ok=True)
     image.save(picture, optimize=True)
     typer.echo(f"{picture}: {image.width}x{image.height}, {picture.stat().st_size / 1e3:.0f} kB")

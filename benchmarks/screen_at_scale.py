@@ -39,12 +39,14 @@ from perfsuite.gate.judge.trial import CellPolicy
 from perfsuite.plugin.session.saving import put_stamp
 from perfsuite.records.cell import CellRecord
 from perfsuite.records.run_file import RunStamp, StoredCell
+from perfsuite.system.environment import describe_host
 
 COUNTED = CellPolicy(tolerance=0.02, limit=0.05, floor_s=0.0, slacks=({},))
 PROMISED_S = 10.0
 PROMISED_BYTES = 500 * 10**6
 
-HERE, ELSEWHERE = "0123456789ab", "ba9876543210"
+HERE = describe_host({}, 2)
+ELSEWHERE = "ba9876543210"
 PROBE_S = {"interpreter": 0.03, "memory": 0.04}
 BEGAN = datetime(2026, 1, 1, tzinfo=UTC)
 # Of a session, and of a cell in it.
@@ -146,7 +148,7 @@ def newest_commit(root: Path) -> str:
 def stamp(number: int, cells: Sequence[str]) -> RunStamp:
     """Return the stamp of a session."""
     return RunStamp(
-        fingerprint=ELSEWHERE if number % 5 == 0 else HERE,
+        fingerprint=ELSEWHERE if number % 5 == 0 else HERE.fingerprint,
         probe_s=PROBE_S,
         num_failed=int(number % 50 == 1),
         is_pull_request=False,

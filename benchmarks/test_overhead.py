@@ -57,16 +57,15 @@ def alternate_with_a_hand_written_loop(num_pairs: int, num_steps: int) -> list[t
         loss.backward()
         optimizer.step()
 
-    finished_rounds = []
+    rounds: list[RoundTimes] = []
 
     def iterate(stage: Any) -> None:
         # ours, by hand, by hand, ours, ...
-        if len(finished_rounds) % 4 in (0, 3):
+        if len(rounds) % 4 in (0, 3):
             train_step(trainer, batches, stage)
         else:
             by_hand()
 
-    rounds: list[RoundTimes] = []
     asked = measure_rounds(
         rounds,
         num_rounds=2 * num_pairs,
@@ -74,7 +73,7 @@ def alternate_with_a_hand_written_loop(num_pairs: int, num_steps: int) -> list[t
         stages=StageClock(device),
         start_together=lambda: None,
         synchronize=lambda: None,
-        after_round=finished_rounds.append,
+        after_round=lambda: None,
     )
     run_iterations(asked, iterate)
     times_s = [times.duration_s for times in rounds]
@@ -137,7 +136,7 @@ def time_marked_steps(num_pairs: int, num_steps: int, work_s: float) -> list[tup
             stages=StageClock(torch.device("cpu"), on_enter=writer.enter_stage),
             start_together=lambda: None,
             synchronize=lambda: None,
-            after_round=lambda number: None,
+            after_round=lambda: None,
             most_spans=10_000,
         )
         code = UserCode(name="bare", function=b"", kind="loop", num_steps=num_steps)

@@ -77,8 +77,9 @@ def serve(address: str) -> None:
     assert membership is not None
     peers = Peers(membership)
     asker = Client(address) if membership.is_first else None
-    while (asked := peers.gather("asked", asker.recv() if asker else None)[0]) is not None:
-        outcome = _measure(*asked, peers)
+    while asked := peers.gather("asked", asker.recv() if asker else None)[0]:
+        cell, rounds = asked
+        outcome = _measure(cell, rounds, peers)
         if asker is not None:
             asker.send(outcome)
         peers.end_phase(None)

@@ -125,7 +125,7 @@ def _verify(workload: str, seed: int, recipes: list[Recipe], steps: int) -> Coun
     if failed := [str(report) for report, fails in outcomes if fails]:
         sys.exit("\n".join(failed))
     reports = [report for report, _ in outcomes]
-    counts = Counter(report.status for report in reports)
+    counts = Counter[str](report.status for report in reports)
     shown = ", ".join(f"{number} {status}" for status, number in sorted(counts.items()))
     typer.echo(f"{workload}, seed {seed}: {time.monotonic() - begin_s:.0f} s, {shown}")
     for report in reports:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Literal, cast
@@ -60,10 +60,10 @@ class Workload:
     build_optimizer: Callable[[Iterator[Parameter]], Optimizer]
     build_dataset: Callable[[Split], Dataset[Any] | None] = no_dataset
     build_loader: Callable[[Split, int, int], Iterable[Any] | None] | None = None
-    blocks: Callable[[Module], list[Module]] | None = None
+    blocks: Callable[[Any], Sequence[Module]] | None = None
     micro_batch_size: int = 32
     metric: str | Callable[[Any, Any], dict[str, float]] = "accuracy"
-    parallelize: Callable[[Module, DeviceMesh], Module] | None = None
+    parallelize: Callable[[Any, DeviceMesh], Module] | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name:
