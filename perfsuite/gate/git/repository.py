@@ -45,13 +45,19 @@ def changed_files(root: Path, old: str, new: str) -> frozenset[Path]:
     """Return the files that differ between two commits; absolute paths."""
     options = ("--name-only", "--no-renames", "--no-ext-diff", "-z")
     changed = output(root, "diff", *options, "--end-of-options", old, new, "--")
-    top = _known_top(root)
+    top = find_top(root)
+    assert top is not None
     return frozenset(top / os.fsdecode(name) for name in changed.split(b"\0") if name)
 
 
 def find_top(folder: Path) -> Path | None:
     """Return the top of the checkout that `folder` is in, without symbolic links; None outside."""
-    return None if why_not_a_checkout(folder) is not None else _known_top(folder)
+    if shutil.which("git") is None:
+        return None
+    # Inside a git directory git may know a top all the same.
+    answered = run_git(folder, "rev-parse", "--is-inside-work-tree", "--show-toplevel")
+    is_inside, _, top = answered.stdout.removesuffix(b"\n").partition(b"\n")
+    return Path(os.fsdecode(top)) if answered.returncode == 0 and is_inside == b"true" else None
 
 
 def worktree_records(root: Path) -> Path | None:
@@ -192,7 +198,3 @@ def why_not_a_checkout(root: Path) -> str | None:
 def is_shallow(root: Path) -> bool:
     """Whether a clone lacks the beginning of its history."""
     return answer(root, "rev-parse", "--is-shallow-repository") == "true"
-
-
-def _known_top(folder: Path) -> Path:
-    return Path(os.fsdecode(output(folder, "rev-parse", "--show-toplevel").removesuffix(b"\n")))

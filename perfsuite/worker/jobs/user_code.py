@@ -80,11 +80,6 @@ class _UserCode(activities.Activity):
         """Time a part of the step; another thread's would be timed twice."""
         return _MarkedStage(self, name) if threading.get_ident() == self._thread else nullcontext()
 
-    def _enter(self, name: str) -> None:
-        span = self._stage(name)
-        span.__enter__()
-        self._span, self._span_name = span, name
-
     def _leave(self) -> None:
         span, self._span = self._span, None
         if span is not None:
@@ -136,7 +131,10 @@ class _MarkedStage:
         self._name = name
 
     def __enter__(self) -> None:
-        self._code._enter(self._name)
+        code, name = self._code, self._name
+        span = code._stage(name)
+        span.__enter__()
+        code._span, code._span_name = span, name
 
     def __exit__(self, *exception: object) -> None:
         self._code._leave()
@@ -294,19 +292,19 @@ class UserLoop(_UserCode):
         if self._ends is None and self._class_name in (None, name):
             self._ends = optimizer
         if optimizer is self._ends:
-            if not self._steps_on(optimizer):
+            if "deepspeed" not in sys.modules or not self._is_another_group(optimizer):
                 self._end_step()
         elif self._others[id(optimizer)] > self._most_others:
             self._is_over, self._error = True, WorkloadError(f"{self._name}: {self._why_no_step()}")
             raise StopLoop
         self._others[id(optimizer)] += 1
 
-    def _steps_on(self, optimizer: Optimizer) -> bool:
-        """Whether this is one more group of a step: DeepSpeed's ZeRO steps one after another."""
+    def _is_another_group(self, optimizer: Optimizer) -> bool:
+        """Whether it is one more of a step: DeepSpeed's ZeRO steps one after another."""
         group = id(next((one for it in optimizer.param_groups for one in it["params"]), None))
         is_another = bool(self._groups) and group not in self._groups
         self._groups = {*self._groups, group} if is_another else {group}
-        return is_another and "deepspeed" in sys.modules
+        return is_another
 
     def step_done(self) -> None:
         """End the step, unless an optimizer ends the steps of this loop."""
@@ -336,7 +334,7 @@ class UserLoop(_UserCode):
             raise StopLoop from None
         self._begin_step()
         if was_in_stage:
-            self._enter(self._span_name)
+            _MarkedStage(self, self._span_name).__enter__()
 
     def start_together(self) -> None:
         """Return when all ranks have called this, after equally many steps."""

@@ -92,15 +92,6 @@ class StageClock:
         self._events.rewind()
         return totals
 
-    def _enter(self, name: str) -> None:
-        if self._open is not None:
-            raise PerfsuiteError(
-                f"stage {name!r} was entered inside of stage {self._open!r}; stages do not nest, "
-                f"so leave {self._open!r} first"
-            )
-        self._open = name
-        self._on_enter(name)
-
 
 class StageMarks(StageClock):
     """Times steps alone: the events of stages would take longer than a short kernel."""
@@ -117,18 +108,25 @@ class _Span:
     """One stage; the time is read last on entering and first on leaving."""
 
     def __init__(self, name: str, owner: StageClock, mark: Callable[[], Any]) -> None:
-        self.name = name
+        self._name = name
         self._owner = owner
         self._mark = mark
         self._start: Any = None
 
     def __enter__(self) -> None:
-        self._owner._enter(self.name)
+        owner, name = self._owner, self._name
+        if owner._open is not None:
+            raise PerfsuiteError(
+                f"stage {name!r} was entered inside of stage {owner._open!r}; stages do not nest, "
+                f"so leave {owner._open!r} first"
+            )
+        owner._open = name
+        owner._on_enter(name)
         self._start = self._mark()
 
     def __exit__(self, *exception: object) -> None:
         end = self._mark()
-        self._owner._passed.append((self.name, self._start, end))
+        self._owner._passed.append((self._name, self._start, end))
         self._owner._open = None
 
 

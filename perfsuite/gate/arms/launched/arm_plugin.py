@@ -7,6 +7,7 @@ end of its socket is `perfsuite.gate.arms.channel`, which documents the messages
 from __future__ import annotations
 
 import faulthandler
+import gc
 import json
 import os
 import shlex
@@ -278,6 +279,7 @@ class ArmPlugin:
     def pytest_sessionfinish(self) -> None:
         """Say that there is no more to come."""
         self._channel.send(kind="finished")
+        gc.freeze()  # pytest collects garbage five times at its end, which nobody would see here
 
 
 def _name_of(item: Any) -> str:
