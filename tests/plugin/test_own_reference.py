@@ -112,6 +112,38 @@ TRAINING = """
     def losses_alone():
         return build(wrap=DistributedDataParallel, keep=alone)
 
+    class AveragingSGD(torch.optim.SGD):
+        # As Horovod's, which reduces the gradients in its step.
+        def step(self, closure=None):
+            if dist.is_initialized():
+                for parameter in self.param_groups[0]["params"]:
+                    dist.all_reduce(parameter.grad)
+                    parameter.grad /= dist.get_world_size()
+            return super().step(closure)
+
+    def averaging():
+        return build(optimizer=AveragingSGD)
+
+    def hooked():
+        def optimizer(parameters, lr):
+            update = torch.optim.SGD(parameters, lr)
+            update.register_step_pre_hook(lambda *_: mean(layer, 2))
+            return update
+        layer = torch.nn.Module()
+        def wrap(model):
+            layer.inner = model
+            return model
+        return build(wrap=wrap, optimizer=optimizer)
+
+    def part(step, model):
+        return perfsuite.Step(step, model[0])
+
+    def part_reduced():
+        return build(reduce=lambda model, ranks: mean(model[0], ranks), keep=part, lr=1e-6)
+
+    def part_alone():
+        return build(keep=part, lr=1e-6)
+
     def adam_alone():
         return build(reduce=mean, optimizer=torch.optim.AdamW, keep=alone)
 """
@@ -211,6 +243,10 @@ def test_a_parallel_step_of_ones_own_is_equivalent_to_one_process(
                 ("losses_alone", "single_alone", "fp32"),
                 ("ddp", "single_alone", "fp32"),
                 ("adam_alone", "single_adam", "fp32"),
+                ("averaging", "single", "fp32"),
+                ("averaging", "averaging", "fp32"),
+                ("hooked", "single", "fp32"),
+                ("part_reduced", "part_alone", "fp32"),
             ],
         )
         def test_own(step_benchmark, ours, reference, precision):
@@ -239,6 +275,10 @@ def test_a_parallel_step_of_ones_own_is_equivalent_to_one_process(
         "test_own[losses_alone-single_alone-fp32]": ("equivalent", "T1", "4/4"),
         "test_own[ddp-single_alone-fp32]": ("equivalent", "T1", "4/4"),
         "test_own[adam_alone-single_adam-fp32]": ("no power", "T1", "2/4"),
+        "test_own[averaging-single-fp32]": ("equivalent", "T1", "5/5"),
+        "test_own[averaging-averaging-fp32]": ("equivalent", "T1", "5/5"),
+        "test_own[hooked-single-fp32]": ("equivalent", "T1", "5/5"),
+        "test_own[part_reduced-part_alone-fp32]": ("no power", "T1", "5/5"),
         "test_alone": ("not exercised", "T1", None),
     }
     reasons = {name: cell["reason"] for name, cell in cells.items()}
@@ -257,6 +297,11 @@ def test_a_parallel_step_of_ones_own_is_equivalent_to_one_process(
             "no numerics: it does not find a planted bug: all gradients are doubled; all gradients "
             "are 1.0625 times too large; gradients and weights were not compared: build_step "
             "returns no Step.model",
+        ),
+        (
+            "test_own[part_reduced-part_alone-fp32]",
+            "no numerics: 2 parameters that an optimizer updates and Step.model does not have: "
+            "nothing compares what is not in it",
         ),
     ):
         assert reason in reasons[name]

@@ -258,3 +258,69 @@ def test_a_text_in_a_package_and_a_package_named_dist_are_no_documentation(
 
     code.expect(10, f"{PRICE} FAIL +200.0 % *")
     text.expect(10, f"{PRICE} FAIL +200.0 % *")
+
+
+# A process that it starts loads the shop, and tells how long it takes.
+PROCESS_CELL = """
+    import multiprocessing
+    import os
+    import subprocess
+    import sys
+    from pathlib import Path
+
+    import pytest
+    from child import read_seconds
+    from work_clock import CLOCK
+
+    ROOT = Path(__file__).parent.parent
+
+    def spawned():
+        with multiprocessing.get_context("spawn").Pool(1) as pool:
+            return pool.apply(read_seconds)
+
+    def started():
+        roots = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+        return float(subprocess.run(
+            [sys.executable, ROOT / "child.py"], env={**os.environ, "PYTHONPATH": roots},
+            capture_output=True, check=True,
+        ).stdout)
+
+    @pytest.mark.benchmark(timer=CLOCK)
+    def test_price(benchmark):
+        benchmark.pedantic(lambda: CLOCK.work(WAY()), rounds=2)
+"""
+CHILD = """
+    def read_seconds():
+        from slow import SECONDS
+
+        return SECONDS
+
+    if __name__ == "__main__":
+        print(read_seconds())
+"""
+SETS_PATH = """
+    import os
+    from pathlib import Path
+
+    os.environ["PYTHONPATH"] = str(Path(__file__).parent.parent)  # for child processes
+"""
+
+
+@pytest.mark.parametrize(
+    ("way", "files"),
+    [
+        ("spawned", {"benchmarks__conftest": SETS_PATH}),
+        # As coverage's manual has it.
+        ("started", {"sitecustomize": "import os"}),
+    ],
+)
+def test_a_process_that_cannot_say_what_it_loads_is_not_taken_for_idle(
+    shop: Repository, way: str, files: dict[str, str]
+) -> None:
+    cell = PROCESS_CELL.replace("WAY()", f"{way}()")
+    shop.write(benchmarks__test_steps=cell, child=CHILD, slow="SECONDS = 0.001", **files)
+    shop.commit()
+    shop.write(slow="SECONDS = 0.003")
+    shop.commit()
+
+    shop.gate().expect(10, f"{PRICE} FAIL +200.0 % *")

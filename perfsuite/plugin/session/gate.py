@@ -68,6 +68,10 @@ def refuse_silent_passes(config: pytest.Config, *, is_under_torchrun: bool) -> N
     for flag, opposite in _MEASURE_NOTHING.items():
         if config.getoption(flag, False) and not config.getoption(opposite, False):
             raise pytest.UsageError(f"{measures} {flag}; leave it out")
+    if config.option.collectonly and not {"--co", "--collect-only"} & {
+        *config.invocation_params.args
+    }:
+        raise pytest.UsageError(f"{measures} --collect-only, which is not typed; leave it out")
 
 
 class SessionGate:

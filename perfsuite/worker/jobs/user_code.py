@@ -252,10 +252,13 @@ class UserLoop(_UserCode):
         hook = register_optimizer_step_post_hook(self.after_optimizer)
         try:
             with listening(self):
-                if inspect.isgenerator(self._train()):
+                ran: Any = self._train()
+                if inspect.isgenerator(ran) or inspect.iscoroutine(ran):
+                    ran.close()
+                    kind = "a generator" if inspect.isgenerator(ran) else "an async"
                     raise WorkloadError(
-                        f"{self._name} is a generator function, so nothing has run; give a "
-                        "function that runs the whole loop"
+                        f"{self._name} is {kind} function, so nothing has run; give a function "
+                        "that runs the whole loop"
                     )
         except StopLoop:
             pass

@@ -368,6 +368,20 @@ def test_what_runs_no_test_is_refused(
     )
 
 
+def test_a_configuration_that_only_collects_is_refused_and_who_types_it_is_not(
+    pytester: pytest.Pytester, words: dict[str, str]
+) -> None:
+    typed = gated(pytester, options=("--collect-only",))
+    pytester.makeini("[pytest]\naddopts = --co\n")
+
+    configured = gated(pytester)
+
+    assert typed.ret == 0
+    assert configured.ret == 4
+    text = "measures nothing beside --collect-only, which is not typed; leave it out"
+    configured.stderr.fnmatch_lines([f"ERROR: --benchmark-compare {text}"])
+
+
 def test_a_base_on_the_command_line_goes_before_a_folder_in_the_ini_file(
     pytester: pytest.Pytester, words: dict[str, str]
 ) -> None:

@@ -506,15 +506,21 @@ def test_an_endless_loop_whose_steps_have_no_end_is_ended(
     assert str(raised.value) == error
 
 
-def test_a_generator_is_no_loop() -> None:
-    def train() -> Any:
-        yield
+def _generator() -> Any:
+    yield
 
+
+async def _coroutine() -> None:
+    pass
+
+
+@pytest.mark.parametrize(("train", "kind"), [(_generator, "a generator"), (_coroutine, "an async")])
+def test_what_only_begins_when_it_is_asked_is_no_loop(train: Any, kind: str) -> None:
     with pytest.raises(WorkloadError) as raised:
         run_loop(train, ask(9))
 
     assert str(raised.value) == (
-        "mine is a generator function, so nothing has run; give a function that runs the whole loop"
+        f"mine is {kind} function, so nothing has run; give a function that runs the whole loop"
     )
 
 

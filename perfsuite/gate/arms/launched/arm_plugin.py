@@ -30,7 +30,8 @@ _PROTOCOL = 2
 # A launch stores and compares nothing, runs each cell once, and alone in its process.
 _OPTIONS: dict[str, Any] = {
     **dict.fromkeys(("benchmark_disable", "benchmark_skip", "benchmark_autosave"), False),
-    **dict.fromkeys(("lf", "failedfirst", "newfirst", "stepwise", "usepdb", "trace"), False),
+    **dict.fromkeys(("lf", "failedfirst", "newfirst", "stepwise"), False),
+    **dict.fromkeys(("collectonly", "usepdb", "trace"), False),
     **dict.fromkeys(("benchmark_compare", "benchmark_compare_fail", "benchmark_save"), None),
     **dict.fromkeys(("benchmark_json", "benchmark_histogram", "benchmark_cprofile_dump"), None),
     **dict.fromkeys(("xmlpath", "basetemp"), None),

@@ -10,7 +10,7 @@ gate's end is `perfsuite.gate.arms.loaded`. A line has a process id, a kind and 
     old      as file, of its own tree, written before the launch; by the name that it had then
     program  that it starts
     silent   command that may run Python in a process that cannot have this log
-    shell    command of a shell: what it starts may not have this log
+    shell    command of a shell, or change of the environment: what it starts may not have this log
 """
 
 from __future__ import annotations
@@ -71,6 +71,8 @@ class LoadLog:
             self._note_start(arguments[0], arguments[1], None, arguments[2])
         elif event == "os.system":
             self._note_start("/bin/sh", ("sh", "-c", arguments[0]), None, None)
+        elif event == "os.putenv" or event == "os.unsetenv":
+            self._note_variable(*map(_text, arguments))
 
     def note_fork(self) -> None:
         """Remember the process that forks: it may end before its child asks."""
@@ -181,10 +183,19 @@ class LoadLog:
         if is_shell:
             self.write("shell", command)
 
+    def _note_variable(self, name: str, value: str = "") -> None:
+        # No event tells of what multiprocessing spawns from now on, which has this variable.
+        variables = {**os.environ, name: value}
+        if name in (LOG, "PYTHONPATH") and not self._is_inherited(("python",), variables):
+            self.write("shell", f"os.environ[{name!r}]")
+
     def _is_inherited(self, words: Sequence[str], variables: Mapping[str, str]) -> bool:
         """Whether a process that is started like this has this log, if it is Python."""
         roots = variables.get("PYTHONPATH", "").split(os.pathsep)
         if variables.get(LOG) != self._path or _FOLDER not in roots:
+            return False
+        # Python runs the first that it finds.
+        if PathFinder.find_spec("sitecustomize", roots[: roots.index(_FOLDER)]) is not None:
             return False
         if not _is_python(words[0]):
             return True

@@ -18,7 +18,7 @@ from torch import nn
 from perfsuite.errors import WorkloadError
 from perfsuite.records.equivalence import EquivalenceRow, semantic_check
 from perfsuite.records.recipe import Recipe
-from perfsuite.units import listed
+from perfsuite.units import counted, listed
 from perfsuite.worker.equivalence import comparison, limits
 from perfsuite.worker.equivalence.checks.expected_step import ExpectedStep
 from perfsuite.worker.equivalence.comparison import Discrepancy, Tensors
@@ -94,6 +94,11 @@ def check_own_steps(case: OwnCase) -> tuple[EquivalenceRow, dict[str, str]]:
         if not proof.planted:
             proof.vacuous.append("no torch optimizer steps, so that no mistake can be planted")
     proof.vacuous += _why_vacuous(trace, steps)
+    if why_losses_alone is None and (others := len(truth.own.unnamed)):
+        proof.vacuous.append(
+            f"{counted(others, 'parameter')} that an optimizer updates and Step.model does not "
+            "have: nothing compares what is not in it"
+        )
     proof.find_cause = partial(_find_cause, trace, steps, truth)
     return proof.conclude(recipe), missing
 

@@ -6,7 +6,9 @@ Hooks of torch's optimizers see the gradients, so that the step itself stays as 
 import itertools
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import TypeVar
+from contextlib import ExitStack
+from typing import Any, TypeVar
+from unittest.mock import patch
 
 import torch
 from torch import nn
@@ -14,6 +16,7 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 
 from perfsuite.worker.equivalence.comparison import Tensors
 from perfsuite.worker.equivalence.trace import trace
+from perfsuite.worker.training.optimizers import is_within_another
 
 T = TypeVar("T")
 
@@ -40,7 +43,8 @@ BeforeUpdate = Callable[[Sequence[nn.Parameter], Mapping[str, nn.Parameter]], No
 class OwnSteps:
     """Takes steps of a user's own, which may name their model.
 
-    `updated_twice` names the trained `parameters` that optimizers updated twice in the last step.
+    `updated_twice` names the trained `parameters` that optimizers updated twice in the last step,
+    and `unnamed` holds what they ever updated that is not the model's.
     """
 
     def __init__(self, model: nn.Module | None, take: Callable[[], float | None]) -> None:
@@ -48,22 +52,27 @@ class OwnSteps:
         named = without_wrappers(dict(self.model.named_parameters()))
         self.parameters = {name: one for name, one in named.items() if one.requires_grad}
         self.updated_twice: set[str] = set()
+        self.unnamed: set[nn.Parameter] = set()
         self._take = take
         self._names = {id(parameter): name for name, parameter in named.items()}
 
     def take(self, before_update: BeforeUpdate = lambda *_: None) -> trace.RankStep:
         """Take one step, and return what it did.
 
-        The gradients are those that the first optimizer finds which updates the parameter.
+        The gradients are those that the first optimizer finds which updates the parameter: after
+        its own hooks, and after what a subclass does to them before `super().step()`.
         """
         gradients: Tensors = {}
         updated: set[str] = set()
         self.updated_twice = set()
 
-        def look(optimizer: Optimizer, *_: object) -> None:
+        def look(optimizer: Optimizer, *_: object, is_within: bool = False) -> None:
             stepped = [one for group in optimizer.param_groups for one in group["params"]]
             known = {self._names[id(one)]: one for one in stepped if id(one) in self._names}
-            new = {name: one for name, one in known.items() if name not in updated}
+            others = (one for one in stepped if id(one) not in self._names)
+            self.unnamed |= {one for one in others if one.grad is not None}
+            again = is_within or is_within_another(optimizer)
+            new = {name: one for name, one in known.items() if again or name not in updated}
             self.updated_twice |= known.keys() - new.keys()
             updated.update(new)
             for name, parameter in new.items():
@@ -71,11 +80,25 @@ class OwnSteps:
                     gradients[name] = trace.copy_tensor(parameter.grad)
             before_update(stepped, new)
 
-        hook = register_optimizer_step_pre_hook(look)
-        try:
+        def watch(optimizer: Optimizer, *_: object) -> None:
+            if optimizer in watched:
+                return
+            watched.add(optimizer)
+            hooks.callback(optimizer.register_step_pre_hook(look).remove)
+            kinds = (kind for kind in type(optimizer).__mro__[1:] if "step" in vars(kind))
+            if (above := next(kinds)) is not Optimizer:  # which all of them have
+                step: Any = vars(above)["step"]
+
+                def look_and_step(one: Optimizer, *args: Any, **options: Any) -> Any:
+                    look(one, is_within=True)
+                    return step(one, *args, **options)
+
+                hooks.enter_context(patch.object(above, "step", look_and_step))
+
+        watched: set[Optimizer] = set()
+        with ExitStack() as hooks:
+            hooks.callback(register_optimizer_step_pre_hook(watch).remove)
             loss = self._take()
-        finally:
-            hook.remove()
         return trace.RankStep(loss=loss, gradients=gradients, after=self.weights())
 
     @torch.no_grad()
