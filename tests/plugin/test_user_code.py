@@ -96,6 +96,45 @@ def benchmarks_of(project: pytest.Pytester) -> dict[str, Any]:
     return {one["name"]: one for one in found}
 
 
+def test_what_a_step_computes_in_threads_of_its_own_has_no_count(
+    project: pytest.Pytester,
+) -> None:
+    test = """
+        import threading
+        from concurrent.futures import ThreadPoolExecutor
+
+        from training import steps
+
+        def build():
+            step, pool = steps(), ThreadPoolExecutor(1)
+            return lambda: pool.submit(step).result()
+
+        def train():
+            import torch
+            model = torch.nn.Linear(8, 8)
+            update, pool = torch.optim.SGD(model.parameters(), lr=0.1), ThreadPoolExecutor(1)
+            while True:
+                pool.submit(model, torch.ones(4, 8)).result().sum().backward()
+                update.step()
+
+        def check(outcome):
+            counts, reason = outcome.record.counts, outcome.missing["ops"]
+            assert reason == "it computes in threads of its own, which cannot be watched"
+            assert counts.ops is counts.flops is counts.collectives is None
+            assert outcome.record.memory is None
+
+        def test_step(step_benchmark):
+            check(step_benchmark(build, rounds=2, iterations=2))
+
+        def test_loop(loop_benchmark):
+            check(loop_benchmark(train, steps=10, warmup=3))
+    """
+
+    result = run(project, test)
+
+    assert result.ret == 0, result.stdout.str()
+
+
 def test_steps_and_loops_are_cells_like_others(project: pytest.Pytester) -> None:
     test = """
         import perfsuite

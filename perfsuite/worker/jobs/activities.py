@@ -28,7 +28,7 @@ from perfsuite.worker.training.step import evaluate_batch, train_step
 from perfsuite.worker.training.trainer import Trainer, build_trainer
 
 # Counts that threads hide from the dispatcher.
-_HIDDEN_IN_THREADS = (
+HIDDEN_IN_THREADS = (
     *("flops", "model_flops", "ops", "saved_activation_bytes", "collectives", "collective_bytes"),
 )
 # Enough to see a loss fall; every cell runs at least as many steps with the default rounds.
@@ -158,7 +158,7 @@ class _OnModel(Repeatable):
         self.frees_late = trainer.recipe.comm_hook != "none"
         if trainer.recipe.plan.properties.runs_threads:
             reason = "DataParallel's replicas run in threads of their own"
-            self.missing = dict.fromkeys(_HIDDEN_IN_THREADS, reason)
+            self.missing = dict.fromkeys(HIDDEN_IN_THREADS, reason)
 
     def held_tensors(self) -> Iterator[Tensor]:
         return held_by(self.trainer.module, self.trainer.optimizer)

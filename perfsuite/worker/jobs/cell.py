@@ -18,7 +18,7 @@ from perfsuite.system.background import Waits
 from perfsuite.system.environment import Environment
 from perfsuite.system.gpus import read_energy
 from perfsuite.worker.jobs import loader_workers
-from perfsuite.worker.jobs.activities import Activity, start_activity
+from perfsuite.worker.jobs.activities import HIDDEN_IN_THREADS, Activity, start_activity
 from perfsuite.worker.jobs.user_code import start_user_code
 from perfsuite.worker.measure import counters
 from perfsuite.worker.measure.clock import largest_over_ranks, start_together
@@ -305,6 +305,10 @@ class Measurement:
         if counted.ops == 0:
             reason = "no operator ran outside of the stage 'load'"
             self._found.missing |= dict.fromkeys(("flops", "model_flops", "ops"), reason)
+        if counted.in_threads:
+            hidden = (*HIDDEN_IN_THREADS, *(() if self._on_accelerator else ("memory",)))
+            reason = "it computes in threads of its own, which cannot be watched"
+            self._found.missing |= dict.fromkeys(hidden, reason)
         if self._has_peers and device.type == "cpu":
             self._found.watched_s.append(counted.watched_s)
             if not self._is_loop:
@@ -320,7 +324,7 @@ class Measurement:
             reason = "no stage 'backward' followed a stage 'forward'"
             self._found.missing.setdefault("saved_activation_bytes", reason)
         found: dict[str, Any] = {**vars(counted)}
-        del found["watched_s"], found["frees_late"]
+        del found["watched_s"], found["frees_late"], found["in_threads"]
         if (operator := found.pop("without_formula")) is not None:
             reason = f"torch has no formula for the FLOPs of {operator}"
             self._found.missing.setdefault("model_flops", reason)

@@ -4,12 +4,14 @@ import gc
 import json
 import re
 import sys
+import threading
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch.nn.modules.module import register_module_forward_pre_hook
 
 from perfsuite.records.stages import untimed
 from perfsuite.worker.measure.clock import collector_off
@@ -60,6 +62,7 @@ class IterationCounts:
     watched_s: dict[str, tuple[float, float]] = field(compare=False)
     without_formula: str | None = None  # an operator whose FLOPs are in none of these
     frees_late: bool = False  # another stream may use memory that the training has given back
+    in_threads: bool = False  # a module with parameters ran in another thread
 
 
 def count_iteration() -> Iterations[IterationCounts]:
@@ -74,8 +77,15 @@ def count_iteration() -> Iterations[IterationCounts]:
     `StepMode` says what is not seen. Two iterations must have run before: DDP rebuilds its buckets
     after the first, and in the first DTensor runs operators twice to learn the shapes of results.
     """
-    counter = _Counter()
-    with torch.compiler.set_stance("force_eager"), counter:
+    counter, own = _Counter(), threading.get_ident()
+
+    def look(module: Any, _: object) -> None:
+        # A replica of nn.DataParallel has them elsewhere.
+        parameters = getattr(module, "_former_parameters", module._parameters)
+        counter.found.in_threads |= bool(parameters) and threading.get_ident() != own
+
+    stance = torch.compiler.set_stance("force_eager")
+    with register_module_forward_pre_hook(look), stance, counter:
         yield counter.stage
     counter.found.model_flops = counter.found.flops - counter.recomputed_flops()
     return counter.found

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import numpy
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
 from perfsuite.errors import WorkloadError
@@ -62,7 +63,9 @@ def build_trainer(
     mixed_precision.set_tf32(precision, device)
     seed_random_numbers(seed)
 
-    model = mixed_precision.use_float8(_build_model(workload), workload, precision, device)
+    model = mixed_precision.use_float8(
+        _build_model(workload, precision), workload, precision, device
+    )
     mixed_precision.set_tf32(precision, device)
     mixed_precision.cast_parameters(model, precision)
     model.to(device)
@@ -100,14 +103,17 @@ def seed_random_numbers(seed: int) -> None:
     torch.manual_seed(seed)
 
 
-def _build_model(workload: Workload) -> nn.Module:
+def _build_model(workload: Workload, precision: mixed_precision.PrecisionPolicy) -> nn.Module:
     model: object = workload.build_model()
-    if isinstance(model, nn.Module):
+    if not isinstance(model, nn.Module):
+        wrong = f"a {type(model).__name__}; return a torch.nn.Module"
+    elif any(map(is_lazy, model.parameters())):
+        wrong = "parameters without a shape (nn.LazyLinear); run a batch through it there"
+    elif torch.float64 in {one.dtype for one in model.parameters()} - {precision.parameter_dtype}:
+        wrong = "parameters in float64; build them in float32, or use precision='fp64'"
+    else:
         return model
-    raise WorkloadError(
-        f"workload {workload.name!r}: build_model returned a {type(model).__name__}; "
-        "return a torch.nn.Module"
-    )
+    raise WorkloadError(f"workload {workload.name!r}: build_model returned {wrong}")
 
 
 def _build_optimizer(

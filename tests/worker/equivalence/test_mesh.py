@@ -305,6 +305,11 @@ def rename_parameter(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
     return model
 
 
+def freeze_bias(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
+    model.get_submodule("output").bias.requires_grad_(False)
+    return model
+
+
 @pytest.mark.parametrize(
     ("parallelize", "error", "message"),
     [
@@ -333,6 +338,12 @@ def rename_parameter(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
             "workload 'perceptron': parallelize took away parameter 'hidden.weight'; keep the "
             "parameters' names, as fully_shard and parallelize_module do, so that their gradients "
             "can be compared with those of one process",
+        ),
+        (
+            freeze_bias,
+            WorkloadError,
+            "workload 'perceptron': 'output.bias' is trained in one process and not on the ranks, "
+            "or the reverse; does parallelize freeze it?",
         ),
     ],
     ids=lambda value: getattr(value, "__name__", ""),

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
@@ -254,6 +255,21 @@ def test_what_loading_does_is_not_counted():
     counts = run_iterations(count_iteration(), iterate)
 
     assert (counts.ops, counts.flops) == (1, 0)
+
+
+def test_what_runs_in_another_thread_is_seen_if_it_trains():
+    model, scaling = nn.Linear(4, 4), nn.Sequential(nn.Identity())
+
+    def in_thread(module):
+        def iterate(_):
+            thread = threading.Thread(target=module, args=(torch.ones(2, 4),))
+            thread.start()
+            thread.join()
+
+        return run_iterations(count_iteration(), iterate).in_threads
+
+    assert (in_thread(model), in_thread(scaling)) == (True, False)
+    assert not run_iterations(count_iteration(), lambda _: model(torch.ones(2, 4))).in_threads
 
 
 def test_loading_that_fails_does_not_hide_what_comes_after():

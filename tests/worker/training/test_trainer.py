@@ -195,10 +195,31 @@ def test_an_optimizer_that_needs_a_closure_is_refused(
         make_trainer(make_workload(build_optimizer=torch.optim.LBFGS))
 
 
-def test_a_model_that_is_no_module_is_refused(make_trainer: Any, make_workload: Any) -> None:
-    message = "workload 'small': build_model returned a str; return a torch.nn.Module"
-    with refusal(WorkloadError, message):
-        make_trainer(make_workload(build_model=lambda: "model"))
+@pytest.mark.parametrize(
+    ("build", "what"),
+    [
+        (lambda: "model", "a str; return a torch.nn.Module"),
+        (
+            lambda: nn.Sequential(nn.LazyLinear(4)),
+            "parameters without a shape (nn.LazyLinear); run a batch through it there",
+        ),
+        (
+            lambda: nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4).double()),
+            "parameters in float64; build them in float32, or use precision='fp64'",
+        ),
+    ],
+)
+def test_a_model_that_cannot_be_trained_as_it_is_is_refused(
+    make_trainer: Any, make_workload: Any, build: Any, what: str
+) -> None:
+    with refusal(WorkloadError, f"workload 'small': build_model returned {what}"):
+        make_trainer(make_workload(build_model=build))
+
+
+def test_a_model_in_float64_is_trained_in_it(make_trainer: Any, make_workload: Any) -> None:
+    workload = make_workload(build_model=lambda: nn.Linear(4, 4).double())
+
+    assert make_trainer(workload, precision="fp64").model.weight.dtype == torch.float64
 
 
 def test_the_parts_of_a_trainer_name_their_device_and_policy(make_trainer: Any) -> None:

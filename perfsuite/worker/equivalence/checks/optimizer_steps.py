@@ -14,6 +14,8 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from perfsuite.errors import WorkloadError
+from perfsuite.units import listed
 from perfsuite.worker.equivalence import comparison
 from perfsuite.worker.equivalence.comparison import Discrepancy, Tensors
 from perfsuite.worker.equivalence.diagnosis import explain_non_finite, explain_start
@@ -29,7 +31,13 @@ _KEPT = "the weights stay as they are"
 def check_optimizer_steps(case: Case, proof: Proof) -> None:
     """Add the discrepancies of the weights before the first step and after each one to a proof."""
     replay, mistakes = _Replay(case, case.recipe.clip_grad_norm), _mistakes(case)
-    proof.evidence += _judge_start(case, replay.weights())
+    start = replay.weights()
+    if others := start.parameters.keys() ^ case.trace.start.parameters.keys():
+        raise WorkloadError(
+            f"workload {case.workload.name!r}: {listed(sorted(map(repr, others)))} is trained in "
+            "one process and not on the ranks, or the reverse; does parallelize freeze it?"
+        )
+    proof.evidence += _judge_start(case, start)
     if case.recipe.plan.properties.splits_tensors and type(replay.optimizer).__name__ == "Muon":
         what = "Muon's iteration in bfloat16 rounds parts of a parameter otherwise"
         proof.vacuous.append(f"{what}, so that what the optimizer does is not proven")
