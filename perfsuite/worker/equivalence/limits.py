@@ -59,19 +59,24 @@ def is_low_precision(recipe: Recipe) -> bool:
 
 
 def reduction_limit(
-    epsilon: float, recipe: Recipe, device: torch.device, *, is_ordered: bool = True
+    epsilon: float,
+    recipe: Recipe,
+    device: torch.device,
+    *,
+    is_ordered: bool = True,
+    pieces: int = 1,
 ) -> Limit:
     """The limit of T0: the same gradients summed over the ranks in two different orders.
 
     With two ranks a + b and b + a are the same number, so on a CPU, where nothing else changes the
     order of a sum, the gradients are equal bit for bit. `epsilon` is of the dtype that
     gradients are reduced in. `is_ordered` says whether each element is a single sum over the ranks;
-    False for sparse gradients, which may hold a row several times.
+    False for sparse gradients, which may hold a row in `pieces` that are added one after another.
     """
     num_ranks, num_steps = recipe.plan.world_size, recipe.grad_accumulation_steps
     if is_ordered and num_ranks <= 2 and num_steps == 1 and device.type == "cpu":
         return BITWISE
-    limit = _limit(_REDUCTION_FACTOR, epsilon, recipe)
+    limit = _limit(_REDUCTION_FACTOR, epsilon, recipe, pieces)
     # The mean over three ranks multiplies by a third, which is rounded by at most u / 2.
     is_exact = num_ranks & (num_ranks - 1) == 0
     return limit if is_exact else dataclasses.replace(limit, shared=epsilon / 2)
@@ -117,26 +122,28 @@ def nudge(parameters: Iterable[torch.Tensor], *_: object) -> None:
             one.mul_(1 + torch.finfo(one.dtype).eps * (2.0 * signs - 1))
 
 
-def _limit(factor: int, epsilon: float, recipe: Recipe) -> Limit:
+def _limit(factor: int, epsilon: float, recipe: Recipe, pieces: int = 1) -> Limit:
     num_ranks, num_steps = recipe.plan.world_size, recipe.grad_accumulation_steps
-    value = factor * epsilon * math.sqrt(num_ranks * num_steps)
-    formula = f"{factor} u sqrt(ws A), u {epsilon:.1e}, ws {num_ranks}, A {num_steps}"
+    value = factor * epsilon * math.sqrt(num_ranks * num_steps * pieces)
+    k, more = (" k", f", k {pieces}") if pieces > 1 else ("", "")
+    formula = f"{factor} u sqrt(ws A{k}), u {epsilon:.1e}, ws {num_ranks}, A {num_steps}{more}"
     return Limit(value, formula, WORST_PARAMETER_FACTOR * value)
 
 
 def update_limit(
-    share: float, formula: str, epsilon: float, size: float, *, is_sparse: bool = False
+    share: float, formula: str, epsilon: float, size: float, *, pieces: int = 0
 ) -> Limit:
     """The limit of the weights p after a step D that is off by a share e of itself, in steps |D|.
 
     e |D| / (u |p|) of the elements of p are rounded to the other side, by u |p| each. The norm of
-    that is at most sqrt(e u |p| |D|), by Cauchy and Schwarz. A sparse gradient may hold a row
-    several times, and adding it piece by piece rounds every element once more. `size` is |p| / |D|,
-    and `formula` that of e.
+    that is at most sqrt(e u |p| |D|), by Cauchy and Schwarz. A sparse gradient may hold a row in k
+    `pieces`, and adding them one by one rounds every element k times, at random. `size` is
+    |p| / |D|, and `formula` that of e.
     """
     value, how = share + math.sqrt(share * epsilon * size), "e + sqrt(e u |p| / |D|)"
-    if is_sparse:
-        value, how = share + 2 * epsilon * size, "e + 2 u |p| / |D|"
+    if pieces:
+        how = f"e + 2 u sqrt(k) |p| / |D|, k {pieces}"
+        value = share + 2 * epsilon * math.sqrt(pieces) * size
     return Limit(value, f"{how}, {formula}, u {epsilon:.1e}, in units of the step |D|", value)
 
 

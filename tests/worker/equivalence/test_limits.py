@@ -175,7 +175,7 @@ def test_a_rounded_factor_of_powersgd_is_in_all_elements_of_its_matrix(
         recipe=Recipe(parallel="ddp:4", comm_hook=comm_hook),
         device=CPU,
         noise=0.0,
-        trace=SimpleNamespace(sparse=frozenset()),
+        trace=SimpleNamespace(sparse={}),
     )
 
     limit = reduction._limit(tested, run)

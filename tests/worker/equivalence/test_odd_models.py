@@ -219,6 +219,32 @@ def test_draws_for_as_many_words_as_each_batch_has_are_joined(check_equivalence:
     assert report.is_equivalent, report
 
 
+class Types(nn.Module):
+    """An embedding of few rows, each of which comes very often."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.types = nn.Embedding(3, 16, sparse=True)
+        self.head = nn.Linear(16, 4)
+
+    def forward(self, words: Tensor) -> Tensor:
+        return self.head(self.types(words).mean(1))
+
+
+@pytest.mark.parametrize("fields", [{}, {"precision": "amp-bf16"}, {"parallel": "ddp:2"}])
+def test_rows_of_a_sparse_gradient_that_come_often_round_often(
+    check_equivalence: Check, fields: Any
+) -> None:
+    words = torch.randint(0, 3, (256, 32), generator=torch.Generator().manual_seed(0))
+    workload = make_workload(
+        Types, inputs=words, targets=torch.arange(256) % 4, micro_batch_size=64
+    )
+
+    report = check_equivalence(workload, Recipe(**fields))
+
+    assert "mismatch" not in statuses(report).values(), report
+
+
 class Bounded(nn.Module):
     """Its forward pass shortens the embeddings that it uses."""
 

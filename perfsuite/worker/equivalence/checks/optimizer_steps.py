@@ -183,7 +183,9 @@ def _limit(case: Case, step: Step, number: int, expected: Tensors, optimizer: Op
         return BITWISE
     length = comparison.step_length(expected, step.before.parameters)
     size = comparison.total_norm(expected) / length
-    return update_limit(share, formula, epsilon, size, is_sparse=bool(case.trace.sparse))
+    return update_limit(
+        share, formula, epsilon, size, pieces=max(case.trace.sparse.values(), default=0)
+    )
 
 
 def _mistakes(case: Case) -> dict[str, _Replay]:

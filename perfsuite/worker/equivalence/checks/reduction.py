@@ -200,7 +200,8 @@ def _limit(gradients: Tensors, case: Case) -> Limit:
         dtypes.add(low)
         is_ordered = False
     epsilon = max((torch.finfo(dtype).eps for dtype in dtypes), default=0.0)
-    limit = reduction_limit(epsilon, case.recipe, case.device, is_ordered=is_ordered)
+    pieces = max(case.trace.sparse.values(), default=1)
+    limit = reduction_limit(epsilon, case.recipe, case.device, is_ordered=is_ordered, pieces=pieces)
     if case.recipe.comm_hook == "powersgd":  # elements of a matrix share its rounded factors
         limit = dataclasses.replace(limit, shared=epsilon)
     return above_noise(limit, case.noise)

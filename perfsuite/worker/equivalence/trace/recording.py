@@ -76,9 +76,10 @@ def record_run(
         steps.append(taken)
         before = None
     grads = ((name, one.grad) for name, one in trainer.module.named_parameters())
+    sparse = {name: grad for name, grad in grads if grad is not None and grad.is_sparse}
     return trace.RankTrace(
         batches=recorder.batches,
-        sparse=frozenset(n for n, grad in grads if grad is not None and grad.is_sparse),
+        sparse={name: _most_pieces(grad) for name, grad in sparse.items()},
         shard_index=trainer.strategy.shard_index,
         start=start,
         steps=steps,
@@ -87,6 +88,13 @@ def record_run(
         communicating=frozenset(recorder.draws.communicating if recorder.draws else ()),
         bucket_layout=getattr(trainer.strategy, "bucket_layout", []),
     )
+
+
+def _most_pieces(grad: torch.Tensor) -> int:
+    """Into how many pieces a row of a sparse gradient is parted at most, as words come again."""
+    indices = grad._indices()
+    counts = torch.unique(indices, dim=1, return_counts=True)[1] if indices.numel() else indices
+    return max(counts.flatten().tolist(), default=1)
 
 
 def read_epochs(batches: EpochBatches) -> list[list[list[int]]]:

@@ -113,7 +113,8 @@ class RankTrace:
     indices: list[list[list[int]]] = field(default_factory=list)
     batches: list[Any] = field(default_factory=list)  # also those of skipped steps
     num_skipped: int = 0
-    sparse: frozenset[str] = frozenset()  # parameters whose sparse gradients are recorded as dense
+    # Parameters whose sparse gradients are recorded as dense, and the most pieces of a row.
+    sparse: dict[str, int] = field(default_factory=dict)
     num_calls: Counter[str] | None = None  # of each operator; None where they were not seen
     communicating: frozenset[str] = frozenset()  # the user's modules, in forward passes
     bucket_layout: list[list[str]] = field(default_factory=list)  # DDP's, if a hook depends on it
@@ -150,7 +151,7 @@ class Trace:
     batches: list[list[Any]]
     steps: list[Step]
     num_skipped: int
-    sparse: frozenset[str]
+    sparse: dict[str, int]
     num_calls: Counter[str] | None
     communicating: frozenset[str]
     bucket_layout: list[list[str]]
@@ -208,13 +209,14 @@ def join_traces(ranks: Sequence[RankTrace]) -> Trace:
         steps.append(step)
         before = after
     num_calls = [rank.num_calls for rank in ranks if rank.num_calls is not None]
+    sparse = sorted((pieces, name) for rank in ranks for name, pieces in rank.sparse.items())
     return Trace(
         start=start,
         steps=steps,
         indices=[rank.indices for rank in shards],
         batches=[rank.batches for rank in shards],
         num_skipped=ranks[0].num_skipped,
-        sparse=frozenset().union(*(rank.sparse for rank in ranks)),
+        sparse={name: pieces for pieces, name in sparse},  # the most of all ranks
         num_calls=sum(num_calls, Counter()) if len(num_calls) == len(ranks) else None,
         communicating=frozenset().union(*(rank.communicating for rank in ranks)),
         bucket_layout=ranks[0].bucket_layout,

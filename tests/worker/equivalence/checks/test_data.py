@@ -100,7 +100,7 @@ def make_case(workload: Workload, recipe: Recipe, *, drawn: Any, seen: Any) -> C
         batches=seen,
         steps=[],
         num_skipped=0,
-        sparse=frozenset(),
+        sparse={},
         num_calls=None,
         communicating=frozenset(),
         bucket_layout=[],

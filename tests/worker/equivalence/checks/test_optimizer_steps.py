@@ -425,11 +425,13 @@ def test_sparse_gradients_step_sparse_and_round_once_more(optimizer: str) -> Non
     row, last = proof.conclude(Recipe()), proof.evidence[-1]
     assert row.status == "equivalent"
     assert list(proof.planted) == [STAYS]
+    (pieces,) = trace.sparse.values()
     assert last.limit == pytest.approx(
-        2 * U32 + 2 * U32 * size_over_step(trace.steps[-1]), rel=1e-3
+        2 * U32 + 2 * U32 * pieces**0.5 * size_over_step(trace.steps[-1]), rel=1e-3
     )
     assert last.formula == (
-        "e + 2 u |p| / |D|, e 2 u sqrt(ws), u 1.2e-07, in units of the step |D|"
+        f"e + 2 u sqrt(k) |p| / |D|, k {pieces}, e 2 u sqrt(ws), u 1.2e-07, in units of the step "
+        "|D|"
     )
 
 

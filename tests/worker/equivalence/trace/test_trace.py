@@ -163,15 +163,15 @@ def test_the_first_rank_decides_and_what_later_ones_kept_differs() -> None:
 def test_batches_are_kept_by_shard_and_sparse_names_of_all_ranks() -> None:
     first, second = torch.zeros(1), torch.ones(1)
     ranks = [
-        rank_trace(shard_index=1, batches=[second], sparse=frozenset("a")),
-        rank_trace(shard_index=0, batches=[first], sparse=frozenset("b")),
+        rank_trace(shard_index=1, batches=[second], sparse={"a": 3, "b": 2}),
+        rank_trace(shard_index=0, batches=[first], sparse={"b": 7}),
         rank_trace(shard_index=0, batches=[first]),
     ]
 
     trace = join_traces(ranks)
 
     assert [[batch.item() for batch in shard] for shard in trace.batches] == [[0.0], [1.0]]
-    assert trace.sparse == {"a", "b"}
+    assert trace.sparse == {"a": 3, "b": 7}
 
 
 def test_a_run_without_steps_has_none() -> None:
