@@ -48,9 +48,8 @@ def is_slower(slow: Row, fast: Row, times_s: tuple[float, float] | None = None) 
         time_s * _MEDIAN_OVER_MEAN * (row.spread_ratio or 0.0) / math.sqrt(len(row.rounds_s))
         for row, time_s in ((slow, slow_s), (fast, fast_s))
     )
-    return slow_s - fast_s > max(
-        _LAUNCHES_DIFFER * fast_s, _STANDARD_ERRORS * math.hypot(*errors_s)
-    )
+    noise_s = _STANDARD_ERRORS * math.hypot(*errors_s)
+    return slow_s - fast_s > max(_LAUNCHES_DIFFER * fast_s, noise_s)
 
 
 def _slow_ranks(rows: Sequence[Row]) -> Iterator[Advice]:
@@ -86,9 +85,7 @@ def _loading(rows: Sequence[Row]) -> Iterator[Advice]:
 def _scaling(rows: Sequence[Row]) -> Iterator[Advice]:
     for family, member, alone in _against(rows, "parallel", 1):
         per_s, alone_per_s = member.record.samples_per_s, alone.record.samples_per_s
-        if not per_s or not alone_per_s:
-            continue
-        if is_slower(member.row, alone.row, (1 / per_s, 1 / alone_per_s)):
+        if per_s and alone_per_s and is_slower(member.row, alone.row, (1 / per_s, 1 / alone_per_s)):
             yield Advice(
                 text=f"{family.name} over {member.value} is slower than over 1 here",
                 evidence=f"{per_s:.0f} samples/s over {member.value}, {alone_per_s:.0f} over 1, "

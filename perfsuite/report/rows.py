@@ -218,6 +218,10 @@ def _text(key: str, path: str, title: str = "", write: Callable[..., str] = str)
     return Column(key, title or key, at(path), write, is_number=False)
 
 
+def _count(key: str, title: str, write: Callable[..., str] = str) -> Column[Row]:
+    return Column(key, title, at(f"record.counts.{key}"), write)
+
+
 COLUMNS: tuple[Column[Row], ...] = (
     _text("cell", "name"),
     _text("verdict", "verdict.word"),
@@ -247,18 +251,13 @@ COLUMNS: tuple[Column[Row], ...] = (
     _text("checkpointing", "recipe.checkpointing"),
     Column("num_workers", "workers", at("recipe.num_workers")),
     _text("numerics_change", "verdict.numerics_change", "mathematics", _write_mathematics),
-    Column(
-        "saved_activation_bytes",
-        "saved for backward",
-        at("record.counts.saved_activation_bytes"),
-        format_bytes,
-    ),
-    Column("flops", "FLOPs", at("record.counts.flops"), format_count),
-    Column("model_flops", "model FLOPs", at("record.counts.model_flops"), format_count),
-    Column("collectives", "collectives", at("record.counts.collectives")),
-    Column("host_syncs", "host waits", at("record.counts.host_syncs")),
-    Column("graph_breaks", "graph breaks", at("record.counts.graph_breaks")),
-    Column("recompiles", "recompiles", at("record.counts.recompiles")),
+    _count("saved_activation_bytes", "saved for backward", format_bytes),
+    _count("flops", "FLOPs", format_count),
+    _count("model_flops", "model FLOPs", format_count),
+    _count("collectives", "collectives"),
+    _count("host_syncs", "host waits"),
+    _count("graph_breaks", "graph breaks"),
+    _count("recompiles", "recompiles"),
     Column("compile_s", "compiling", at("record.compile_s"), format_seconds),
     Column("energy_j", "J an iteration", at("record.energy_j"), "{:.3g}".format),
 )

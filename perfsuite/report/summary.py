@@ -108,13 +108,11 @@ def explanation_text(explanation: Explanation, *, said: str = "") -> str:
     elif explanation.operators:
         first = explanation.operators[0]
         texts.append(f"moved most: {first['name']} {_moved(*first['self_s'])}")
-    changes = {
-        name: f"{name} {base} -> {head}" for name, (base, head) in explanation.counts.items()
-    }
     told = {text.partition(" ")[0] for text in said.split("; ")}
-    if unsaid := [text for name, text in changes.items() if name not in told]:
+    counts = explanation.counts.items()
+    if unsaid := [f"{name} {base} -> {head}" for name, (base, head) in counts if name not in told]:
         texts.append(f"counts: {', '.join(unsaid)}")
-    nothing = "" if changes else "no stage, count or function moved by itself"
+    nothing = "" if explanation.counts else "no stage, count or function moved by itself"
     return "; ".join(texts) or nothing
 
 

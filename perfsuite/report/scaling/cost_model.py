@@ -57,9 +57,8 @@ class RingModel:
     def time_s(self, world_size: int, num_bytes: float, num_collectives: int = 1) -> float:
         """Seconds of all_reduces that are `num_bytes` together, one after the other."""
         steps = 2 * (world_size - 1)
-        return num_collectives * steps * self.latency_s + steps / world_size * (
-            num_bytes * self.per_byte_s
-        )
+        transfer_s = steps / world_size * (num_bytes * self.per_byte_s)
+        return num_collectives * steps * self.latency_s + transfer_s
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,12 +121,9 @@ def _all_reduces(row: Row) -> list[AllReduce] | None:
 
 
 def _links(key: EnvironmentKey, cells: Sequence[tuple[Row, list[AllReduce]]]) -> Links:
-    measured, sharing = (
-        tuple(
-            one for row, found in cells for one in found if row.shares_cores(one.world_size) is does
-        )
-        for does in (False, True)
-    )
+    launches = [(one, row.shares_cores(one.world_size)) for row, found in cells for one in found]
+    measured = tuple(one for one, shares_cores in launches if not shares_cores)
+    sharing = tuple(one for one, shares_cores in launches if shares_cores)
     num_cores = cells[0][0].num_cores
     fitted = fit_ring(measured)
     if sharing and not measured:
@@ -173,15 +169,11 @@ def fit_ring(measured: Sequence[AllReduce]) -> RingModel | str:
     (latency_s, largest_s), *_ = lstsq(rows, [1.0] * len(rows))
     per_byte_s = float(largest_s) / sizes[-1]
     if latency_s <= 0:
-        return (
-            "the times are in proportion to the bytes, so they show no latency; measure "
-            f"messages below {least}"
-        )
+        shown = "the times are in proportion to the bytes, so they show no latency"
+        return f"{shown}; measure messages below {least}"
     if per_byte_s <= 0:
-        return (
-            "the times do not grow with the bytes, so they show no bandwidth; measure "
-            f"messages above {most}"
-        )
+        shown = "the times do not grow with the bytes, so they show no bandwidth"
+        return f"{shown}; measure messages above {most}"
     return RingModel(latency_s=float(latency_s), per_byte_s=per_byte_s)
 
 

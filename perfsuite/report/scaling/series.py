@@ -217,16 +217,14 @@ def _series(
         base, *others = ordered
         there = links.get(environment_of(base.rows[0]))
         estimate = partial(_estimate, there, kind, base, others[-1])
+        scaled = (replace(one, base=base, expected=estimate(one.num_devices)) for one in others)
         found = (estimate(number) for number in NUM_DEVICES if number not in measured)
         yield ScalingSeries(
             kind=kind,
             name=shared_name(base.rows[0], "parallel"),
             mode=mode,
             batch=batch,
-            cells=(
-                base,
-                *(replace(one, base=base, expected=estimate(one.num_devices)) for one in others),
-            ),
+            cells=(base, *scaled),
             estimates=tuple(one for one in found if one is not None),
         )
 

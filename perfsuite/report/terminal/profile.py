@@ -18,11 +18,8 @@ _EPOCHS: tuple[Column[tuple[int, Epoch]], ...] = (
 
 def profile_title(profile: Profile) -> str:
     """Return what was profiled, in a few words."""
-    recipe = profile.recipe
-    return (
-        f"{profile.workload} ({recipe['parallel']}, {recipe['precision']}, "
-        f"{recipe['num_workers']} loader workers)"
-    )
+    recipe = "{parallel}, {precision}, {num_workers} loader workers".format_map(profile.recipe)
+    return f"{profile.workload} ({recipe})"
 
 
 def profile_lines(profile: Profile) -> Iterator[str]:
@@ -35,24 +32,18 @@ def profile_lines(profile: Profile) -> Iterator[str]:
     yield text_table([("stage", False), ("time", True), ("share", True)], stages)
     yield table_of(_EPOCHS, enumerate(profile.epochs, start=1))
     yield from _quality_lines(profile)
+    num_steps = profile.num_profiled_steps
     if profile.operators:
         operators = (
-            (
-                operator.name,
-                f"{operator.calls / profile.num_profiled_steps:.4g}",
-                format_seconds(operator.self_s / profile.num_profiled_steps),
-            )
-            for operator in profile.operators
+            (one.name, f"{one.calls / num_steps:.4g}", format_seconds(one.self_s / num_steps))
+            for one in profile.operators
         )
         columns = [("operator", False), ("calls a step", True), ("own time a step", True)]
         yield text_table(columns, operators)
     if (found := profile.communication) is not None:
-        per_step_s = found.total_s / profile.num_profiled_steps
-        exposed = format_ratio(found.exposed_s / found.total_s)
-        yield (
-            f"communication: {format_seconds(per_step_s)} a step, {exposed} of it exposed "
-            "(nothing computed meanwhile)"
-        )
+        per_step = f"{format_seconds(found.total_s / num_steps)} a step"
+        exposed = f"{format_ratio(found.exposed_s / found.total_s)} of it exposed"
+        yield f"communication: {per_step}, {exposed} (nothing computed meanwhile)"
     yield from _usage_lines(profile)
     # Each reason once, with the first field that it explains.
     reasons: dict[str, str] = {}
@@ -76,10 +67,8 @@ def _quality_lines(profile: Profile) -> Iterator[str]:
         )
         yield f"on the {split} split: {shown}"
     for found in profile.non_finite:
-        yield (
-            f"NaN or infinity: the first {found.what} that is not finite is of epoch "
-            f"{found.epoch}, step {found.step}"
-        )
+        place = f"epoch {found.epoch}, step {found.step}"
+        yield f"NaN or infinity: the first {found.what} that is not finite is of {place}"
 
 
 def _usage_lines(profile: Profile) -> Iterator[str]:

@@ -23,13 +23,10 @@ def progress_line(line: CellLine) -> str:
     if row is None:
         reason = (line.reason or "").splitlines()
         return f"{line.fullname}: {line.outcome}" + (f": {reason[0]}" if reason else "")
-    step, spread, samples = (
-        column.text(row) for column in columns_of("step_time_s", "spread_ratio", "samples_per_s")
-    )
-    return (
-        f"{line.fullname}: {step} {spread} a step, {samples} samples/s"
-        f"{'' if line.outcome == 'passed' else f' ({line.outcome})'}"
-    )
+    columns = columns_of("step_time_s", "spread_ratio", "samples_per_s")
+    step, spread, samples = (column.text(row) for column in columns)
+    outcome = "" if line.outcome == "passed" else f" ({line.outcome})"
+    return f"{line.fullname}: {step} {spread} a step, {samples} samples/s{outcome}"
 
 
 def report_table(rows: Sequence[Row]) -> str:
