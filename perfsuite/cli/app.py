@@ -52,9 +52,8 @@ def main() -> None:
         raise
     except PerfsuiteError as error:
         sys.stderr.write(f"perfsuite: {printable_lines(str(error))}\n")
-        if isinstance(
-            error, errors.RankFailureError | errors.DataLoadError | errors.NonFiniteError
-        ):
+        failures = errors.RankFailureError | errors.DataLoadError | errors.NonFiniteError
+        if isinstance(error, failures):
             sys.exit(ExitCode.FAILED)
         is_refused = isinstance(error, errors.StorageError | errors.WriteError)
         sys.exit(ExitCode.REFUSED if is_refused else ExitCode.USAGE)

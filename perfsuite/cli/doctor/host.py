@@ -72,9 +72,8 @@ def governor_finding(governors: Sequence[str]) -> Finding:
     text = ", ".join(sorted(set(governors))) or _NOT_READABLE
     if text in ("performance", _NOT_READABLE):
         return Finding("frequency governor", "ok", text)
-    text += ": the clock follows the load"
     advice = "sudo cpupower frequency-set --governor performance"
-    return Finding("frequency governor", "warn", text, advice)
+    return Finding("frequency governor", "warn", f"{text}: the clock follows the load", advice)
 
 
 def turbo_finding(*, no_turbo: str | None, boost: str | None) -> Finding:
@@ -83,11 +82,9 @@ def turbo_finding(*, no_turbo: str | None, boost: str | None) -> Finding:
         return Finding("turbo", "ok", _NOT_READABLE)
     if no_turbo == "1" or (no_turbo is None and boost == "0"):
         return Finding("turbo", "ok", "off")
-    switch = "1 | sudo tee /sys/devices/system/cpu/intel_pstate/no_turbo"
-    if no_turbo is None:
-        switch = "0 | sudo tee /sys/devices/system/cpu/cpufreq/boost"
+    off, file = ("0", "cpufreq/boost") if no_turbo is None else ("1", "intel_pstate/no_turbo")
     text = "on: the clock follows temperature and busy cores"
-    return Finding("turbo", "warn", text, f"echo {switch}")
+    return Finding("turbo", "warn", text, f"echo {off} | sudo tee {_CPU / file}")
 
 
 def load_finding(load: float, num_cores: int) -> Finding:

@@ -113,5 +113,4 @@ def _end_code(result: BisectResult) -> ExitCode:
 
 def _step(step: BisectStep) -> dict[str, Any]:
     verdict: dict[str, Any] = msgspec.to_builtins(step.verdict.as_record())
-    verdict |= pick(step.verdict, "reason explanation")
-    return verdict | pick(step, "commit subject mark")
+    return verdict | pick(step.verdict, "reason explanation") | pick(step, "commit subject mark")

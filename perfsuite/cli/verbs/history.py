@@ -37,6 +37,7 @@ _BLOCKS = "▁▂▃▄▅▆▇█"
 
 
 @options.explained(
+    cell="The cell's full name.",
     is_all="Every cell, one line each.",
     fingerprint="Runs of this environment; of this machine unless given.",
     num_runs="The newest N, at most.",
@@ -45,9 +46,7 @@ _BLOCKS = "▁▂▃▄▅▆▇█"
     fails_on_change="End in 10 where a cell is slower than it was and no entry accepts that.",
 )
 def history(
-    cell: Annotated[
-        str | None, typer.Argument(metavar="CELL", help="The cell's full name.")
-    ] = None,
+    cell: Annotated[str | None, typer.Argument(metavar="CELL")] = None,
     is_all: Annotated[bool, typer.Option("--all")] = False,
     storage: options.Storage = options.STORAGE,
     accepted_file: options.AcceptedFile = options.ACCEPTED,
@@ -104,15 +103,12 @@ def _document(one: CellHistory) -> dict[str, Any]:
 
 
 def _show_all(stored: StoredHistory, smallest: float) -> list[CellHistory]:
-    console = Console(stderr=True)
-    cells = track(stored.cells(), "cells", console=console, transient=True)
+    cells = track(stored.cells(), "cells", console=Console(stderr=True), transient=True)
     found = [stored.follow(cell, smallest=smallest) for cell in cells]
     typer.echo(table_of(_COLUMNS, found))
     num_changed = sum(bool(one.changes or one.drift) for one in found)
-    typer.echo(
-        f"{num_changed} of {len(found)} cells changed; at most 1 in 100 cells without a change is "
-        "reported as changed"
-    )
+    false_alarms = "at most 1 in 100 cells without a change is reported as changed"
+    typer.echo(f"{num_changed} of {len(found)} cells changed; {false_alarms}")
     return found
 
 

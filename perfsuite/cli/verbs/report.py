@@ -96,15 +96,13 @@ def report(
     if not any((html, *files.values(), tensorboard, wandb, mlflow)):
         _print(made)
     code = _end_code(found[-1], require_verdicts=require_verdicts)
+    keys = "id step_time_s spread_ratio verdict record note"
     write_json(
         json_file,
         **pick(made.summary, "word text"),
         **pick(found[-1], "gaps unjudged"),
         advice=[pick(one, "text evidence") for one in made.advice],
-        cells=[
-            pick(row, "id step_time_s spread_ratio verdict record note", id="name")
-            for row in made.rows
-        ],
+        cells=[pick(row, keys, id="name") for row in made.rows],
         exit_code=code,
     )
     raise typer.Exit(code)

@@ -58,8 +58,7 @@ def html_page(report: Report, *, home: str = "", links: Mapping[str, str] = {}) 
     moved = [row for row, verdict in judged if verdict.word not in _UNMOVED]
     compared = [(verdict.ratio, row) for row, verdict in judged if verdict.ratio is not None]
     rows = [[_Cell(column, row, report) for column in columns] for row in report.rows]
-    tracks = list(_tracks(columns, rows))
-    of_columns = render("columns.css.j2", columns=columns, tracks=tracks)
+    of_columns = render("columns.css.j2", columns=columns, tracks=list(_tracks(columns, rows)))
     style = read("picture.css") + read("page.css") + of_columns + "\n"
     script = read("page.js")
     return render(

@@ -35,9 +35,8 @@ _SPECIAL = {
 def to_latex(report: Report) -> str:
     """Return a booktabs tabular with a row for each cell, which the workload names."""
     has_plain = any(row.record is None for row in report.rows)
-    columns = filled(
-        [column for column in _COLUMNS if has_plain or column.key != "cell"], report.rows
-    )
+    wanted = [column for column in _COLUMNS if has_plain or column.key != "cell"]
+    columns = filled(wanted, report.rows)
     table = render(
         "table.tex.j2",
         alignment="".join("r" if column.is_number else "l" for column in columns),
@@ -50,10 +49,9 @@ def to_latex(report: Report) -> str:
 def profile_latex(profile: Profile) -> str:
     """Return the table of stages as a LaTeX `table` that needs no package."""
     stages = [(escape(name), seconds) for name, seconds in profile.stages_s.as_rows()]
-    epochs, ranks = counted(len(profile.epochs), "epoch"), counted(profile.world_size, "rank")
-    caption = (
-        f"Where the time of {profile_title(profile)} went: {epochs} on {profile.device}, {ranks}."
-    )
+    title, epochs = profile_title(profile), counted(len(profile.epochs), "epoch")
+    ranks = counted(profile.world_size, "rank")
+    caption = f"Where the time of {title} went: {epochs} on {profile.device}, {ranks}."
     values = {"stages": stages, "wall_s": profile.wall_s, "caption": escape(caption)}
     return render("profile.tex.j2", **values) + "\n"
 

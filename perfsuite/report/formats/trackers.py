@@ -40,9 +40,8 @@ def log_to_tensorboard(runs: Sequence[Run], folder: Path) -> None:
 
     for run, row in _measured(runs):
         wall_time_s = run.saved_at.timestamp()
-        path = (
-            folder / file_name(f"{run.saved_at.isoformat()} {run.path.stem}") / file_name(row.name)
-        )
+        of_run = file_name(f"{run.saved_at.isoformat()} {run.path.stem}")
+        path = folder / of_run / file_name(row.name)
         with files.explained(f"write {path}"):
             writer = writers.EventFileWriter(str(path))
         if row.recipe is not None:
@@ -50,17 +49,15 @@ def log_to_tensorboard(runs: Sequence[Run], folder: Path) -> None:
             writer.add_event(Event(wall_time=wall_time_s, step=0, summary=summary))
         for step, numbers in _logged(row).items():
             values = [Summary.Value(tag=tag, simple_value=one) for tag, one in numbers.items()]
-            summary = Summary(value=values)
-            writer.add_event(Event(wall_time=wall_time_s, step=step, summary=summary))
+            writer.add_event(Event(wall_time=wall_time_s, step=step, summary=Summary(value=values)))
         writer.close()
 
 
 def log_to_wandb(runs: Sequence[Run], report: Report) -> None:
     """Log one run for each cell of each run, and one with the files and the report."""
     wandb = import_extra("wandb", "wandb")
-    with _explained(
-        "--wandb", wandb.errors.Error, "log in with 'wandb login', or set WANDB_MODE=offline"
-    ):
+    advice = "log in with 'wandb login', or set WANDB_MODE=offline"
+    with _explained("--wandb", wandb.errors.Error, advice):
         for run, row in _measured(runs):
             _log_cell(wandb, row, f"{run.path.stem} {run.when}")
         with (
