@@ -99,8 +99,7 @@ def compare(bench: Bench, request: ComparisonRequest) -> Comparison:
         backward = decide(reverse, rule)
         if backward.word is None:
             bench.say("b is not slower; is it faster?")
-            others = cells[::-1], num_samples[::-1]
-            further, backward, further_s = _judge(bench, request, *others)
+            further, backward, further_s = _judge(bench, request, cells[::-1], num_samples[::-1])
             raw += [(a_s, b_s) for b_s, a_s in further.raw]
             wall_s += further_s
     word, interval = weigh(forward, backward)

@@ -39,10 +39,8 @@ class TorchrunLauncher(LocalLauncher):
     ) -> None:
         """Gather the places of all peers; `gpus` are the UUIDs of those that this process sees."""
         there = Topology(tuple(peers.gather("topology", read_place(lock.folder, gpus))))
-        num_gpus, num_cores = there.num_gpus, there.num_cores
-        super().__init__(
-            dataclasses.replace(hardware, num_gpus=num_gpus, num_cores=num_cores), lock
-        )
+        hardware = dataclasses.replace(hardware, num_gpus=there.num_gpus, num_cores=there.num_cores)
+        super().__init__(hardware, lock)
         self.run = MultiHostGroups(peers, there).run
         self._topology, self._peers = there, peers
         self._holds_machines = False

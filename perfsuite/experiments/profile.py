@@ -61,13 +61,12 @@ def _stages(taken: RankEpoch) -> ProfileStages:
     spent = taken.stages_s
     load, forward, backward = (spent.get(name, 0.0) for name in ("load", "forward", "backward"))
     evaluation = spent.get("evaluation")
-    rest_s = taken.duration_s - load - forward - backward - (evaluation or 0.0)
     return ProfileStages(
         load=load,
         forward=forward,
         loss_backward=backward,
         evaluation=evaluation,
-        other=max(0.0, rest_s),
+        other=max(0.0, taken.duration_s - load - forward - backward - (evaluation or 0.0)),
     )
 
 
@@ -111,10 +110,8 @@ def _accuracy(ranks: Sequence[RankEpoch]) -> float | None:
 
 
 def _accuracy_per_class(ranks: Sequence[RankEpoch]) -> dict[str, float] | None:
-    accuracies = {
-        str(label): right / there for label, (right, there) in enumerate(_counts(ranks)) if there
-    }
-    return accuracies or None
+    counts = enumerate(_counts(ranks))
+    return {str(label): right / there for label, (right, there) in counts if there} or None
 
 
 def _metrics(ranks: Sequence[RankEpoch]) -> dict[str, float | None]:

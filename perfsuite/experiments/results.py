@@ -54,7 +54,6 @@ def combine(
     speeds, without_speed = _speeds(precision, device, ranks, step_s)
     staged = [rank.stage_rounds or rank.rounds for rank in ranks]
     own_s = own_stage_times(staged, first.num_iterations, [rank.watched_s for rank in ranks])
-    slowest = None if own_s is None else {name: t.index(max(t)) for name, t in own_s.items()}
     missing = without_speed | _why_missing(ranks, own_s)
     num_devices = None
     if job.recipe is not None and job.recipe.plan.properties.runs_threads:
@@ -86,7 +85,7 @@ def combine(
         operators=first.operators,
         weights=add_digests([rank.weights for rank in ranks]),
         rank_stages_s=own_s,
-        slow_ranks=slowest,
+        slow_ranks=None if own_s is None else {name: t.index(max(t)) for name, t in own_s.items()},
         step_s=step_percentiles(rounds_by_rank),
         tflops=speeds["tflops"],
         mfu=speeds["mfu"],
@@ -243,8 +242,7 @@ def own_stage_times(
     totals: dict[str, list[float]] = {}
     num_rounds = 0
     for ranks in zip(*rounds_by_rank, strict=True):
-        sequences = {tuple(name for name, _, _ in times.spans) for times in ranks}
-        if len(sequences) > 1:
+        if len({tuple(name for name, _, _ in times.spans) for times in ranks}) > 1:
             return None
         num_rounds += bool(ranks[0].spans)
         for together in zip(*(times.spans for times in ranks), strict=True):
@@ -252,10 +250,9 @@ def own_stage_times(
             of_stage = totals.setdefault(together[0][0], [0.0] * len(ranks))
             for rank, (_, start, end) in enumerate(together):
                 of_stage[rank] += min(end - start, progress_s)
-    num_steps = num_rounds * num_iterations
     own_s = {}
     for name, of_stage in totals.items():
-        times_s = [max(0.0, seconds) / num_steps for seconds in of_stage]
+        times_s = [max(0.0, seconds) / (num_rounds * num_iterations) for seconds in of_stage]
         watched = zip(*watched_by_rank, strict=True)
         inside = [[one.get(name, (0.0, 0.0)) for one in ranks] for ranks in watched]
         own_s[name] = _without_waiting_inside(times_s, inside)

@@ -21,12 +21,11 @@ def sweep_workers(
     bench: Bench, workload: str, recipe: Recipe, counts: Sequence[int]
 ) -> tuple[Times, Times]:
     """Return times of an optimizer step and of loading a batch alone, by ascending `counts`."""
+    recipes = {count: with_workers(recipe, count) for count in counts}
     cells = {
-        f"{activity} with num_workers={count}": Cell(
-            workload, with_workers(recipe, count), activity
-        )
+        f"{activity} with num_workers={count}": Cell(workload, with_count, activity)
         for activity in _ACTIVITIES
-        for count in counts
+        for count, with_count in recipes.items()
     }
     times_s = bench.measure_times_s(cells)
     training, loading = (
@@ -89,9 +88,7 @@ def advise(times_s: Times) -> str | None:
         share, low, high = (f"{1 - one:.0%}" for one in (saved.centre, saved.high, saved.low))
         gain = f"a step takes {share} less time than with {fewest} (between {low} and {high})"
         return f"use num_workers={optimum}: {gain}{tail}"
-    gains = [
-        1 - paired_ratio(times_s[count], times_s[fewest]).low for count in times_s if count > fewest
-    ]
+    gains = [1 - paired_ratio(times_s[one], times_s[fewest]).low for one in times_s if one > fewest]
     if not gains or max(gains) > _WORTHWHILE_RATIO:
         return None
     return f"use num_workers={fewest}: no other number makes a step faster{tail}"

@@ -61,6 +61,5 @@ def cores_beside_gpus(
     shares: dict[int, tuple[int, ...]] = {}
     for rank, mine in beside.items():
         sharing = [other for other, its in beside.items() if its == mine]
-        share = mine[sharing.index(rank) :: len(sharing)]
-        shares[rank] = share or mine or tuple(cores)
+        shares[rank] = mine[sharing.index(rank) :: len(sharing)] or mine or tuple(cores)
     return shares

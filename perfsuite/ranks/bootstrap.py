@@ -124,8 +124,7 @@ def log_path(folder: str | Path, rank: int) -> Path:
 
 def make_group_folder(prefix: str = _GROUP_PREFIX) -> Path:
     """Make a temporary folder with the controller's process id in its name; raises a WriteError."""
-    advice = "; set TMPDIR to a folder with room"
-    with explained("make a temporary folder for the ranks", advice):
+    with explained("make a temporary folder for the ranks", "; set TMPDIR to a folder with room"):
         folder = Path(tempfile.mkdtemp(prefix=f"{prefix}-{os.getpid()}-{PID_NAMESPACE}-"))
         (folder / _PIDS_FOLDER).mkdir()
     return folder
@@ -154,9 +153,9 @@ def sweep_stale_folders() -> None:
 def why_stopped(pid: int) -> tuple[str, ...]:
     """Say that a process is stopped until a SIGCONT, if it is."""
     process = read_process(pid)
-    is_stopped = process is not None and process.state in "Tt"
-    text = f"it is stopped: process {pid} was sent SIGSTOP, as a debugger does"
-    return (text,) if is_stopped else ()
+    if process is None or process.state not in "Tt":
+        return ()
+    return (f"it is stopped: process {pid} was sent SIGSTOP, as a debugger does",)
 
 
 def send_output_to(path: Path) -> None:

@@ -138,8 +138,7 @@ class RankGroup:
 
     def poll(self, timeout_s: float) -> list[Reply] | None:
         """Return all replies in rank order, None if some are still to come; see `run_group`."""
-        received = self._receive(timeout_s)
-        if any(isinstance(reply, Failed | Died) for reply in received):
+        if any(isinstance(reply, Failed | Died) for reply in self._receive(timeout_s)):
             end_s = time.monotonic() + CASCADE_S
             while self._waiting() and (left_s := end_s - time.monotonic()) > 0:
                 self._receive(left_s)
@@ -171,22 +170,19 @@ class RankGroup:
         # Where it died without a reply, its exit code follows.
         with contextlib.suppress(EOFError, ConnectionResetError):
             if self._pipes[rank].poll():
-                reply: Reply = self._pipes[rank].recv()
-                return reply
+                return cast(Reply, self._pipes[rank].recv())
         process = self._processes[rank]
         process.join(GRACE_S)
         lines = self._log_lines(rank)
         last_words = "\n".join(lines[-failures.NUM_LOG_LINES :])
         if process.exitcode == -signal.SIGABRT:
             last_words = "\n".join(lines)[-failures.NUM_WATCHDOG_BYTES :]
-        return Died(
-            exit_code=process.exitcode, peer=failures.blamed_peer(last_words), at_s=time.monotonic()
-        )
+        peer = failures.blamed_peer(last_words)
+        return Died(exit_code=process.exitcode, peer=peer, at_s=time.monotonic())
 
     def _raise_first_failure(self) -> None:
-        failed = {
-            rank: reply for rank, reply in self._replies.items() if isinstance(reply, Failed | Died)
-        }
+        replies = self._replies.items()
+        failed = {rank: reply for rank, reply in replies if isinstance(reply, Failed | Died)}
         if not failed:
             return
         world_size = self._world_size
@@ -251,8 +247,7 @@ class RankGroup:
 
     def _log_lines(self, rank: int) -> tuple[str, ...]:
         path = bootstrap.log_path(self._folder, rank)
-        text = path.read_text(errors="replace") if path.exists() else ""
-        return tuple(text.splitlines())
+        return tuple(path.read_text(errors="replace").splitlines()) if path.exists() else ()
 
     def _show_logs(self) -> None:
         for rank in self._ranks:

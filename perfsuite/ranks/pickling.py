@@ -62,10 +62,8 @@ def packed_by_value(modules: Sequence[ModuleType]) -> Iterator[None]:
     # Conftests of several folders share one name, and pytest lets at most one of them keep it.
     # Objects of a module that cannot be imported by its name travel by value anyway.
     importable = {module for module in modules if sys.modules.get(module.__name__) is module}
-    for module in importable:
-        cloudpickle.register_pickle_by_value(module)
-    try:
-        yield
-    finally:
+    with contextlib.ExitStack() as registered:
         for module in importable:
-            cloudpickle.unregister_pickle_by_value(module)
+            cloudpickle.register_pickle_by_value(module)
+            registered.callback(cloudpickle.unregister_pickle_by_value, module)
+        yield

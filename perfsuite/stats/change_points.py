@@ -108,11 +108,10 @@ def _is_significant(
 ) -> bool:
     """Whether no shuffled series has as large a Q; a series without a change ends after a few."""
     least = observed * (1 - _ROUNDING)
-    for _ in range(_NUM_SHUFFLES):
-        shuffled = (best_split(shuffle(segment, correlation, generator))[0] for segment in segments)
-        if max(shuffled) >= least:
-            return False
-    return True
+    return not any(
+        max(best_split(shuffle(one, correlation, generator))[0] for one in segments) >= least
+        for _ in range(_NUM_SHUFFLES)
+    )
 
 
 def find_correlation(parts: Sequence[Floats]) -> float:

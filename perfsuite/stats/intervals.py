@@ -38,8 +38,7 @@ def trimmed_mean(samples: Sequence[float]) -> tuple[float, float]:
     if num_trimmed == 0:
         return centre, math.inf
     winsorized = [kept[0]] * num_trimmed + kept + [kept[-1]] * num_trimmed
-    share = 1 - 2 * _TRIMMED
-    return centre, statistics.stdev(winsorized) / (share * math.sqrt(len(samples)))
+    return centre, statistics.stdev(winsorized) / ((1 - 2 * _TRIMMED) * math.sqrt(len(samples)))
 
 
 def robust_sd(samples: Sequence[float]) -> float:

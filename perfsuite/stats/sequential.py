@@ -198,8 +198,7 @@ def _follow_stage(pairs: Sessions, rule: Rule) -> tuple[NDArray[np.str_], NDArra
     for look in looks:
         if look > num_pairs or not undecided.size:
             break
-        evidence = weigh_look(pairs.select(undecided, 0, look), rule)
-        found = _words(evidence, rule, look)
+        found = _words(weigh_look(pairs.select(undecided, 0, look), rule), rule, look)
         words[undecided] = found
         ends[undecided[found != ""]] = look
         undecided = undecided[found == ""]

@@ -107,8 +107,7 @@ def check_writable(*paths: Path | None) -> None:
             folder = next(parent for parent in path.absolute().parents if parent.exists())
             if not folder.is_dir():
                 raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
-            with tempfile.TemporaryFile(dir=folder):
-                pass
+            tempfile.TemporaryFile(dir=folder).close()
 
 
 def append_line(path: Path, line: bytes) -> None:

@@ -28,15 +28,12 @@ _EXTRAS = {"s3": "s3", "gs": "gcs"}
 # A client's errors beside OSError.
 _FAILURES: dict[str, tuple[str, ...]] = {
     "s3": (
-        "botocore.exceptions:BotoCoreError",
-        "botocore.exceptions:ClientError",
+        *("botocore.exceptions:BotoCoreError", "botocore.exceptions:ClientError"),
         "botocore.parsers:ResponseParserError",
     ),
     "gs": (
-        "gcsfs.retry:HttpError",
-        "gcsfs.retry:ChecksumError",
-        "google.auth.exceptions:GoogleAuthError",
-        "aiohttp:ClientError",
+        *("gcsfs.retry:HttpError", "gcsfs.retry:ChecksumError"),
+        *("google.auth.exceptions:GoogleAuthError", "aiohttp:ClientError"),
         "builtins:ValueError",  # its name for a bad request
     ),
 }
@@ -139,12 +136,9 @@ class RemotePath:
 
     def unlink(self, *, missing_ok: bool = False) -> None:
         """Remove the file."""
-        try:
-            with _connection(self.protocol) as files:
-                files.rm_file(self.key)
-        except FileNotFoundError:
-            if not missing_ok:
-                raise
+        allowed = [FileNotFoundError] if missing_ok else []
+        with contextlib.suppress(*allowed), _connection(self.protocol) as files:
+            files.rm_file(self.key)
 
 
 AnyPath: TypeAlias = Path | RemotePath

@@ -52,14 +52,13 @@ def try_checkpointing(bench: Bench) -> ClaimFinding:
     plain, fixed, _ = (flops for _, flops in chains.values())
     layer_flops = _slopes(plain)[0] / _PASSES
     recomputed = {length: (fixed[length] - plain[length]) / layer_flops for length in plain}
-    expected = {length: float(length - _NUM_CHECKPOINTS) for length in recomputed}
     per_block = " / ".join(f"{growth[0]:g}" for growth in slopes.values())
     layers = ", ".join(f"{count:g} of {length}" for length, count in recomputed.items())
     return weigh(
         _is_linear(by_length)
         and _is_linear(by_checkpoints)
         and set(constant) == {0.0}
-        and recomputed == expected,
+        and all(count == length - _NUM_CHECKPOINTS for length, count in recomputed.items()),
         f"over n = {', '.join(map(str, _LENGTHS))} blocks the saved activations grow by "
         f"{per_block} bytes a block without checkpoints, with {_NUM_CHECKPOINTS}, with one each; "
         f"{_NUM_CHECKPOINTS} checkpoints recompute {layers} layers",
@@ -95,10 +94,9 @@ def try_sharding(bench: Bench) -> ClaimFinding:
     # What does not fill a batch on every rank is left out of an epoch.
     global_batch = sum(len(batches[0]) for batches in shards)
     num_left_out = len(set(range(num_samples)) - set(seen))
-    holds = len(sizes) == 1 and num_repeated == 0 and num_left_out < global_batch
     (size,) = sizes if len(sizes) == 1 else (None,)
     return weigh(
-        holds,
+        len(sizes) == 1 and num_repeated == 0 and num_left_out < global_batch,
         f"{len(shards)} ranks load {len(seen)} of {num_samples} samples in an epoch, "
         f"{num_repeated} of them more than once, {num_left_out} left out, in batches of {size}",
         world_size=len(shards),

@@ -108,8 +108,7 @@ def weigh_precisions(
 )
 def try_stages(bench: Bench) -> ClaimFinding:
     """Evaluation, loading and the rest dominate a fine-tuning run."""
-    run = bench.session.profile(_SENTENCES, Recipe(), num_epochs=2)
-    stages_s = run.profile.stages_s
+    stages_s = bench.session.profile(_SENTENCES, Recipe(), num_epochs=2).profile.stages_s
     computing_s = stages_s.forward + stages_s.loss_backward
     around_s = stages_s.load + (stages_s.evaluation or 0.0) + stages_s.other
     share = around_s / (around_s + computing_s)

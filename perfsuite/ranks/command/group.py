@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import psutil
 
@@ -146,8 +146,7 @@ class CommandGroup(RankGroup):
             while (replies := self.poll(POLL_S)) is None:
                 if wait([self._listener], 0):  # one rank too many
                     self._accept()
-                has_ended = self._process.poll() is not None
-                if has_ended and (replies := self.poll(0)) is None:
+                if self._process.poll() is not None and (replies := self.poll(0)) is None:
                     raise self._ended()
             if any(self.position(rank).phase == "exit" for rank in self._ranks):
                 self._wait_for_end()
@@ -242,12 +241,11 @@ class CommandGroup(RankGroup):
 
     def _reply_of(self, rank: int) -> Reply | Died:
         try:
-            reply: Reply = self._pipes[rank].recv()
+            return cast(Reply, self._pipes[rank].recv())
         except (EOFError, ConnectionResetError):
             at_s = time.monotonic()
             self._wait_for_end()
             return faults.read_end(self._joined[rank], self._process, self._output, at_s=at_s)
-        return reply
 
     def _raise_first_failure(self) -> None:
         for rank, reply in self._replies.items():
@@ -280,9 +278,7 @@ class CommandGroup(RankGroup):
     def _left_behind(self) -> Sequence[int]:
         """The processes that live on after the launcher has ended, and not only for a moment."""
         deadline_s = time.monotonic() + REAPED_S
-        while left := background.left_behind(0, self._variable):
-            if time.monotonic() > deadline_s:
-                break
+        while (left := background.left_behind(0, self._variable)) and time.monotonic() < deadline_s:
             time.sleep(POLL_S)
         return left
 

@@ -92,7 +92,6 @@ class _JobOutcome:
         self._ended, self._stop, self._decided = name, f"{name}: stop", f"{name}: decided"
         self._world_size = request.world_size
         self._collective_timeout_s = request.policy.collective_timeout_s
-        self._has_reported = False
         self._stopped_s: float | None = None
         self._answer_by_s: float | None = None
         self._has_decided = False
@@ -102,12 +101,12 @@ class _JobOutcome:
         rank = self._peers.membership.rank
         while True:
             sources = list(self._peers.sources())
-            if group is not None and not self._has_reported:
+            if group is not None:
                 sources += group.sources()
             wait(sources, POLL_S)
             self._peers.receive()
-            if group is not None and not self._has_reported:
-                self._report(group, rank)
+            if group is not None and self._report(group, rank):
+                group = None  # nothing more is to be heard from it
             if rank == 0:
                 self._lead()
             else:
@@ -118,22 +117,19 @@ class _JobOutcome:
                 replies: list[Reply] = decision
                 return replies
 
-    def _report(self, group: RankGroup, rank: int) -> None:
-        """Broadcast how the rank here ended, or where it is when it has to stop."""
-        result: Reply | PerfsuiteError | None = None
-        lines: tuple[str, ...] = ()
+    def _report(self, group: RankGroup, rank: int) -> bool:
+        """Broadcast how the rank here ended, or where it is when it has to stop; else say False."""
+        result: Reply | PerfsuiteError | None
         try:
-            replies = group.poll(0.0)
-            result = replies[0] if replies else None
+            (result,) = group.poll(0.0) or (None,)
         except PerfsuiteError as error:
             result = error
+        if result is None and not self._has_to_stop():
+            return False
         position = group.position(rank)
-        if result is None:
-            if not self._has_to_stop():
-                return
-            lines = group.where_it_hangs(rank)
-        self._has_reported = True
+        lines = group.where_it_hangs(rank) if result is None else ()
         self._peers.broadcast(self._ended, RankEnd(result=result, position=position, lines=lines))
+        return True
 
     def _has_to_stop(self) -> bool:
         """Whether another rank failed, and this one had the time to show that it failed before."""

@@ -74,8 +74,7 @@ class Topology:
         """Return the number of a rank's GPU among those that it sees, 0 if it sees none."""
         # Ranks that see the same ones take one after the other.
         mine = self.everyone[rank].gpus
-        num_before = sum(one.gpus == mine for one in self.everyone[:rank])
-        return num_before % max(1, len(mine))
+        return sum(one.gpus == mine for one in self.everyone[:rank]) % max(1, len(mine))
 
     def have_own_gpus(self, world_size: int) -> bool:
         """Whether each rank of a group has a GPU of its own."""
