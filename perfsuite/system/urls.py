@@ -28,12 +28,15 @@ _EXTRAS = {"s3": "s3", "gs": "gcs"}
 # A client's errors beside OSError.
 _FAILURES: dict[str, tuple[str, ...]] = {
     "s3": (
-        *("botocore.exceptions:BotoCoreError", "botocore.exceptions:ClientError"),
+        "botocore.exceptions:BotoCoreError",
+        "botocore.exceptions:ClientError",
         "botocore.parsers:ResponseParserError",
     ),
     "gs": (
-        *("gcsfs.retry:HttpError", "gcsfs.retry:ChecksumError"),
-        *("google.auth.exceptions:GoogleAuthError", "aiohttp:ClientError"),
+        "gcsfs.retry:HttpError",
+        "gcsfs.retry:ChecksumError",
+        "google.auth.exceptions:GoogleAuthError",
+        "aiohttp:ClientError",
         "builtins:ValueError",  # its name for a bad request
     ),
 }
