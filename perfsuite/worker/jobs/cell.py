@@ -302,13 +302,13 @@ class Measurement:
     def _count(self, *, profiles: bool) -> Iterations[None]:
         activity, device = self._activity, self._device
         counted = yield from counters.count_iteration()
-        if counted.ops == 0:
-            reason = "no operator ran outside of the stage 'load'"
-            self._found.missing |= dict.fromkeys(("flops", "model_flops", "ops"), reason)
         if counted.in_threads:
             hidden = (*HIDDEN_IN_THREADS, *(() if self._on_accelerator else ("memory",)))
             reason = "it computes in threads of its own, which cannot be watched"
-            self._found.missing |= dict.fromkeys(hidden, reason)
+            self._found.missing = dict.fromkeys(hidden, reason) | self._found.missing
+        elif counted.ops == 0:
+            reason = "no operator ran outside of the stage 'load'"
+            self._found.missing |= dict.fromkeys(("flops", "model_flops", "ops"), reason)
         if self._has_peers and device.type == "cpu":
             self._found.watched_s.append(counted.watched_s)
             if not self._is_loop:

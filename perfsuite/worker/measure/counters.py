@@ -80,9 +80,11 @@ def count_iteration() -> Iterations[IterationCounts]:
     counter, own = _Counter(), threading.get_ident()
 
     def look(module: Any, _: object) -> None:
-        # A replica of nn.DataParallel has them elsewhere.
+        # A replica of nn.DataParallel has them elsewhere. Autograd's threads, which compute a
+        # checkpointed part anew, are watched.
         parameters = getattr(module, "_former_parameters", module._parameters)
-        counter.found.in_threads |= bool(parameters) and threading.get_ident() != own
+        is_other = threading.get_ident() != own and torch._C._current_graph_task_id() == -1
+        counter.found.in_threads |= bool(parameters) and is_other
 
     stance = torch.compiler.set_stance("force_eager")
     with register_module_forward_pre_hook(look), stance, counter:
