@@ -71,6 +71,7 @@ lint: install
 	$(BIN)/ruff format --check perfsuite benchmarks examples tests noxfile.py
 	$(BIN)/ruff check perfsuite benchmarks examples tests noxfile.py
 	$(BIN)/mypy
+# Most of them run nowhere else than on a quiet machine, or on a GPU.
 	$(BIN)/mypy --allow-untyped-calls --no-warn-return-any --implicit-reexport benchmarks/*.py benchmarks/peers/*.py
 	$(BIN)/lint-imports
 	$(BIN)/zizmor --offline --quiet --persona=pedantic $(WORKFLOWS) action.yml .github/dependabot.yml

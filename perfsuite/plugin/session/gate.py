@@ -68,9 +68,8 @@ def refuse_silent_passes(config: pytest.Config, *, is_under_torchrun: bool) -> N
     for flag, opposite in _MEASURE_NOTHING.items():
         if config.getoption(flag, False) and not config.getoption(opposite, False):
             raise pytest.UsageError(f"{measures} {flag}; leave it out")
-    if config.option.collectonly and not {"--co", "--collect-only"} & {
-        *config.invocation_params.args
-    }:
+    is_typed = {"--co", "--collect-only"} & {*config.invocation_params.args}
+    if config.option.collectonly and not is_typed:
         raise pytest.UsageError(f"{measures} --collect-only, which is not typed; leave it out")
 
 

@@ -90,7 +90,8 @@ class OwnSteps:
                 step: Any = vars(above)["step"]
 
                 def look_and_step(one: Optimizer, *args: Any, **options: Any) -> Any:
-                    look(one, is_within=True)
+                    if type(one) is not above:  # else its own hooks look
+                        look(one, is_within=True)
                     return step(one, *args, **options)
 
                 hooks.enter_context(patch.object(above, "step", look_and_step))
