@@ -285,10 +285,15 @@ PROCESS_CELL = """
             capture_output=True, check=True,
         ).stdout)
 
+    def made():
+        command = ["make", "--silent", f"--directory={ROOT}", f"PYTHON={sys.executable}"]
+        return float(subprocess.run(command, stdout=-1, check=True).stdout)
+
     @pytest.mark.benchmark(timer=CLOCK)
     def test_price(benchmark):
         benchmark.pedantic(lambda: CLOCK.work(WAY()), rounds=2)
 """
+MAKEFILE = "export PYTHONPATH := tools\nall:\n\t$(PYTHON) child.py\n"
 CHILD = """
     def read_seconds():
         from slow import SECONDS
@@ -312,12 +317,14 @@ SETS_PATH = """
         ("spawned", {"benchmarks__conftest": SETS_PATH}),
         # As coverage's manual has it.
         ("started", {"sitecustomize": "import os"}),
+        ("made", {}),
     ],
 )
 def test_a_process_that_cannot_say_what_it_loads_is_not_taken_for_idle(
     shop: Repository, way: str, files: dict[str, str]
 ) -> None:
     cell = PROCESS_CELL.replace("WAY()", f"{way}()")
+    (shop.path / "Makefile").write_text(MAKEFILE)
     shop.write(benchmarks__test_steps=cell, child=CHILD, slow="SECONDS = 0.001", **files)
     shop.commit()
     shop.write(slow="SECONDS = 0.003")

@@ -72,7 +72,10 @@ class Server:
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._listener = self._open.enter_context(listener)
         self._listener.bind(str(path))
-        self._logs = {arm.name: LoadLogReader(path.with_name(f"{arm.name}.loaded")) for arm in arms}
+        self._logs = {}
+        for arm in arms:
+            folders = (arm.top or arm.tree).resolve(), *arm.watched
+            self._logs[arm.name] = LoadLogReader(path.with_name(f"{arm.name}.loaded"), folders)
         self._listener.listen()
         self._selector.register(self._listener, selectors.EVENT_READ, None)
         # Where the answer goes, by arm and kind of message.
@@ -98,6 +101,9 @@ class Server:
         while self._finished < self.launches.keys():
             if self._receive(_LOOK_S):
                 patience.hear()
+            elif self._agreed is None:  # nothing is timed now
+                for log in self._logs.values():
+                    log.look()
             self._notice_ends()
             reason = patience.why_over()
             if reason is not None and self._plan.is_apart:
@@ -162,6 +168,7 @@ class Server:
                 self._answer("enter", entering, {"is_alone": alone})
             case "shape":
                 self._shapes[arm] = message
+                self._logs[arm].look()  # what it trains with is open now
                 self._answer("turn", self._scheduler.agree(arm))
                 self._advance()
             case "turn":

@@ -2,10 +2,18 @@
 
 import ast
 import contextlib
+import os
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+
+import psutil
+
+from perfsuite.gate.arms.launched.load_log import is_python
+
+# A Python process that has computed for so many seconds has begun its log, if it has one.
+_STARTED_S = 0.2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,10 +33,16 @@ NOTHING = Loaded()
 
 
 class LoadLogReader:
-    """Reads a launch's `log`, which the first process begins, while its processes write it."""
+    """Reads a launch's `log`, which the first process begins, while its processes write it.
 
-    def __init__(self, log: Path) -> None:
+    Data that lie in `folders`, the first of which is the launch's own tree, count as loaded where a
+    process holds them: what C++ or Rust opens is in no log.
+    """
+
+    def __init__(self, log: Path, folders: Iterable[Path] = ()) -> None:
         self.log = log
+        self._folders = tuple(f"{folder}/" for folder in folders)
+        self._began_s = log.parent.stat().st_ctime
         self._num_bytes = 0
         self._texts: dict[str, set[str]] = {
             kind: set() for kind in ("old", "program", "silent", "shell")
@@ -38,7 +52,33 @@ class LoadLogReader:
         self._processes: set[int] = set()
 
     def read(self) -> Loaded:
-        """Return what is loaded by now, with the libraries that living processes have mapped."""
+        """Return what is loaded by now."""
+        self.look()
+        recent = self._recent()
+        self._processes = {one for one in self._processes if psutil.pid_exists(one)}
+        return Loaded(
+            files=frozenset().union(*self._files.values()),
+            recent=frozenset().union(*(self._files[process] for process in recent)),
+            old=frozenset(self._texts["old"]),
+            programs=frozenset(self._texts["program"]),
+            silent=frozenset(self._texts["silent"]),
+            shells=frozenset(self._texts["shell"]),
+        )
+
+    def look(self) -> None:
+        """Take what is logged by now, and what living processes have mapped and open."""
+        self._take_lines()
+        for process in self._processes:
+            with contextlib.suppress(OSError):  # it has ended
+                held = set(_held_files(process, self._folders))
+                self._files[process] |= held
+                self._texts["old"] |= {file for file in held if self._is_old(file)}
+        with contextlib.suppress(psutil.NoSuchProcess, StopIteration):
+            for child in psutil.Process(next(iter(self._parents))).children(recursive=True):
+                if child.pid not in self._parents:
+                    self._note_silent(child)
+
+    def _take_lines(self) -> None:
         with contextlib.suppress(FileNotFoundError), self.log.open("rb") as opened:
             opened.seek(self._num_bytes)
             *lines, _ = opened.read().split(b"\n")
@@ -57,20 +97,16 @@ class LoadLogReader:
                     self._files[process].add(text)
                 if kind in self._texts:
                     self._texts[kind].add(text)
-        recent = self._recent()
-        for process in list(self._processes):
-            try:
-                self._files[process] |= _mapped_libraries(process)
-            except OSError:  # it has ended
-                self._processes.remove(process)
-        return Loaded(
-            files=frozenset().union(*self._files.values()),
-            recent=frozenset().union(*(self._files[process] for process in recent)),
-            old=frozenset(self._texts["old"]),
-            programs=frozenset(self._texts["program"]),
-            silent=frozenset(self._texts["silent"]),
-            shells=frozenset(self._texts["shell"]),
-        )
+
+    def _is_old(self, file: str) -> bool:
+        is_own = file.startswith(self._folders[:1]) and Path(file).exists()
+        return is_own and Path(file).stat().st_ctime < self._began_s
+
+    def _note_silent(self, child: psutil.Process) -> None:
+        """Keep the command of a process that runs Python, and has not begun its log."""
+        with contextlib.suppress(psutil.Error, OSError):  # it has ended, or is another user's
+            if is_python(child.exe()) and sum(child.cpu_times()[:2]) > _STARTED_S:
+                self._texts["silent"].add(" ".join(" ".join(child.cmdline()).split()))
 
     def _recent(self) -> Iterable[int]:
         """The processes that lived since the last reading, and those that they were forked from.
@@ -90,11 +126,18 @@ class LoadLogReader:
         return found
 
 
-def _mapped_libraries(process: int) -> set[str]:
-    """The files whose code a process has mapped (proc(5)), its program included."""
-    maps = Path(f"/proc/{process}/maps").read_text(errors="surrogateescape")
-    return {
-        place[5].removesuffix(" (deleted)")
-        for place in (line.split(maxsplit=5) for line in maps.splitlines())
-        if len(place) == 6 and "x" in place[1] and place[5].startswith("/")
-    }
+def _held_files(process: int, folders: tuple[str, ...]) -> Iterator[str]:
+    """The code that a process has mapped, and what of the folders it may read (proc(5))."""
+    own = Path(f"/proc/{process}")
+    for line in (own / "maps").read_text(errors="surrogateescape").splitlines():
+        place = line.split(maxsplit=5)
+        file = place[5].removesuffix(" (deleted)") if len(place) == 6 else ""
+        if file.startswith(folders) or (file.startswith("/") and "x" in place[1]):
+            yield file
+    for link in (own / "fd").iterdir():
+        with contextlib.suppress(OSError):  # it was closed
+            file = str(link.readlink())
+            if file.startswith(folders) and Path(file).is_file():
+                _, flags = (own / "fdinfo" / link.name).read_text().split("flags:")
+                if int(flags.split()[0], 8) & os.O_ACCMODE != os.O_WRONLY:
+                    yield file

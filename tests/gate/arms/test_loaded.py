@@ -32,6 +32,7 @@ def test_busy(benchmark):
     forked.start()
     forked.join()
     os.chdir("elsewhere")
+    elsewhere = os.getcwd()
     own = ["-c", "import in_child, os; os.system('true')"]
     subprocess.run([sys.executable, *own], check=True)
     subprocess.run([sys.executable, "-W", "error", "-I", "-c", "pass"], check=True)
@@ -78,6 +79,13 @@ def test_busy(benchmark):
     os.rmdir(gone)
     subprocess.run(["true", "a_word"], check=True)
     os.close(os.open("null", os.O_RDONLY, dir_fd=os.open("/dev", os.O_RDONLY)))
+    os.chdir(elsewhere)
+    c = ctypes.CDLL(None)  # as C++ and Rust do, no audit event tells of it
+    c.open(b"held.h5", os.O_RDONLY)
+    c.open(b"written.h5", os.O_WRONLY)
+    c.mmap(None, ctypes.c_size_t(1), 1, 2, mapped := c.open(b"mapped.arrow", os.O_RDONLY), 0)
+    c.close(mapped)
+    c.close(c.open(b"closed.h5", os.O_RDONLY))
     os.chdir(tempfile.mkdtemp())
     open("/dev/null").close()
 
@@ -118,7 +126,8 @@ def test_a_launch_tells_what_each_of_its_processes_loaded_and_started(
         (arm.tree / "elsewhere/folder").mkdir()
         (arm.tree / "elsewhere/data").mkdir()
         named = ("kept.pt", "kept.db", "log.txt", "lock", "told.txt", "out.txt", "history.pt")
-        for name in (*named, "folder/inside.txt", "first.log", "one.pt", "other.pt"):
+        native = ("held.h5", "written.h5", "mapped.arrow", "closed.h5")
+        for name in (*named, *native, "folder/inside.txt", "first.log", "one.pt", "other.pt"):
             (arm.tree / "elsewhere" / name).touch()
 
     launch = pair(arms)["head"]
@@ -142,6 +151,8 @@ def test_a_launch_tells_what_each_of_its_processes_loaded_and_started(
         "elsewhere/lock",
         "elsewhere/again.log",
         "elsewhere/other.pt",
+        "elsewhere/held.h5",
+        "elsewhere/mapped.arrow",
     )
     read = ("pytest.ini", *(f"elsewhere/{name}" for name in scripts))
     assert own == {str(tree / name) for name in (*names, *read)}
@@ -163,6 +174,32 @@ def test_a_launch_tells_what_each_of_its_processes_loaded_and_started(
     assert str(tree / "in_fork.py") not in quiet.loaded.files
     assert busy.loaded.files <= launch.loaded.files
     assert (quiet.loaded.silent, busy.loaded.silent) == (frozenset(), launch.loaded.silent)
+
+
+UNLOGGED = """
+import os, subprocess, sys
+
+CODE = "while __import__('time').process_time() < 1: pass\\nprint()\\ninput()"
+CHILDREN = []
+
+def start(before):
+    command = ["sh", "-c", f'{before}; exec "$0" -c "$1"', sys.executable, CODE]
+    CHILDREN.append(subprocess.Popen(command, stdin=-1, stdout=-1))
+    CHILDREN[-1].stdout.readline()
+
+def test_cell(benchmark):
+    benchmark.pedantic(int, rounds=1)
+    start("true")
+    start(f"export PYTHONPATH={os.getcwd()}")
+"""
+
+
+def test_a_process_that_runs_without_the_log_is_seen_where_it_lives_long(tmp_path: Path) -> None:
+    launch = pair(make_arms(tmp_path, UNLOGGED))["base"]
+
+    (command,) = launch.cells["test_cells.py::test_cell"].loaded.silent
+    assert command.startswith(f"{sys.executable} -c while")
+    assert len(launch.loaded.shells) == 2
 
 
 DAEMON = """

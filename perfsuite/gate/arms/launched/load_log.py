@@ -10,7 +10,8 @@ gate's end is `perfsuite.gate.arms.loaded`. A line has a process id, a kind and 
     old      as file, of its own tree, written before the launch; by the name that it had then
     program  that it starts
     silent   command that may run Python in a process that cannot have this log
-    shell    command of a shell, or change of the environment: what it starts may not have this log
+    shell    command of a shell or of a program that may run anything, or change of the environment:
+             what it starts may not have this log
 """
 
 from __future__ import annotations
@@ -37,6 +38,9 @@ _READ = (".py", ".pyc", ".so", ".zip", ".egg", ".whl", ".pyz", ".md", ".rst")
 _SHELLS = frozenset({"sh", "ash", "bash", "dash", "zsh", "env", "nice", "nohup", "timeout"})
 # What they are told is no file that they read; what a shell is told, it may hand on.
 _WRITERS = _SHELLS | {"rm", "mv", "touch", "tee"}
+# They start no Python. What any other program starts is as unknown as what a shell does.
+_TOOLS = (_WRITERS - _SHELLS) | {"cat", "cp", "file", "git", "hg", "ldconfig", "lscpu", "true"}
+_TOOLS |= {"as", "c++", "cc", "clang", "clang++", "g++", "gcc", "ld", "nvcc", "nvidia-smi", "uname"}
 _MOST_CHARACTERS = 200
 _STANDARD_LIBRARY = os.path.dirname(os.__file__) + os.sep
 _PACKAGES = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
@@ -166,21 +170,21 @@ class LoadLog:
         found = os.path.join(_text(folder or ""), _find(_text(program), variables))
         if os.path.exists(found):
             self.write("program", os.path.normpath(_from_root(found)))
-        may_read = not _is_python(found) and os.path.basename(found) not in _WRITERS
+        may_read = not is_python(found) and os.path.basename(found) not in _WRITERS
         for word in words[1:]:  # any other file may be one that it writes
             told = self._resolve(os.path.join(_text(folder or ""), word.rpartition("=")[2]))
             if "/" in word and told.startswith(self._watched):
                 self.write("file", told)
             elif may_read and os.path.isfile(told) and (old := self._find_old(told)):
                 self.write("old", old)
-        command = " ".join(words)[:_MOST_CHARACTERS]
+        command = " ".join(" ".join(words).split())[:_MOST_CHARACTERS]
         if script := interpreter_of(found):
             found, words = script[0], [*script, found, *words[1:]]
-        is_python = _is_python(found)
-        is_shell = os.path.basename(found) in _SHELLS or (bool(script) and not is_python)
-        if (is_python or is_shell) and not self._is_inherited(words, variables):
+        runs_python = is_python(found)
+        is_shell = os.path.basename(found) in _SHELLS or (bool(script) and not runs_python)
+        if (runs_python or is_shell) and not self._is_inherited(words, variables):
             self.write("silent", command)
-        if is_shell:
+        if is_shell or not (runs_python or os.path.basename(found) in _TOOLS):
             self.write("shell", command)
 
     def _note_variable(self, name: str, value: str = "") -> None:
@@ -197,7 +201,7 @@ class LoadLog:
         # Python runs the first that it finds.
         if PathFinder.find_spec("sitecustomize", roots[: roots.index(_FOLDER)]) is not None:
             return False
-        if not _is_python(words[0]):
+        if not is_python(words[0]):
             return True
         options = iter(words[1:])
         for option in options:
@@ -248,7 +252,8 @@ def _find(program: str, variables: Mapping[str, str]) -> str:
     return program
 
 
-def _is_python(program: str) -> bool:
+def is_python(program: str) -> bool:
+    """Return whether a program is an interpreter of Python, by its name."""
     return os.path.basename(program).rstrip("t").rstrip("0123456789.") in ("python", "pypy")
 
 
