@@ -30,8 +30,8 @@ _OF_LOADER = (
     *("loader", "num_workers", "persistent_workers", "pin_memory", "prefetch_factor"),
     "non_blocking",
 )
-# Two watched ranks with equal work differ by less.
-_CLEARLY = 1.5
+# Two watched ranks with equal work differ by less, mostly also beside other work.
+_CLEARLY = 2.0
 
 # By stage, the seconds outside and inside of collectives.
 Watched = dict[str, tuple[float, float]]
@@ -265,17 +265,19 @@ def _without_waiting_inside(
     """Each rank's time in a stage, without the waiting that is hidden in it."""
     found = []
     for rank, time_s in enumerate(times_s):
-        waited_s = min((_lead_s(ranks, rank) for ranks in watched), default=0.0)
+        waited_s = time_s * min((_lead_ratio(ranks, rank) for ranks in watched), default=0.0)
         hidden_s = max(0.0, waited_s - (max(times_s) - time_s))
-        found.append(max(0.0, time_s - hidden_s))
+        found.append(time_s - hidden_s)
     return tuple(found)
 
 
-def _lead_s(ranks: Sequence[tuple[float, float]], rank: int) -> float:
-    """How long a rank of a watched iteration waited for one that clearly had more to do."""
+def _lead_ratio(ranks: Sequence[tuple[float, float]], rank: int) -> float:
+    """The part of a watched stage that a rank waited for one that clearly had more to do."""
     own_s, communication_s = ranks[rank]
-    slowest_s = max(one for one, _ in ranks)
-    return min(slowest_s - own_s, communication_s) if slowest_s > _CLEARLY * own_s else 0.0
+    lead_s = max(one for one, _ in ranks) - own_s
+    if lead_s <= (_CLEARLY - 1.0) * own_s or not communication_s:
+        return 0.0
+    return min(lead_s, communication_s) / (own_s + communication_s)
 
 
 def step_percentiles(rounds_by_rank: Sequence[Sequence[RoundTimes]]) -> StepPercentiles | None:

@@ -64,10 +64,12 @@ def test_two_ranks_with_delays_of_their_own_both_have_them() -> None:
     assert own_s["backward"] == pytest.approx((0.020, 0.020, 0.020))
 
 
-def test_a_rank_that_is_late_where_the_others_wait_is_found_by_watching() -> None:
+# Watching slows down each operator, and what has them.
+@pytest.mark.parametrize("slowdown", [1.0, 2.0])
+def test_a_rank_that_is_late_where_the_others_wait_is_found_by_watching(slowdown: float) -> None:
     rounds = train("backward", None, ("backward", DELAY_S), None)
-    early = {"backward": (0.025, 0.051), "forward": (0.015, 0.0)}
-    late = {"backward": (0.075, 0.001), "forward": (0.016, 0.0)}
+    early = {"backward": (0.020 * slowdown, 0.051 * slowdown), "forward": (0.015, 0.0)}
+    late = {"backward": (0.070 * slowdown, 0.001 * slowdown), "forward": (0.016, 0.0)}
 
     blind = own_stage_times(rounds, NUM_STEPS)
     own_s = own_stage_times(rounds, NUM_STEPS, [[early] * 2, [late] * 2, [early] * 2])
@@ -75,7 +77,7 @@ def test_a_rank_that_is_late_where_the_others_wait_is_found_by_watching() -> Non
     assert blind is not None
     assert own_s is not None
     assert blind["backward"] == pytest.approx((0.070, 0.070, 0.070))
-    assert own_s["backward"] == pytest.approx((0.020, 0.070, 0.020))
+    assert own_s["backward"] == pytest.approx((0.020, 0.070, 0.020), rel=0.05)
     assert own_s["forward"] == blind["forward"] == pytest.approx((0.010, 0.010, 0.010))
 
 
@@ -83,7 +85,8 @@ def test_a_rank_that_is_late_where_the_others_wait_is_found_by_watching() -> Non
     "early",
     [
         pytest.param({"backward": (0.025, 0.0)}, id="nothing is waited for"),
-        pytest.param({"backward": (0.060, 0.051)}, id="no rank clearly has more to do"),
+        pytest.param({}, id="the stage was not entered"),
+        pytest.param({"backward": (0.040, 0.051)}, id="no rank clearly has more to do"),
     ],
 )
 def test_watched_ranks_that_prove_no_waiting_keep_their_time(early: Watched) -> None:
