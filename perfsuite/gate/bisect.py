@@ -21,7 +21,7 @@ from perfsuite.gate.git.worktree import base_tree, lay_benchmarks, share_files
 from perfsuite.gate.request import BOUNDS, GateRequest, collect, head_arm
 from perfsuite.gate.run_gate import HELD, GateResult, run_gate
 from perfsuite.records.verdict import CellVerdict, VerdictWord
-from perfsuite.units import format_change, format_ratio, short_commit
+from perfsuite.units import counted, format_change, format_ratio, short_commit
 
 Mark = Literal["good", "bad", "skip"]
 
@@ -100,7 +100,7 @@ class _Search:
         num_commits = repository.count_commits(root, good_commit, bad_commit)
         most = (num_commits - 1).bit_length()
         self.say(
-            f"{num_commits} commits after {short_commit(good_commit)} up to "
+            f"{counted(num_commits, 'commit')} after {short_commit(good_commit)} up to "
             f"{short_commit(bad_commit)}: both ends are judged first, then {most} of them, and "
             f"more where some must be skipped; at most {self.request.budget.max_pairs} pairs each"
         )

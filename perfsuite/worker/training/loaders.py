@@ -14,6 +14,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 from perfsuite.errors import DataLoadError, RecipeError, WorkloadError
 from perfsuite.records.recipe import Recipe
 from perfsuite.records.workload import Split, Workload
+from perfsuite.units import counted
 from perfsuite.worker.training.batches import num_samples
 
 # Frames in torch, torchvision (it has the same prefix) and this folder are not the user's.
@@ -234,6 +235,11 @@ class OwnBatches(EpochBatches):
 
     def _checked(self, batch: Any) -> Any:
         num_inputs, num_targets = map(num_samples, super()._checked(batch))
+        if not num_inputs:
+            raise WorkloadError(
+                f"{self._origin} gives inputs of the type {type(batch[0]).__name__}, in which no "
+                "tensor of samples is found; use a tensor, or tensors in tuples, lists and dicts"
+            )
         if num_targets not in (0, num_inputs):
             raise WorkloadError(
                 f"{self._origin} gives a batch of {num_inputs} inputs and {num_targets} targets; "
@@ -241,9 +247,9 @@ class OwnBatches(EpochBatches):
             )
         if num_inputs > self._batch_size or (self._needs_full and num_inputs < self._batch_size):
             raise WorkloadError(
-                f"{self._origin} gives a batch of {num_inputs} samples, and the workload's "
-                f"micro_batch_size is {self._batch_size}; let both be the same, and leave out a "
-                "last batch that is smaller (drop_last=True)"
+                f"{self._origin} gives a batch of {counted(num_inputs, 'sample')}, and the "
+                f"workload's micro_batch_size is {self._batch_size}; let both be the same, and "
+                "leave out a last batch that is smaller (drop_last=True)"
             )
         return batch
 

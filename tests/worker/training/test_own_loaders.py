@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import re
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -25,6 +26,13 @@ class Numbers(Dataset[Any]):
 
     def __getitem__(self, index: int) -> Any:
         return index, -index
+
+
+@dataclass
+class Words:
+    """A batch of a class that torch's collate does not know either."""
+
+    ids: torch.Tensor
 
 
 class Stream(IterableDataset[Any]):
@@ -111,7 +119,7 @@ def test_where_each_batch_counts_as_full_one_that_is_not_is_refused(build: Any) 
         inputs_of(batches, 3)
 
     assert str(refused.value) == (
-        "workload 'small': build_loader('test', 1, 2) gives a batch of 1 samples, and the "
+        "workload 'small': build_loader('test', 1, 2) gives a batch of 1 sample, and the "
         "workload's micro_batch_size is 4; let both be the same, and leave out a last batch that "
         "is smaller (drop_last=True)"
     )
@@ -138,8 +146,13 @@ EXPECTED = "return an iterable of at least one batch, with a __len__ that says w
             "the samples",
         ),
         (
+            [(Words(torch.ones(4)), torch.ones(4))],
+            "gives inputs of the type Words, in which no tensor of samples is found; use a tensor, "
+            "or tensors in tuples, lists and dicts",
+        ),
+        (
             DataLoader(Stream(1, 4, 4), batch_size=None),
-            "gives a batch of 1 samples, and the workload's micro_batch_size is 4; let both be the "
+            "gives a batch of 1 sample, and the workload's micro_batch_size is 4; let both be the "
             "same, and leave out a last batch that is smaller (drop_last=True)",
         ),
         (
