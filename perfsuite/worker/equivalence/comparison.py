@@ -17,9 +17,14 @@ Tensors = dict[str, Tensor]
 Quantity = Literal["gradient", "parameter", "buffer", "loss", "random draw", "update"]
 
 
+def as_real(tensor: Tensor) -> Tensor:
+    """A complex tensor as a view of real numbers, with a last dimension of length 2."""
+    return torch.view_as_real(tensor) if tensor.is_complex() else tensor
+
+
 def in_double(tensor: Tensor) -> Tensor:
-    """The tensor in float64; a complex one as real numbers with a last dimension of length 2."""
-    return (torch.view_as_real(tensor) if tensor.is_complex() else tensor).double()
+    """The tensor in float64, `as_real`."""
+    return as_real(tensor).double()
 
 
 def scaled(tensors: Tensors, factor: float) -> Tensors:

@@ -7,7 +7,7 @@ there are losses alone; what they show, references with a mistake in their gradi
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -26,7 +26,7 @@ from perfsuite.worker.equivalence.diagnosis import explain_batchnorm, explain_gr
 from perfsuite.worker.equivalence.limits import is_low_precision, nudge
 from perfsuite.worker.equivalence.planted_bugs import Bug, gradient_bugs, wrong_scale
 from perfsuite.worker.equivalence.proof import Proof
-from perfsuite.worker.equivalence.trace.draws import modules_that_drew, read_random_state
+from perfsuite.worker.equivalence.trace.draws import draw_one, modules_that_drew, read_random_state
 from perfsuite.worker.equivalence.trace.own_steps import BeforeUpdate, OwnSteps, without_wrappers
 from perfsuite.worker.equivalence.trace.trace import RankStep, Step, Trace
 
@@ -76,6 +76,10 @@ def check_own_steps(case: OwnCase) -> tuple[EquivalenceRow, dict[str, str]]:
         missing["frozen parameters"] = f"the step changes {listed(changed)} without an optimizer"
     if several := [*map(repr, sorted(truth.own.updated_twice))]:
         missing["some weights"] = f"{listed(several)} are updated several times in a step"
+    is_within = all(one.is_within for one in proof.evidence)
+    if truth.has_drawn and not is_within and _do_draws_matter(case, truth, steps[0]):
+        reason = "the step draws random numbers, and ranks and reference draw different ones"
+        return EquivalenceRow.of(recipe, proof.check, "not exercised", reason), {}
     errors = [one.errors for one in steps if one.has_gradients]
     compared = {name for one in errors for name in one.by_name}
     if small := {name for one in errors for name in one.too_small} - compared:
@@ -137,7 +141,7 @@ class _Reference:
         self.own = case.build()
         self.follows = self.has_drawn = False
         self._case = case
-        self._arithmetic = arithmetic
+        self.arithmetic = arithmetic
         self._is_nudged = is_nudged
         if is_nudged:
             # Once, because `take` does not load them anew.
@@ -154,7 +158,7 @@ class _Reference:
         elif self._is_nudged:
             spoil = nudge
         state = read_random_state(self._case.device)
-        with self._arithmetic():
+        with self.arithmetic():
             taken = self.own.take(spoil)
         self.has_drawn |= bool(modules_that_drew(state, read_random_state(self._case.device)))
         return taken
@@ -191,6 +195,16 @@ def _take_over(
         parameter.grad = given
 
 
+def _do_draws_matter(case: OwnCase, truth: _Reference, first: _OwnStep) -> bool:
+    """Return whether the first step is another one where other numbers are drawn."""
+    again = _Reference(case, truth.arithmetic)
+    again.follows = truth.follows
+    draw_one(case.device)
+    taken = again.take(first.step)
+    found = comparison.measure_errors(taken.gradients, first.truth.gradients)
+    return taken.loss != first.truth.loss or found.total > 0
+
+
 def _references(case: OwnCase) -> tuple[_Reference, _Reference]:
     """Return the truth and the plain path of the same precision, one process each.
 
@@ -198,12 +212,23 @@ def _references(case: OwnCase) -> tuple[_Reference, _Reference]:
     """
     if not is_low_precision(case.recipe):
         return _Reference(case), _Reference(case, is_nudged=True)
-    # Whatever autocast the user's code enters, in the truth nothing is cast. Without a cache, which
-    # would keep weights beyond the optimizer's step.
+    # Without a cache, which would keep weights beyond the optimizer's step.
     dtype = _AUTOCAST[case.recipe.precision]
     autocast = partial(torch.autocast, case.device.type, dtype, cache_enabled=False)
     plain = _Reference(case, autocast, is_nudged=True)
-    return _Reference(case, torch._C._DisableAutocast), plain
+    return _Reference(case, _nothing_cast), plain
+
+
+@contextmanager
+def _nothing_cast() -> Iterator[None]:
+    """Ignore whatever autocast is entered inside."""
+    switch = torch.set_autocast_enabled
+    torch.set_autocast_enabled = lambda *_: None
+    try:
+        with torch._C._DisableAutocast():
+            yield
+    finally:
+        torch.set_autocast_enabled = switch
 
 
 def _describe_dropout(model: nn.Module) -> str | None:
@@ -261,7 +286,8 @@ def _plant_in_losses(case: OwnCase, steps: Sequence[_OwnStep]) -> dict[str, bool
         def spoil(
             stepped: Sequence[nn.Parameter], _: object, index: int = index, names: list[str] = names
         ) -> None:
-            gradients = {str(n): one.grad for n, one in enumerate(stepped) if one.grad is not None}
+            found = {str(n): one.grad for n, one in enumerate(stepped) if one.grad is not None}
+            gradients = {n: comparison.as_real(one) for n, one in found.items()}
             bugs = [*gradient_bugs(gradients), wrong_scale(gradients, case.recipe.plan.world_size)]
             for bug in bugs[index : index + 1]:
                 names.append(bug.name)
@@ -331,8 +357,6 @@ def _find_cause(
         return "all ranks return the same loss: does the sampler give them the same data?"
     if found.what != "gradient" and found.step > 1 and not truth.follows:
         return "the loss before it agrees, so that the update in between does not"
-    if truth.has_drawn:
-        return "the step draws random numbers, and ranks and reference may draw different ones"
     if found.what == "loss":
         return "a loss is not the mean over the samples, or weights or samples are others"
     return None

@@ -24,6 +24,7 @@ from perfsuite.worker.equivalence.references.replay import Replay
 from perfsuite.worker.equivalence.trace import trace
 from perfsuite.worker.equivalence.trace.draws import (
     Draw,
+    draw_one,
     modules_that_drew,
     read_random_state,
     restore_random_state,
@@ -109,7 +110,7 @@ class Reference:
             start, draws = micro_batch.random_state, micro_batch.draws
             restore_random_state(start, device)
             if draws_anew:
-                torch.rand((), device=device)
+                draw_one(device)
                 draws = None
             parts, num_rows = [], batches.num_samples(micro_batch.batch)
             for index in range(num_chunks):

@@ -252,6 +252,13 @@ def restore_random_state(state: RandomState, device: torch.device) -> None:
         torch.cuda.set_rng_state(torch.tensor(states["torch.cuda"]), device)
 
 
+def draw_one(device: torch.device) -> None:
+    """Move all generators on, so that what is drawn next are other numbers."""
+    random.random()
+    numpy.random.random()
+    torch.rand((), device=device)
+
+
 def modules_that_drew(before: RandomState, after: RandomState) -> list[str]:
     """Return the modules that drew random numbers between two states."""
     return [module for module, state in before.items() if after.get(module, state) != state]

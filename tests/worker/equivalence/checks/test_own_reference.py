@@ -217,9 +217,10 @@ def test_low_precision_is_held_to_its_own_error_whichever_the_reference_casts() 
         row, _ = check(reference, precision="amp-bf16", casts=autocast)
         assert (row.status, row.check, row.power) == ("equivalent", "T2", "4/4"), row.reason
 
-    row, _ = check(precision="amp-bf16")
-    assert row.status == "no power"
-    assert "low precision left no trace: the error is " in row.reason
+    for reference in (build, of(casts=autocast)):
+        row, _ = check(reference, precision="amp-bf16")
+        assert row.status == "no power"
+        assert "low precision left no trace: the error is " in row.reason
     row, _ = check(precision="amp-bf16", casts=autocast, change=scale(2))
     assert row.status == "mismatch"
 
@@ -232,6 +233,24 @@ def test_a_gradient_that_is_lost_in_the_rounding_of_the_others_is_named() -> Non
     why = "those of '0.bias' are below 1e-06 of all gradients"
     assert missing == {"small gradients": why}
     assert row.reason.endswith(f"small gradients were not compared: {why}")
+
+
+class Spectral(nn.Module):
+    """Has a complex weight, as a Fourier neural operator has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(4, dtype=torch.complex64))
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return (inputs * self.weight).real
+
+
+def test_mistakes_are_planted_in_complex_gradients_too() -> None:
+    complex_part = {"layers": lambda: (Spectral(),), "has_model": False}
+    row, _ = check(of(**complex_part), **complex_part)
+
+    assert (row.status, row.power) == ("equivalent", "4/4")
 
 
 def test_losses_alone_show_what_references_with_a_mistake_would_lose() -> None:
@@ -299,6 +318,33 @@ def test_dropout_is_not_exercised_and_batchnorm_is_named() -> None:
         "were not compared: a rank may keep its own, as batch normalisation does; small gradients "
         "were not compared: those of '2.bias' are below 1e-06 of all gradients"
     )
+
+
+class Noise(nn.Module):
+    """Drops out by a function, as a stochastic depth does: no layer says so."""
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return nn.functional.dropout(inputs, 0.5, self.training)
+
+
+def test_a_step_that_computes_with_what_it_draws_is_not_exercised() -> None:
+    noise: dict[str, Any] = {"layers": lambda: (Noise(),)}
+    row, _ = check(of(**noise), **noise)
+
+    assert (row.status, row.reason) == (
+        "not exercised",
+        "the step draws random numbers, and ranks and reference draw different ones",
+    )
+    # As a data loader does that begins an epoch in a fixed order.
+    idle: dict[str, Any] = {"layers": lambda: (Idle(),)}
+    assert check(of(**idle), **idle)[0].status == "equivalent"
+    assert check(of(**idle), **idle, change=scale(2))[0].status == "mismatch"
+
+
+class Idle(nn.Identity):
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        torch.rand(())
+        return inputs
 
 
 class Two(torch.optim.Optimizer):
