@@ -142,6 +142,7 @@ def test_the_verb_needs_no_benchmark_and_leaves_the_repository_as_it_is(
     )
 
     failed.expect(10, "train FAIL +*")
+    assert "could say what it loaded" not in failed.output  # also where ours comes first
     assert_valid("gate", json.loads(result.read_text()))
     (cell,) = json.loads(result.read_text())["cells"]
     assert (cell["id"], cell["word"], cell["by"]) == ("train", "FAIL", "pairs")

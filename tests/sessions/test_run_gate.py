@@ -614,6 +614,12 @@ def test_by_fixture(timed): timed(sum, [1])
 def test_by_helper(request): helper(request)(sum, [1])
 def test_by_body(request): request.getfixturevalue("benchmark")(sum, [1])
 def test_no_cell(request): request.getfixturevalue("tmp_path")
+
+class Timing:
+    def time(self, request): return request.getfixturevalue("benchmark")
+
+class TestClass(Timing):
+    def test_by_method(self, request): self.time(request)(sum, [1])
 """
     folder = make_project(tmp_path, {"bench/test_hidden.py": hidden}, {})
 
@@ -621,7 +627,7 @@ def test_no_cell(request): request.getfixturevalue("tmp_path")
 
     hiding = (
         *("test_by_parameter[benchmark]", "test_by_constant", "test_by_default"),
-        *("test_by_fixture", "test_by_helper", "test_by_body"),
+        *("test_by_fixture", "test_by_helper", "test_by_body", "test_by_method"),
     )
     assert words(result) == dict.fromkeys(hiding, "INVALID")
     assert {cell.reason for cell in result.cells} == {

@@ -56,7 +56,8 @@ def hides_benchmark(item: Any) -> bool:
     functions = [definition.func for definition in _fixtures_of(item)]
     functions.append(getattr(item, "function", None))
     parameters = [one for definition in _fixtures_of(item) for one in definition.params or ()]
-    found = (_requests_benchmark(function, _MOST_CALLS) for function in functions)
+    own = getattr(item, "cls", None)
+    found = (_requests_benchmark(function, own, _MOST_CALLS) for function in functions)
     return _has_name(parameters) or any(found)
 
 
@@ -64,7 +65,7 @@ def _has_name(values: Any) -> bool:
     return any(isinstance(one, str) and one == "benchmark" for one in values)
 
 
-def _requests_benchmark(function: Any, num_calls: int) -> bool:
+def _requests_benchmark(function: Any, own: type | None, num_calls: int) -> bool:
     function = getattr(function, "__func__", function)
     if not isinstance(function, FunctionType):
         return False
@@ -77,7 +78,8 @@ def _requests_benchmark(function: Any, num_calls: int) -> bool:
         return True
     for module in [one for one in called if isinstance(one, ModuleType)]:
         called += [vars(module).get(name) for name in names]
-    return num_calls > 0 and any(_requests_benchmark(one, num_calls - 1) for one in called)
+    called += [getattr(own, name, None) for name in names]  # methods of the test's class
+    return num_calls > 0 and any(_requests_benchmark(one, own, num_calls - 1) for one in called)
 
 
 def from_root(config: pytest.Config, arguments: list[str]) -> list[str]:

@@ -41,6 +41,7 @@ _WRITERS = _SHELLS | {"rm", "mv", "touch", "tee"}
 # They start no Python. What any other program starts is as unknown as what a shell does.
 _TOOLS = (_WRITERS - _SHELLS) | {"cat", "cp", "file", "git", "hg", "ldconfig", "lscpu", "true"}
 _TOOLS |= {"as", "c++", "cc", "clang", "clang++", "g++", "gcc", "ld", "nvcc", "nvidia-smi", "uname"}
+_OF_COMMANDS = "/perfsuite/ranks/command/hooked/sitecustomize.py"
 _MOST_CHARACTERS = 200
 _STANDARD_LIBRARY = os.path.dirname(os.__file__) + os.sep
 _PACKAGES = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
@@ -198,8 +199,9 @@ class LoadLog:
         roots = variables.get("PYTHONPATH", "").split(os.pathsep)
         if variables.get(LOG) != self._path or _FOLDER not in roots:
             return False
-        # Python runs the first that it finds.
-        if PathFinder.find_spec("sitecustomize", roots[: roots.index(_FOLDER)]) is not None:
+        # Python runs the first that it finds. That of a measured command runs the next one.
+        first = PathFinder.find_spec("sitecustomize", roots[: roots.index(_FOLDER)])
+        if first is not None and not str(first.origin).endswith(_OF_COMMANDS):
             return False
         if not is_python(words[0]):
             return True

@@ -15,10 +15,9 @@ from torch import nn
 from perfsuite.records.equivalence import EquivalenceRow
 from perfsuite.records.recipe import Recipe
 from perfsuite.units import listed
-from perfsuite.worker.equivalence import comparison, planted_bugs
+from perfsuite.worker.equivalence import comparison, diagnosis, planted_bugs
 from perfsuite.worker.equivalence.checks.data import have_equal_shards
 from perfsuite.worker.equivalence.comparison import Tensors
-from perfsuite.worker.equivalence.diagnosis import explain_gradients
 from perfsuite.worker.equivalence.limits import (
     Limit,
     above_noise,
@@ -72,9 +71,13 @@ def check_reduction(case: Case) -> Proof | EquivalenceRow | str:
         if number == 1:
             bugs = list(_bugs(reference, step, passes, expected, recipe))
             proof.plant(bugs, lambda tested: _judge(tested, expected, 1, limit))  # noqa: B023
-            proof.find_cause = partial(_find_cause, case, reference, passes, expected, bugs)
-    if is_divided and not all(one.is_within for one in proof.evidence):
-        return _find_excuse(case, reference) or proof
+            proof.find_cause = partial(_find_cause, case, expected, bugs)
+    if not all(one.is_within for one in proof.evidence):
+        passes, again = (_run_shards(reference, case.trace.steps[0], recipe) for _ in range(2))
+        if not all(one.is_as(other) for one, other in zip(passes, again, strict=True)):
+            return EquivalenceRow.of(recipe, "T0", "not exercised", diagnosis.KEEPS_STATE)
+        if is_divided:
+            return _find_excuse(case, reference) or proof
     if any(have_equal_shards(step) for step in case.trace.steps):
         proof.vacuous.append(
             "two ranks saw the same data, so that a missing reduction would change nothing"
@@ -116,21 +119,9 @@ def _reduction(case: Case, reference: Reference) -> Callable[[Sequence[Tensors]]
 
 
 def _find_cause(
-    case: Case,
-    reference: Reference,
-    passes: Sequence[Pass],
-    expected: Tensors,
-    bugs: Sequence[Bug],
-    discrepancy: comparison.Discrepancy,
+    case: Case, expected: Tensors, bugs: Sequence[Bug], discrepancy: comparison.Discrepancy
 ) -> str | None:
-    step = case.trace.steps[0]
-    again = _run_shards(reference, step, case.recipe)
-    if any(one.loss != other.loss for one, other in zip(passes, again, strict=True)):
-        return (
-            "the model's forward pass gives another result each time: it keeps a state that is no "
-            "buffer, such as a counter"
-        )
-    cause = explain_gradients(step.gradients, expected, bugs)
+    cause = diagnosis.explain_gradients(case.trace.steps[0].gradients, expected, bugs)
     if cause is None and any(one.what == "gradient" for one in case.trace.differences):
         return (
             "the gradients are not synchronised: was a micro-batch that is to be reduced inside "

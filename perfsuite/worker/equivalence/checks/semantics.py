@@ -33,13 +33,14 @@ from perfsuite.worker.equivalence.references.single_process import (
     UnrepeatableError,
     one_batch,
     slice_batch,
+    why_not_samples,
 )
 from perfsuite.worker.equivalence.trace.trace import MicroBatch, Step
 from perfsuite.worker.measure.device import is_accelerator
 from perfsuite.worker.training.batches import num_samples
 
 # What a model raises that does not take a batch of another size, or numbers of another precision.
-_REFUSALS = (RuntimeError, ValueError, TypeError, AssertionError)
+_REFUSALS = (RuntimeError, ValueError, TypeError, AssertionError, LookupError)
 
 
 def check_semantics(case: Case) -> Proof | EquivalenceRow:
@@ -62,6 +63,10 @@ def check_semantics(case: Case) -> Proof | EquivalenceRow:
                 break  # an earlier step is wrong, whatever this one is
             return EquivalenceRow.of(recipe, proof.check, "not exercised", str(error))
         if expected.is_too_coarse:
+            references.plain.load(step.before)
+            if not expected.plain.is_as(references.plain.run([expected.batch])):
+                reason = diagnosis.KEEPS_STATE
+                return EquivalenceRow.of(recipe, proof.check, "not exercised", reason)
             off = f"plain float32 is off by {expected.errors.total:.1e} here"
             why = "a coarser kernel, or a model that magnifies rounding"
             if is_accelerator(case.device):
@@ -81,9 +86,11 @@ def check_semantics(case: Case) -> Proof | EquivalenceRow:
                     "not compared by themselves, because they are below "
                     f"{limits.SMALLEST_SHARE:.0e} of all gradients: {listed([*map(repr, names)])}"
                 )
-    if losses and case.trace.communicating and any(not one.is_within for one in proof.evidence):
-        reason = "what communication in the forward pass changes is not known before comm_hook"
-        return EquivalenceRow.of(recipe, proof.check, "not exercised", reason)
+    excuse = None
+    if not all(one.is_within for one in proof.evidence):
+        excuse = _find_excuse(case, expected.plain, is_compressed=bool(losses))
+    if excuse is not None:
+        return EquivalenceRow.of(recipe, proof.check, "not exercised", excuse)
     if case.workload.parallelize is not None and not recipe.plan.axes:
         proof.notes.append("parallelize is not called: it is for parallel='mesh:AXIS=N' alone")
     proof.notes += references.notes
@@ -93,6 +100,15 @@ def check_semantics(case: Case) -> Proof | EquivalenceRow:
             f"gradients by {max(losses):.1e}"
         )
     return proof
+
+
+def _find_excuse(case: Case, plain: Pass, *, is_compressed: bool) -> str | None:
+    """Why a difference may be right: the whole batch is not known to be what the parts make."""
+    if is_compressed and case.trace.communicating:
+        return "what communication in the forward pass changes is not known before comm_hook"
+    if plain.is_packed:
+        return "random numbers are drawn for packed samples, in whose order is not known"
+    return why_not_samples(case.trace.steps[0].shards)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -24,9 +24,10 @@ class Replay(DrawMode):  # type: ignore[no-untyped-call]
     sees the samples from the first up to the second of the third in `rows`. One dimension may hold
     both the samples and the heads of attention: with `heads_first` sample by sample for each head.
 
-    Afterwards `has_heads` says whether a dimension of several parts held more than their samples,
-    `given` what was drawn for the whole batch, `wrong` how the run's draws differ from what one
-    process draws, the most telling first, and `unknown` why they cannot be given to this pass.
+    Afterwards `has_heads` says whether a dimension of several parts held several times their
+    samples, `is_packed` whether it held another number, `given` what was drawn for the whole batch,
+    `wrong` how the run's draws differ from what one process draws, the most telling first, and
+    `unknown` why they cannot be given to this pass.
     """
 
     def __init__(
@@ -38,7 +39,7 @@ class Replay(DrawMode):  # type: ignore[no-untyped-call]
         heads_first: bool = False,
     ) -> None:
         super().__init__(device)
-        self.has_heads = False
+        self.has_heads = self.is_packed = False
         self.given: list[Draw] = []
         self.wrong: list[str] = []
         self.unknown: list[str] = []
@@ -161,7 +162,9 @@ class Replay(DrawMode):  # type: ignore[no-untyped-call]
         sizes = [part.shape[axis] for part in parts]
         num_heads, rest = divmod(sum(sizes), self._num_samples or sum(sizes))
         # Packed samples of several lengths may have as many elements as samples with heads.
-        if rest or num_heads == 1 or any(size % num_heads for size in sizes):
+        is_packed = rest > 0 or any(size % num_heads for size in sizes)
+        self.is_packed |= is_packed
+        if is_packed or num_heads == 1:
             return torch.cat(list(parts), axis)
         self.has_heads = True
         heads = [self._split(part, axis, num_heads) for part in parts]

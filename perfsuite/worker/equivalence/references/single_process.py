@@ -49,7 +49,12 @@ class Pass:
     wrong_draw: str | None  # how they differ from what one process draws
     unknown_draw: str | None  # why one process cannot draw them
     has_heads: bool  # samples and heads of attention shared a dimension
+    is_packed: bool  # draws were joined that have other numbers of elements than of samples
     drew_outside: str | None  # which module besides torch drew
+
+    def is_as(self, again: "Pass") -> bool:
+        """Whether the same pass at the same weights gave the same loss, which may be no number."""
+        return repr(self.loss) == repr(again.loss)
 
     def why_not_repeated(self, *, by_several: bool) -> str | None:
         """Why it did not draw what the run drew; `by_several`: that drew it in several passes."""
@@ -134,6 +139,7 @@ class Reference:
             wrong_draw=next((how for one in replays for how in one.wrong), None),
             unknown_draw=next((why for one in replays for why in one.unknown), None),
             has_heads=any(one.has_heads for one in replays),
+            is_packed=any(one.is_packed for one in replays),
             drew_outside=outside,
         )
 
@@ -206,6 +212,35 @@ def slice_batch(micro_batch: trace.MicroBatch, begin: int, end: int) -> trace.Mi
     part = batches.map_tensors(micro_batch.batch, lambda tensor: tensor[begin:end])
     rows = (begin, end, batches.num_samples(micro_batch.batch))
     return dataclasses.replace(micro_batch, batch=part, rows=rows)
+
+
+def why_not_samples(shards: Sequence[Sequence[trace.MicroBatch]]) -> str | None:
+    """Return which part of a batch may mean something else once several make one, if any."""
+    several = [micro_batch.batch for micro_batch in itertools.chain(*shards)]
+    if len(several) < 2:
+        return None
+    size = batches.num_samples(several[0])
+    for tensor in batches.tensors_in(several[0]):
+        if tensor.dim() and tensor.shape[0] % size:
+            return (
+                f"a part of a batch, of shape {tuple(tensor.shape)}, does not have its {size} "
+                "samples in the first dimension, so that several batches do not make one"
+            )
+    if numbers := [one for one in _leaves(several[0]) if type(one) in (int, float)]:
+        return (
+            f"a batch holds the number {numbers[0]}, which may be another one for the whole of "
+            "several; give each sample its own, in a tensor"
+        )
+    return None
+
+
+def _leaves(value: Any) -> Iterator[Any]:
+    parts = value.values() if isinstance(value, Mapping) else value
+    if isinstance(value, Mapping | list | tuple):
+        for part in parts:
+            yield from _leaves(part)
+    else:
+        yield value
 
 
 def _join(parts: Sequence[Any]) -> Any:

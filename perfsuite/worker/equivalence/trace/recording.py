@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from perfsuite.errors import WorkloadError
 from perfsuite.records.stages import untimed
 from perfsuite.worker.dtensor import local_tensor
 from perfsuite.worker.equivalence.comparison import Tensors
@@ -147,9 +148,17 @@ class _Recorder:
 
     def keep(self, batches: Iterator[Any]) -> Iterator[Any]:
         for batch in batches:
-            # Cloned, because a model may change its inputs in place.
-            self.batches.append(map_tensors(batch, lambda tensor: tensor.cpu().clone()))
+            self.batches.append(map_tensors(batch, _copy))
             yield batch
+
+
+def _copy(tensor: Tensor) -> Tensor:
+    if tensor.is_nested or tensor.layout is not torch.strided:
+        raise WorkloadError(
+            "a batch holds a sparse or nested tensor, which the proof cannot divide into samples; "
+            "use dense tensors, or leave out the proof (--perf-numerics=off)"
+        )
+    return tensor.cpu().clone()  # a model may change its inputs in place
 
 
 def _agree(trainer: Trainer, was_taken: bool) -> bool:
