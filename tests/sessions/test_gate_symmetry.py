@@ -106,6 +106,41 @@ def test_what_one_arm_builds_for_both_proves_nothing(shop: Repository, tmp_path:
     assert {*map(tuple, map(str.split, lines))} == {(*key, folders[key]) for key in folders}
 
 
+PREPARED = """
+    import os, pathlib
+    from preprocess import SECONDS
+
+    KEPT = pathlib.Path(os.environ["AT_HOME"], "prepared.json")
+    if MAKES:
+        KEPT.write_text(str(SECONDS))
+    SECONDS = float(KEPT.read_text())
+
+    def price(clock):
+        clock.work(SECONDS)
+"""
+
+
+def test_what_one_arm_prepares_for_both_at_home_proves_nothing(
+    shop: Repository, tmp_path: Path
+) -> None:
+    (tmp_path / "home").mkdir()
+    kept = tmp_path / "home/prepared.json"
+    gated = []
+    for makes in ("not KEPT.exists()", "True"):  # the latter as a tool keeps its state
+        shop.write(shop=PREPARED.replace("MAKES", makes), preprocess="SECONDS = 0.001\n")
+        shop.commit()
+        shop.write(preprocess="SECONDS = 0.003\n")
+        gated.append(shop.gate(AT_HOME=str(kept.parent)))
+
+    gated[0].expect(
+        12,
+        f"{PRICE} INVALID",
+        f"{PRICE}: both arms loaded {kept}, which was written during this session; one may have "
+        "made it for both: delete it, *",
+    )
+    assert kept.name not in gated[1].output
+
+
 BY_DATA = """
     import os, pathlib
 

@@ -144,6 +144,7 @@ def _process(launch: Launch, plan: PairPlan, scratch: Path) -> Iterator[subproce
         load_log.WATCHED: os.pathsep.join(map(str, arm.watched)),
         load_log.OWN: f"{(arm.top or arm.tree).resolve()}/",
         load_log.BEGAN: str(temporary.stat().st_ctime),
+        load_log.SESSION: str(background.read_start_s(os.getpid())),
         "PERFSUITE_ARM_NAME": arm.name,
         "PERFSUITE_LAUNCH": f"{arm.name}-{plan.number}",
         "PERFSUITE_ARM_CORE": str(plan.core),

@@ -23,6 +23,7 @@ class Loaded:
     # Sources, compiled code, what the launch watches, and what it read of its own tree.
     files: frozenset[str] = frozenset()
     old: frozenset[str] = frozenset()  # what it read of its own tree, written before the launch
+    made: frozenset[str] = frozenset()  # what it opened to write outside of its own tree
     recent: frozenset[str] = frozenset()  # of processes since the last reading, and ancestors
     programs: frozenset[str] = frozenset()
     silent: frozenset[str] = frozenset()  # commands that may have run Python but could not log it
@@ -45,7 +46,7 @@ class LoadLogReader:
         self._began_s = log.parent.stat().st_ctime
         self._num_bytes = 0
         self._texts: dict[str, set[str]] = {
-            kind: set() for kind in ("old", "program", "silent", "shell")
+            kind: set() for kind in ("old", "made", "program", "silent", "shell")
         }
         self._files: defaultdict[int, set[str]] = defaultdict(set)
         self._parents: dict[int, int] = {}
@@ -60,6 +61,7 @@ class LoadLogReader:
             files=frozenset().union(*self._files.values()),
             recent=frozenset().union(*(self._files[process] for process in recent)),
             old=frozenset(self._texts["old"]),
+            made=frozenset(self._texts["made"]),
             programs=frozenset(self._texts["program"]),
             silent=frozenset(self._texts["silent"]),
             shells=frozenset(self._texts["shell"]),

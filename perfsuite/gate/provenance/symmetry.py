@@ -44,7 +44,7 @@ class Loading:
         self.roots = tuple(root.resolve() for root in arm.import_roots)  # first on its path
         self.site = arm.tree.resolve() / SITE_FOLDER  # where the base's build installs
         self.prefix = Path(_real_path(arm.python)).parent.parent  # of its interpreter
-        self.programs, self.old = loaded.programs, loaded.old
+        self.programs, self.old, self.made = loaded.programs, loaded.old, loaded.made
         self.files = frozenset(
             file if file.startswith(f"{self.top}/") else _real_path(file)
             for file in loaded.files | loaded.programs
@@ -244,7 +244,7 @@ def _find_shared(base: Loading, head: Loading) -> str | None:
     """Why both arms loaded one file that is code of the tree, or was built from it."""
     both = base.files & head.files
     owners = installed.installed_by_projects(head.top, both)
-    for name in sorted(both):
+    for name in sorted(name for name in both if not base.is_data(name)):
         file = Path(name)
         source = _find_source(base, head, file)
         if name not in owners and (source is None or _is_of_another(file, head.top, source)):
@@ -262,17 +262,25 @@ def _find_shared(base: Loading, head: Loading) -> str | None:
 
 
 def _find_built(base: Loading, head: Loading) -> str | None:
-    """Why one arm may have built what both loaded, in a folder that both arms have."""
+    """Why one arm may have made what both loaded, in a folder that both arms have."""
     for name in sorted(base.files & head.files):
-        file = Path(name)
-        if any(file.is_relative_to(folder) for folder in (base.top, head.top)):
+        file, is_data = Path(name), base.is_data(name)
+        is_outside = not any(file.is_relative_to(folder) for folder in (base.top, head.top))
+        # A tool keeps its state in a file that each launch writes.
+        if not is_outside or (is_data and name in base.made & head.made):
             continue
-        if name.endswith(_CODE) and file.is_file() and file.stat().st_mtime > _began_s():
-            return (
-                f"both arms loaded {file}, which was written during this session; gate again if "
-                "that was an edit or an installation; else have the code build it in the tree, in "
-                "a folder named after its source, or in TMPDIR, which each arm has for itself"
+        if file.is_file() and file.stat().st_mtime > _began_s():
+            advice = (
+                "gate again if that was an edit or an installation; else have the code build it in "
+                "the tree, in a folder named after its source, or in TMPDIR, which each arm has "
+                "for itself"
             )
+            if is_data:
+                advice = (
+                    "one may have made it for both: delete it, and have the code make it in the "
+                    "tree or in TMPDIR; gate again if that was a download"
+                )
+            return f"both arms loaded {file}, which was written during this session; {advice}"
     return None
 
 

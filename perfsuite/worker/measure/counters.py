@@ -23,11 +23,12 @@ from perfsuite.worker.measure.operators import read_trace
 _BOOKKEEPING_NAMESPACES = frozenset({"profiler", "prim"})
 
 _NUM_LOOKS = 3
-# They multiply matrices inside, and torch has no formula for them.
+# They multiply inside, and torch has no formula for them.
 _WITHOUT_FORMULA = (
     *("_cudnn_rnn", "miopen_rnn", "mkldnn_rnn_layer", "_trilinear", "_addmm_activation"),
     *("_grouped_mm", "_scaled_grouped_mm", "_native_multi_head_attention"),
-    "_transformer_encoder_layer_fwd",
+    *("_transformer_encoder_layer_fwd", "_fft_c2c", "_fft_c2r", "_fft_r2c"),
+    *("_linalg_solve_ex", "linalg_inv_ex", "linalg_cholesky_ex", "linalg_qr", "_linalg_svd"),
 )
 # What torch calls the pass outside of any.
 _NO_BACKWARD = -1
@@ -167,6 +168,9 @@ class _Counter(StepMode):  # type: ignore[no-untyped-call]
             getattr(aten, f"{name}_for_cpu{end}"): flop_registry[getattr(aten, f"{name}{end}")]
             for end in ("", "_backward")
         } | flop_registry
+        # Of a matrix or a vector by a vector, which torch has no formula for.
+        self._formulas |= dict.fromkeys((aten.mv, aten.dot), lambda one, _, **__: 2 * one.numel())
+        self._formulas[aten.addmv] = lambda _, matrix, *__, **___: 2 * matrix.numel()
         self.found = IterationCounts(watched_s=self.watched_s)
         self._scores_flops = 0
         # By backward pass, of operators that autograd records; and the passes with others.

@@ -235,14 +235,32 @@ def test_inference_mode_hides_no_flops():
         (nn.LSTM(4, 8), (torch.randn(5, 2, 4),), "aten.mkldnn_rnn_layer"),
         (nn.Bilinear(3, 4, 5), (torch.randn(2, 3), torch.randn(2, 4)), "aten._trilinear"),
         (nn.GRU(4, 8), (torch.randn(5, 2, 4),), None),  # of products that are seen
+        (torch.fft.rfft2, (torch.randn(4, 4),), "aten._fft_r2c"),
+        (torch.linalg.solve, (torch.eye(4), torch.randn(4)), "aten._linalg_solve_ex"),
     ],
 )
 def test_an_operator_with_products_that_torch_has_no_formula_for_is_named(layer, inputs, operator):
     def step(stage):
         outputs = layer(*inputs)
-        (outputs[0] if isinstance(outputs, tuple) else outputs).sum().backward()
+        if isinstance(layer, nn.Module):
+            (outputs[0] if isinstance(outputs, tuple) else outputs).sum().backward()
 
     assert run_iterations(count_iteration(), step).without_formula == operator
+
+
+@pytest.mark.parametrize(
+    ("multiply", "sizes", "flops"),
+    [
+        (torch.matmul, ((8, 4), (4,)), 2 * 8 * 4),
+        (torch.addmv, ((8,), (8, 4), (4,)), 2 * 8 * 4),
+        (torch.dot, ((4,), (4,)), 2 * 4),
+    ],
+)
+def test_a_product_with_a_vector_counts_as_that_with_a_matrix_of_one_column(multiply, sizes, flops):
+    tensors = [torch.randn(size) for size in sizes]
+    counts = run_iterations(count_iteration(), lambda stage: multiply(*tensors))
+
+    assert (counts.flops, counts.model_flops) == (flops, flops)
 
 
 def test_what_loading_does_is_not_counted():

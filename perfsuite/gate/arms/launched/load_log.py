@@ -5,9 +5,10 @@ their environment. Each process pays for what it imports: only a little of the s
 gate's end is `perfsuite.gate.arms.loaded`. A line has a process id, a kind and a text in quotes:
 
     process  that has this log, and the one that started it
-    file     source, archive, library or text that it opens, any file that the gate watches, and any
-             of its own tree that it may read
+    file     source, archive, library or text that it opens, any file that the gate watches, any of
+             its own tree that it may read, and any other that was written during the session
     old      as file, of its own tree, written before the launch; by the name that it had then
+    made     file outside of its tree that it opens to write
     program  that it starts
     silent   command that may run Python in a process that cannot have this log
     shell    command of a shell or of a program that may run anything, or change of the environment:
@@ -33,6 +34,7 @@ LOG = "PERFSUITE_ARM_LOADED"
 WATCHED = "PERFSUITE_ARM_WATCHED"
 OWN = "PERFSUITE_ARM_OWN"
 BEGAN = "PERFSUITE_ARM_BEGAN"
+SESSION = "PERFSUITE_ARM_SESSION"  # when its session began
 _FOLDER = os.path.dirname(__file__)
 _READ = (".py", ".pyc", ".so", ".zip", ".egg", ".whl", ".pyz", ".md", ".rst")
 _SHELLS = frozenset({"sh", "ash", "bash", "dash", "zsh", "env", "nice", "nohup", "timeout"})
@@ -43,6 +45,7 @@ _TOOLS = (_WRITERS - _SHELLS) | {"cat", "cp", "file", "git", "hg", "ldconfig", "
 _TOOLS |= {"as", "c++", "cc", "clang", "clang++", "g++", "gcc", "ld", "nvcc", "nvidia-smi", "uname"}
 _OF_COMMANDS = "/perfsuite/ranks/command/hooked/sitecustomize.py"
 _MOST_CHARACTERS = 200
+_OF_SYSTEM = ("/dev/", "/etc/", "/proc/", "/run/", "/sys/")
 _STANDARD_LIBRARY = os.path.dirname(os.__file__) + os.sep
 _PACKAGES = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
 
@@ -50,12 +53,16 @@ _PACKAGES = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
 class LoadLog:
     """An audit hook: the code under test meets no changed function."""
 
-    def __init__(self, path: str, watched: Iterable[str], own: str, began_s: float) -> None:
+    def __init__(
+        self, path: str, watched: Iterable[str], own: str, began_s: float, session_s: float
+    ) -> None:
         self._path = path
         self._watched = tuple(watched)
         self._own = tuple(filter(None, [own]))
         self._began_s = began_s
+        self._session_s = session_s
         self._seen: set[str] = set()
+        self._made: set[str] = set()
         self._moved: dict[str, str] = {}
         self._folders: dict[str, str] = {}
         self._parent = os.getppid()
@@ -64,6 +71,8 @@ class LoadLog:
         """Log an event of the interpreter, if it is one of those above."""
         if event == "open":
             self._note_file(arguments[0], may_read=_may_read(arguments[-1]))
+            if isinstance(arguments[-1], int) and arguments[-1] & os.O_ACCMODE != os.O_RDONLY:
+                self._note_made(arguments[0])
         elif event == "ctypes.dlopen" or event == "sqlite3.connect":
             self._note_file(arguments[0])
         elif event == "import":  # of an extension; else its file is opened
@@ -117,7 +126,8 @@ class LoadLog:
         is_read = path.endswith(_READ) or ".so." in path
         if not is_read:
             real = self._resolve(path)
-            is_read = real.startswith(self._watched) or (may_read and self._is_own(path, real))
+            is_own = may_read and (self._is_own(path, real) or self._is_new(real))
+            is_read = is_own or real.startswith(self._watched)
         if is_read:
             self._seen.add(path)
             named = _source_of(os.path.normpath(path))
@@ -127,6 +137,7 @@ class LoadLog:
 
     def _note_move(self, source: str, target: str) -> None:
         """Remember where a file or folder of an earlier run is now: reading it reads that."""
+        self._note_made(target)
         self._seen.discard(_from_root(target))
         place, moved = self._resolve(target), self._resolve(source)
         old = self._find_old(moved)
@@ -140,6 +151,20 @@ class LoadLog:
         is_inside = any(name.startswith(self._own) for name in names)
         is_of_package = any(folder in name for folder in _PACKAGES for name in names)
         return is_inside and not is_of_package and os.path.exists(real)
+
+    def _is_new(self, file: str) -> bool:
+        """Whether a file outside of its tree and its temporary folder is of this session."""
+        if file.startswith((_FOLDER, *_OF_SYSTEM)):
+            return False
+        with contextlib.suppress(OSError):
+            return os.stat(file).st_mtime > self._session_s and os.path.isfile(file)
+        return False
+
+    def _note_made(self, path: object) -> None:
+        made = self._resolve(_text(path))
+        if made not in self._made and not made.startswith((_FOLDER, *_OF_SYSTEM, *self._own)):
+            self._made.add(made)
+            self.write("made", made)
 
     def _find_old(self, file: str) -> str | None:
         """What a file of its own tree was called before the launch; None if it is newer."""
@@ -308,6 +333,7 @@ if __name__ == "sitecustomize":
             filter(None, os.environ.get(WATCHED, "").split(os.pathsep)),
             os.environ.get(OWN, ""),
             float(os.environ.get(BEGAN, "0")),
+            float(os.environ.get(SESSION, "inf")),
         )
         sys.addaudithook(_log)
         os.register_at_fork(before=_log.note_fork, after_in_child=_log.note_process)
