@@ -311,7 +311,10 @@ def _why_vacuous(trace: Trace, steps: Sequence[_OwnStep]) -> Iterator[str]:
         return
     for one in steps:
         if not one.has_gradients:
-            yield f"no optimizer stepped in step {one.number}: does a GradScaler leave it out?"
+            yield (
+                f"no optimizer stepped in step {one.number}: is it a part of one that accumulates, "
+                "or does a GradScaler leave it out?"
+            )
         elif one.errors.size == 0:
             yield f"all gradients of step {one.number} are zero"
     first = steps[0]

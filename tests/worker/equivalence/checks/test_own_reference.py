@@ -299,7 +299,10 @@ def test_a_step_that_an_optimizer_leaves_out_is_told() -> None:
     row, _ = check(of(optimizer=Skipping), optimizer=Skipping)
 
     assert row.status == "no power"
-    assert row.reason == "no optimizer stepped in step 2: does a GradScaler leave it out?"
+    assert row.reason == (
+        "no optimizer stepped in step 2: is it a part of one that accumulates, or does a "
+        "GradScaler leave it out?"
+    )
 
 
 def test_dropout_is_not_exercised_and_batchnorm_is_named() -> None:
