@@ -42,8 +42,7 @@ def _type_of(kind: Any, name: str) -> Any:
         for key in keys.split()
         if key != "**"
     ]
-    bases = (kind.get("**", msgspec.Struct),)
-    return msgspec.defstruct(name, fields, bases=bases, kw_only=True)
+    return msgspec.defstruct(name, fields, bases=(kind.get("**", msgspec.Struct),), kw_only=True)
 
 
 _TEXT, _NUMBER, _PAIR = str | None, float | None, tuple[float, float]

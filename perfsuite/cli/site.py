@@ -42,8 +42,7 @@ def write_site(
         page = dataclasses.replace(page, summary=summary, sections=(_over_commits(one, ran),))
         links[names[0]] = f"{file_name(names[0])}.html"
         write_atomically(folder / links[names[0]], html_page(page, home=PAGE).encode())
-    index = html_page(report_on_runs(runs), links=links)
-    write_atomically(folder / PAGE, index.encode())
+    write_atomically(folder / PAGE, html_page(report_on_runs(runs), links=links).encode())
 
 
 def _over_commits(one: CellHistory, rows: Sequence[Row]) -> Section:
@@ -51,8 +50,7 @@ def _over_commits(one: CellHistory, rows: Sequence[Row]) -> Section:
     lines = [(str(point), *(column.text(row) for column in columns)) for point, row in runs]
     titles = ("commit", False), *((column.title, column.is_number) for column in columns)
     grid = Grid(title="Runs, the newest first", columns=titles, rows=tuple(lines[::-1]))
-    charts = tuple(_charts(one, rows))
-    return Section(title=_TITLE, charts=charts, num_left_out=0, grids=(grid,))
+    return Section(title=_TITLE, charts=tuple(_charts(one, rows)), num_left_out=0, grids=(grid,))
 
 
 def _charts(one: CellHistory, rows: Sequence[Row]) -> Iterator[Picture]:

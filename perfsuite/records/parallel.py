@@ -57,7 +57,7 @@ _MP = ParallelMode(
     splits_parameters=True,
     cuts_model=True,
 )
-_HOROVOD_LIKE = ParallelMode(form="horovod-like:N", strategy="horovod:HorovodLike")
+_HOROVOD = ParallelMode(form="horovod-like:N", strategy="horovod:HorovodLike")
 PARALLEL_MODES: dict[str, ParallelMode] = {
     "single": ParallelMode(
         form="single",
@@ -97,10 +97,8 @@ PARALLEL_MODES: dict[str, ParallelMode] = {
         default_schedule="1f1b",
     ),
     "mp": _MP,
-    "horovod-like": _HOROVOD_LIKE,
-    "horovod": replace(
-        _HOROVOD_LIKE, form="horovod:N", strategy="horovod:Horovod", needs_horovod=True
-    ),
+    "horovod-like": _HOROVOD,
+    "horovod": replace(_HOROVOD, form="horovod:N", strategy="horovod:Horovod", needs_horovod=True),
     # What the user's function may do, which is anything that FSDP or tensor parallelism does.
     "mesh": replace(_FSDP, form="mesh:AXIS=N[,AXIS=N]", strategy="mesh:Mesh"),
 }

@@ -3,10 +3,9 @@
 Every mistake is a `RecipeError` that names the field, the value and what is allowed.
 """
 
-import dataclasses
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from types import NoneType
 from typing import Any, get_args, get_type_hints
 
@@ -146,14 +145,12 @@ class Recipe:
 
     def as_dict(self) -> dict[str, Any]:
         """All fields by name, as plain values."""
-        return dataclasses.asdict(self)
+        return asdict(self)
 
 
 def is_int_from(smallest: int) -> Callable[[Any], bool]:
     """Return a test for whole numbers from `smallest` on; a bool is not one."""
-    return lambda value: (
-        isinstance(value, int) and not isinstance(value, bool) and value >= smallest
-    )
+    return lambda it: isinstance(it, int) and not isinstance(it, bool) and it >= smallest
 
 
 def optional(is_allowed: Callable[[Any], bool]) -> Callable[[Any], bool]:
@@ -161,13 +158,11 @@ def optional(is_allowed: Callable[[Any], bool]) -> Callable[[Any], bool]:
     return lambda value: value is None or is_allowed(value)
 
 
-def _is_positive(value: Any) -> bool:
-    return (
-        isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < float("inf")
-    )
+def _is_positive(it: Any) -> bool:
+    return isinstance(it, int | float) and not isinstance(it, bool) and 0 < it < float("inf")
 
 
-def _is_checkpointing(value: Any) -> bool:
+def _is_checkpoint(value: Any) -> bool:
     forms = rf"none|every-block|selective|segments:(?!0){NUMBER}"
     return isinstance(value, str) and re.fullmatch(forms, value) is not None
 
@@ -186,10 +181,7 @@ _ALLOWED: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "num_workers": ("a whole number from 0", is_int_from(0)),
     "parallel": (f"one of {PARALLEL_FORMS}", lambda value: isinstance(value, str)),
     "precision": (f"one of {', '.join(PRECISIONS)}", PRECISIONS.__contains__),
-    "checkpointing": (
-        "none, every-block, segments:C with C from 1, or selective",
-        _is_checkpointing,
-    ),
+    "checkpointing": ("none, every-block, segments:C with C from 1, or selective", _is_checkpoint),
     **dict.fromkeys(
         ("prefetch_factor", "micro_batch_size"),
         ("None or a whole number from 1", optional(is_int_from(1))),
@@ -230,7 +222,7 @@ def parse_recipe(option: str, pairs: Sequence[str], *, of: Recipe | None = None)
         except msgspec.ValidationError as error:
             allowed, _ = _ALLOWED[name]
             raise SettingError(f"{option} gives {name} as {text!r}; use {allowed}") from error
-    return dataclasses.replace(of or Recipe(), **values)
+    return replace(of or Recipe(), **values)
 
 
 def describe_recipe(recipe: Recipe) -> str:

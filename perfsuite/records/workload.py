@@ -204,21 +204,19 @@ def load_workload(found: Workload | WorkloadFactory | str) -> Workload:
 
 
 def _import_reference(reference: str) -> Any:
-    module_name, _, attribute = reference.partition(":")
+    module, _, attribute = reference.partition(":")
     try:
-        value: Any = importlib.import_module(module_name)
+        value: Any = importlib.import_module(module)
     except ModuleNotFoundError as error:
-        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
+        if error.name is None or not f"{module}.".startswith(f"{error.name}."):
             raise
-        stem = module_name.removesuffix(".py")
+        stem = module.removesuffix(".py")
         hint = f"; name the module: {stem.replace('/', '.')}:{attribute}"
         raise WorkloadError(
             f"workload {reference!r}: there is no module {error.name!r} in the current directory, "
-            f"pytest's rootdir or the installed packages{hint if stem != module_name else ''}"
+            f"pytest's rootdir or the installed packages{hint if stem != module else ''}"
         ) from error
     try:
         return attrgetter(attribute)(value)
     except AttributeError as error:
-        raise WorkloadError(
-            f"workload {reference!r}: {module_name!r} has no {attribute!r}"
-        ) from error
+        raise WorkloadError(f"workload {reference!r}: {module!r} has no {attribute!r}") from error

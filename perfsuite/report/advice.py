@@ -44,12 +44,11 @@ def is_slower(slow: Row, fast: Row, times_s: tuple[float, float] | None = None) 
     if slow.spread_ratio is None or fast.spread_ratio is None:  # with fewer than two rounds
         return False
     slow_s, fast_s = times_s or (slow.step_time_s or 0.0, fast.step_time_s or 0.0)
-    errors_s = (
+    errors = (
         time_s * _MEDIAN_OVER_MEAN * (row.spread_ratio or 0.0) / math.sqrt(len(row.rounds_s))
         for row, time_s in ((slow, slow_s), (fast, fast_s))
     )
-    noise_s = _STANDARD_ERRORS * math.hypot(*errors_s)
-    return slow_s - fast_s > max(_LAUNCHES_DIFFER * fast_s, noise_s)
+    return slow_s - fast_s > max(_LAUNCHES_DIFFER * fast_s, _STANDARD_ERRORS * math.hypot(*errors))
 
 
 def _slow_ranks(rows: Sequence[Row]) -> Iterator[Advice]:
@@ -110,10 +109,9 @@ def _checkpointing(rows: Sequence[Row]) -> Iterator[Advice]:
     for family, member, plain in _against(rows, "checkpointing", "none"):
         ratio, moved = _memory_change(member, plain)
         if moved and is_slower(member.row, plain.row):
-            saves = ratio < 1 - _MEMORY_MOVED
-            trade = "trades time for memory" if saves else "saves no memory here"
+            what = "trades time for memory" if ratio < 1 - _MEMORY_MOVED else "saves no memory here"
             yield Advice(
-                text=f"{family.name}: checkpointing {member.value} {trade}{moved}",
+                text=f"{family.name}: checkpointing {member.value} {what}{moved}",
                 evidence=_two_steps(member, plain),
                 rule="checkpointing costs time beyond the noise; the peak memory is compared too",
             )
@@ -128,9 +126,7 @@ def _against(
 
 
 def _noise(rows: Sequence[Row]) -> Iterator[Advice]:
-    spreads = [(row.spread_ratio or 0.0, row.name) for row in rows]
-    noisy = [one for one in spreads if one[0] > _NOISY]
-    if noisy:
+    if noisy := [(it, row.name) for row in rows if (it := row.spread_ratio or 0.0) > _NOISY]:
         widest, name = max(noisy)
         yield Advice(
             text=f"the rounds of {len(noisy)} of {len(rows)} cells are noisy; "
@@ -148,9 +144,8 @@ def _memory_change(member: Member, base: Member) -> tuple[float, str]:
     return ratio, f", with {format_change(ratio)} peak memory ({format_bytes(mine.peak_bytes)})"
 
 
-def _two_steps(member: Member, base: Member) -> str:
-    change = format_change(member.step_time_s / base.step_time_s)
-    return f"{_step(member)}, {_step(base)} ({change})"
+def _two_steps(one: Member, base: Member) -> str:
+    return f"{_step(one)}, {_step(base)} ({format_change(one.step_time_s / base.step_time_s)})"
 
 
 def _step(member: Member) -> str:

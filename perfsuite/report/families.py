@@ -78,9 +78,8 @@ def shared_name(row: Row, field: RecipeField) -> str:
 
 def _by_mode(group: Sequence[Member], name: str) -> Iterator[Family]:
     by_mode: dict[str, list[Member]] = {}
-    for member in group:
-        of_size = replace(member, value=member.value.size)
-        by_mode.setdefault(mode_name(member.value), []).append(of_size)
+    for one in group:
+        by_mode.setdefault(mode_name(one.value), []).append(replace(one, value=one.value.size))
     alone = by_mode.pop("single", [])
     for mode, members in by_mode.items():
         if all(member.value > 1 for member in members):

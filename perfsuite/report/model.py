@@ -79,14 +79,13 @@ def report_on_rows(
     trainings: Sequence[Training] = (),
 ) -> Report:
     """Return the report on rows of any source, with their own summary unless one is given."""
-    ordered = by_severity(rows)
-    scaling = describe_scaling(ordered)
-    curves = draw_learning_curves(trainings)
+    shown = by_severity(rows)
+    scaling = describe_scaling(shown)
     return Report(
         summary=summary or summarize(rows),
-        rows=tuple(ordered),
+        rows=tuple(shown),
         scaling=scaling,
-        sections=(*draw_scaling(scaling), *draw_families(ordered), *curves),
+        sections=(*draw_scaling(scaling), *draw_families(shown), *draw_learning_curves(trainings)),
         advice=advise(rows),
         sources=tuple(map(printable, sources)),
         remarks=tuple(map(printable, remarks)),

@@ -3,12 +3,11 @@
 Numbers are as they were recorded; one that is not available is None, shown as a dash.
 """
 
-import dataclasses
 import math
 import re
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import Any, Generic, TypeVar
 
@@ -157,8 +156,8 @@ def is_plausible_time(seconds: float) -> bool:
 
 def recipe_of(record: CellRecord) -> Recipe | None:
     """Return how a cell was trained, None of a user's own code; raises RecipeError or TypeError."""
-    fields: dict[str, Any] | None = record.recipe
-    return None if fields is None else Recipe(**fields)
+    told: dict[str, Any] | None = record.recipe
+    return None if told is None else Recipe(**told)
 
 
 def row_of_line(line: CellLine) -> Row | None:
@@ -195,8 +194,7 @@ class Column(Generic[T]):
 def at(path: str) -> Callable[[Any], Any]:
     """Return a getter of a dotted attribute; it gives None where a part of the path is None."""
 
-    def get(row: Any) -> Any:
-        found = row
+    def get(found: Any) -> Any:
         for name in path.split("."):
             found = None if found is None else getattr(found, name)
         return found
@@ -205,8 +203,7 @@ def at(path: str) -> Callable[[Any], Any]:
 
 
 def _each(path: str) -> Callable[[Row], float | None]:
-    get = at(path)
-    return lambda row: row.of_each_device(get(row))
+    return lambda row: row.of_each_device(at(path)(row))
 
 
 def _write_mathematics(change: str) -> str:
@@ -227,9 +224,7 @@ COLUMNS: tuple[Column[Row], ...] = (
     _text("verdict", "verdict.word"),
     _text("policy", "verdict.policy"),
     Column("change_ratio", "change", at("verdict.ratio"), format_change),
-    _text(
-        "interval", "verdict.interval", "between", lambda it: " and ".join(map(format_change, it))
-    ),
+    _text("interval", "verdict.interval", "between", lambda x: " and ".join(map(format_change, x))),
     Column("step_time_s", "step", at("step_time_s"), format_seconds),
     Column("spread_ratio", "spread", at("spread_ratio"), lambda it: f"± {format_ratio(it)}"),
     _text("numerics", "record.numerics.status"),
@@ -262,7 +257,7 @@ COLUMNS: tuple[Column[Row], ...] = (
     Column("energy_j", "J an iteration", at("record.energy_j"), "{:.3g}".format),
 )
 _BY_KEY = {column.key: column for column in COLUMNS}
-RECIPE_FIELDS = tuple(field.name for field in dataclasses.fields(Recipe))
+RECIPE_FIELDS = tuple(field.name for field in fields(Recipe))
 
 
 def columns_of(*keys: str) -> tuple[Column[Row], ...]:
@@ -288,8 +283,7 @@ def slow_rank_lines(rows: Sequence[Row]) -> list[str]:
 
 def no_power_lines(lines: Sequence[CellLine]) -> list[str]:
     """Return a line with the reason for each cell whose check could not have found a mistake."""
-    status_of = at("perfsuite.numerics.status")
-    without = [line for line in lines if status_of(line) == "no power"]
+    without = [line for line in lines if at("perfsuite.numerics.status")(line) == "no power"]
     reasons = ((line.fullname, _OF_NUMERICS.search(line.reason or "")) for line in without)
     return [f"NO POWER {name}: {why[1]}" for name, why in reasons if why is not None]
 

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -95,7 +94,7 @@ def rows_of(runs: Sequence[Run]) -> tuple[Row, ...]:
             if row.step_time_s is not None or run is runs[-1]:
                 newest[row.name] = run
     return tuple(
-        dataclasses.replace(
+        replace(
             row,
             history=tuple(measured.get(_environment(run, row), ())),
             is_from_older_run=run is not runs[-1],
@@ -124,7 +123,7 @@ def _read_run(path: AnyPath) -> Run:
     python = file.machine_info.get("python_version")
     there = None if stamp is None else stamp.environments.get(stamp.fingerprint or "")
     gpus = Counter(gpu.partition(", ")[0] for gpu in (there.accelerators if there else []))
-    words = [
+    said = [
         cpu.get("brand_raw"),
         *(f"{number} x {name}" for name, number in gpus.items()),
         f"driver {there.driver}" if there and gpus else None,
@@ -134,9 +133,8 @@ def _read_run(path: AnyPath) -> Run:
     exceptions = {} if stamp is None else stamp.exceptions
     accepted = dict.fromkeys(text for texts in exceptions.values() for text in texts)
     return Run(
-        **{one.name: getattr(file, one.name) for one in dataclasses.fields(RunHead)},
-        machine=printable(", ".join(it for it in words if isinstance(it, str))[:MOST_SHOWN])
-        or None,
+        **{one.name: getattr(file, one.name) for one in fields(RunHead)},
+        machine=printable(", ".join(it for it in said if isinstance(it, str))[:MOST_SHOWN]) or None,
         accepted=frozenset() if stamp is None else frozenset(stamp.accepted),
         rows=rows,
         num_failed=0 if stamp is None else stamp.num_failed,
@@ -174,7 +172,7 @@ def _with_stamped(rows: Sequence[Row], words: Mapping[str, VerdictWord]) -> Iter
             raise ValueError(
                 f"holds two verdicts of the cell {row.name}: {row.verdict.word} and {stamped.word}"
             )
-        yield dataclasses.replace(row, verdict=row.verdict or stamped)
+        yield replace(row, verdict=row.verdict or stamped)
     for name, stamped in judged.items():
         yield Row(name=name, verdict=stamped)
 
@@ -188,19 +186,15 @@ def with_reasons(run: Run) -> Run:
     ours = [row for row in run.rows if row.record is not None]
     if not ours or any(times_s.get(row.name) != row.rounds_s for row in ours):
         return run
-    rows = tuple(
-        dataclasses.replace(row, note=_reason(lines[row.name])) if row.name in lines else row
-        for row in run.rows
-    )
+    notes = {
+        name: it.reason and printable(it.reason.partition("\n")[0]) for name, it in lines.items()
+    }
+    rows = tuple(replace(row, note=notes.get(row.name, row.note)) for row in run.rows)
     missing = skipped_lines(list(lines.values()))
     for name, line in lines.items():
         if line.outcome == "failed" and line.perfsuite is None:
-            missing.append(f"FAILED {name}: {_reason(line) or 'no reason is known'}")
-    return dataclasses.replace(run, rows=rows, missing=tuple(map(printable, missing)))
-
-
-def _reason(line: CellLine) -> str | None:
-    return None if line.reason is None else printable(line.reason.partition("\n")[0])
+            missing.append(f"FAILED {name}: {notes[name] or 'no reason is known'}")
+    return replace(run, rows=rows, missing=tuple(map(printable, missing)))
 
 
 def _lines(path: Path) -> Iterator[CellLine]:

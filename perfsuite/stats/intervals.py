@@ -100,9 +100,8 @@ def ratio_interval(samples: Sequence[float], others: Sequence[float]) -> Interva
     errors = [statistics.variance(side) / len(side) for side in logs]
     if not any(errors):
         return Interval(centre=centre, low=centre, high=centre)
-    freedom = sum(errors) ** 2 / sum(
-        error**2 / (len(side) - 1) for error, side in zip(errors, logs, strict=True)
-    )
+    each = zip(errors, logs, strict=True)
+    freedom = sum(errors) ** 2 / sum(error**2 / (len(side) - 1) for error, side in each)
     reach = float(exceeded_t(_TAIL, freedom)) * math.sqrt(sum(errors))
     return Interval(centre=centre, low=centre * math.exp(-reach), high=centre * math.exp(reach))
 

@@ -21,10 +21,9 @@ fresh pairs and at the level that keeps alpha. Figures, and what else was tried:
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, cast, get_args
 
 from perfsuite.stats.evidence import Evidence, Pair, Prior, Sessions, weigh
@@ -99,10 +98,8 @@ class Rule(Schedule):
         """The rules of its stages, one or two."""
         if self.num_cells < _TWO_STAGES_FROM:
             return (self,)
-        first = dataclasses.replace(
-            self, num_cells=_FIRST_STAGE_CELLS, beta=_FIRST_STAGE_BETA * self.beta
-        )
-        second = dataclasses.replace(
+        first = replace(self, num_cells=_FIRST_STAGE_CELLS, beta=_FIRST_STAGE_BETA * self.beta)
+        second = replace(
             self,
             num_cells=1,
             max_pairs=_CONFIRMING_PAIRS,
@@ -177,11 +174,10 @@ def follow(
     words, ends = _follow_stage(pairs, first)
     begins = np.zeros_like(ends)
     for stage in later:
-        num_pairs = pairs.log_ratios.shape[1]
         is_flagged = np.isin(words, ("FAIL", "IMPROVED"))
         for begin in np.unique(ends[is_flagged]):
             flagged = np.flatnonzero(is_flagged & (ends == begin) & (begins == 0))
-            fresh = pairs.select(flagged, begin, num_pairs)
+            fresh = pairs.select(flagged, begin, pairs.log_ratios.shape[1])
             words[flagged], num_fresh = _follow_stage(fresh, stage)
             begins[flagged], ends[flagged] = begin, begin + num_fresh
     return words, begins, ends
@@ -227,12 +223,8 @@ def _words(evidence: Evidence, rule: Rule, look: int) -> NDArray[np.str_]:
 def weigh_look(pairs: Sessions, rule: Rule) -> Evidence:
     """Return what (S, n) pairs say at the first look that is not earlier, n at least 2."""
     alpha_share, beta_share = rule.shares(pairs.log_ratios.shape[1])
-    return weigh(
-        pairs,
-        rule.prior,
-        alpha=rule.alpha * alpha_share / rule.num_cells,
-        beta=rule.beta * beta_share,
-    )
+    alpha, beta = rule.alpha * alpha_share / rule.num_cells, rule.beta * beta_share
+    return weigh(pairs, rule.prior, alpha=alpha, beta=beta)
 
 
 def recommend(prior: Prior, *, num_cells: int, max_pairs: int) -> tuple[float, float] | None:

@@ -31,6 +31,8 @@ _MAX_LOG = 500.0
 # Less than any spread of times: its logarithm is the price of a perfect fit.
 _LEAST_SPREAD = 1e-9
 
+Values = Sequence[float]
+
 
 @dataclass(frozen=True, kw_only=True)
 class Drift:
@@ -80,8 +82,7 @@ class Trend:
 
     def is_recovered(self, level: int, *, smallest: float) -> bool:
         """Whether the slowdown at the step to a level was undone, but for less than `smallest`."""
-        after = range(level + 1, len(self.steps) + 1)
-        compared = (self.compare(level - 1, later) for later in after)
+        compared = (self.compare(level - 1, new) for new in range(level + 1, len(self.steps) + 1))
         return any(low <= 1 or ratio < 1 + smallest for ratio, low, _ in compared)
 
     def information(self) -> float:
@@ -95,7 +96,7 @@ class Trend:
 
 
 def find_trend(
-    weeks: Sequence[float], times_s: Sequence[float], *, smallest: float = SMALLEST_CHANGE
+    weeks: Values, times_s: Values, *, smallest: float = SMALLEST_CHANGE
 ) -> Trend | None:
     """Return the steps and the drift of a series; None where it is too short to have any.
 
@@ -113,17 +114,14 @@ def find_trend(
     return _without_small(best, weeks, logs, math.log1p(smallest))
 
 
-def _fit_drift(
-    weeks: Sequence[float], logs: Sequence[float], bounds: tuple[int, ...]
-) -> Trend | None:
+def _fit_drift(weeks: Values, logs: Values, bounds: tuple[int, ...]) -> Trend | None:
     if max(weeks) - min(weeks) < _MIN_SPAN_WEEKS:
         return None
     for _ in range(_MAX_TURNS):
         drift = measure_drift(weeks, logs, bounds)
         if drift is None or drift.p_value >= DRIFT_LEVEL:
             return None
-        detrended = [log - drift.slope * week for log, week in zip(logs, weeks, strict=True)]
-        fit = _fit_steps(detrended, drift)
+        fit = _fit_steps([log - drift.slope * t for log, t in zip(logs, weeks, strict=True)], drift)
         if fit.bounds == bounds:
             return fit
         bounds = fit.bounds
@@ -137,9 +135,7 @@ def _fit_steps(values: Sequence[float], drift: Drift | None) -> Trend:
     return Trend(drift=drift, bounds=bounds, detrended=tuple(values))
 
 
-def _without_small(
-    fit: Trend, weeks: Sequence[float], logs: Sequence[float], least: float
-) -> Trend:
+def _without_small(fit: Trend, weeks: Values, logs: Values, least: float) -> Trend:
     """The fit without small steps and a small drift; the smallest steps go first."""
     drift = fit.drift
     if drift is not None and abs(drift.slope) * (max(weeks) - min(weeks)) < least:
@@ -183,9 +179,7 @@ def locate_shift(before: Sequence[float], after: Sequence[float]) -> tuple[float
     return statistics.median(differences), differences[beyond], differences[-1 - beyond]
 
 
-def measure_drift(
-    times: Sequence[float], values: Sequence[float], bounds: Sequence[int]
-) -> Drift | None:
+def measure_drift(times: Values, values: Values, bounds: Sequence[int]) -> Drift | None:
     """Return how a series drifts between its changes; None where all times there are equal.
 
     The median of the slopes between its values: Theil (1950) and Sen (1968), "Estimates of the
@@ -216,15 +210,14 @@ def measure_drift(
     sd = math.sqrt(variance * ((1 + correlation) / (1 - correlation)))
     num_slopes = len(ordered)
     score = float(np.sign(ordered).sum())
-    # Corrected by half a step of S, which moves by 2 (Kendall 1975).
-    p_value = 2 * float(ndtr(-max(0.0, abs(score) - 1) / sd))
     reach = -float(ndtri(_TAIL)) * sd
     low, high = round((num_slopes - reach) / 2) - 1, round((num_slopes + reach) / 2)
     return Drift(
         slope=float(np.median(ordered)),
         low=float(ordered[max(low, 0)]),
         high=float(ordered[min(high, num_slopes - 1)]),
-        p_value=p_value,
+        # Corrected by half a step of S, which moves by 2 (Kendall 1975).
+        p_value=2 * float(ndtr(-max(0.0, abs(score) - 1) / sd)),
     )
 
 
@@ -238,9 +231,8 @@ def _score_variance(times: Sequence[float], values: Sequence[float]) -> float:
     t, u = (np.unique(one, return_counts=True)[1].astype(float) for one in (times, values))
     untied, in_t, in_u = (np.sum(k * (k - 1) * (2 * k + 5)) for k in (np.array([n]), t, u))
     variance = (untied - in_t - in_u) / 18
-    pairs = np.sum(t * (t - 1)) * np.sum(u * (u - 1))
     triples = np.sum(t * (t - 1) * (t - 2)) * np.sum(u * (u - 1) * (u - 2))
-    variance += pairs / (2 * n * (n - 1))
+    variance += np.sum(t * (t - 1)) * np.sum(u * (u - 1)) / (2 * n * (n - 1))
     if n > 2:
         variance += triples / (9 * n * (n - 1) * (n - 2))
     return float(variance)

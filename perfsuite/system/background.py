@@ -183,10 +183,9 @@ class Waits:
         now = thread_usage() if self._before else {}
         ended = Usage(num_runs=sys.maxsize)  # it has run
         runs = ((now.get(one, ended), used) for one, used in self._before.items())
-        has_run = any(after.num_runs > used.num_runs for after, used in runs)
         self._work_s += _worked_s(self._before, now)
         self._num_turns += 1
-        self._num_hidden += has_run
+        self._num_hidden += any(after.num_runs > used.num_runs for after, used in runs)
         self._num_waits += self._is_any_waiting
         self._began_s = time.perf_counter()
 

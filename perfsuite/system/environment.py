@@ -3,6 +3,7 @@
 import fnmatch
 import hashlib
 import platform
+import re
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Mapping
@@ -80,13 +81,9 @@ def describe_gpu(gpu: GpuFacts) -> str:
 
 def cpu_model(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
     """Return the name of the processor, or of its architecture where the kernel has no name."""
-    with cpuinfo.open() as lines:
-        for line in lines:
-            key, _, value = line.partition(":")
-            if key.strip() == "model name":
-                return value.strip()
+    found = re.search(r"^\s*model name\s*:(.*)", cpuinfo.read_text(), re.MULTILINE)
     # An ARM kernel lists part numbers and no name.
-    return platform.machine()
+    return found[1].strip() if found else platform.machine()
 
 
 def speed_variables(environ: Mapping[str, str]) -> dict[str, str]:

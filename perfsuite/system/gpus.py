@@ -82,13 +82,11 @@ def read_energy(index: int) -> tuple[str, float] | None:
 def visible_handles(environ: Mapping[str, str] = os.environ) -> Iterator[list[Any]]:
     """Give NVML's handles of `visible_gpus`, valid in the block."""
     with nvml() as is_there:
-        count = pynvml.nvmlDeviceGetCount() if is_there else 0
-        chosen = environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(count))))
-        visible = _choose(count, chosen)
+        num = pynvml.nvmlDeviceGetCount() if is_there else 0
+        visible = _choose(num, environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(num)))))
         cut = [gpu for gpu in visible if _is_cut(gpu)]
-        most = pynvml.nvmlDeviceGetMaxMigDeviceCount
-        places = [(gpu, at) for gpu in cut for at in range(most(gpu))]
-        found = [if_shown(pynvml.nvmlDeviceGetMigDeviceHandleByIndex, *place) for place in places]
+        slots = [(gpu, i) for gpu in cut for i in range(pynvml.nvmlDeviceGetMaxMigDeviceCount(gpu))]
+        found = [if_shown(pynvml.nvmlDeviceGetMigDeviceHandleByIndex, *slot) for slot in slots]
         instances = [one for one in found if one is not None]
         named = [one for one in visible if pynvml.nvmlDeviceGetUUID(one).startswith("MIG-")]
         yield (named or instances)[:1] or [gpu for gpu in visible if gpu not in cut]

@@ -44,9 +44,8 @@ class UsageLog:
 
     def _look(self) -> None:
         at_s = round(self._clock() - self._started_s, 6)
-        ratio, num_bytes = self._meter()
-        sample = UsageSample(at_s=at_s, utilization_ratio=ratio, memory_bytes=num_bytes)
-        self._samples.append(sample)
+        ratio, used = self._meter()
+        self._samples.append(UsageSample(at_s=at_s, utilization_ratio=ratio, memory_bytes=used))
 
 
 @contextmanager

@@ -11,14 +11,7 @@ import pynvml
 
 from perfsuite.cli.doctor.findings import Finding
 from perfsuite.errors import DeviceError
-from perfsuite.system.gpus import (
-    GpuFacts,
-    driver_version,
-    if_shown,
-    nvml,
-    refuse_hidden_gpus,
-    visible_gpus,
-)
+from perfsuite.system import gpus
 from perfsuite.units import counted, format_bytes
 
 # nvmlClocksThrottleReasons (NVML API reference), without an idle GPU and application clocks.
@@ -47,22 +40,22 @@ class GpuState:
 def examine_gpus() -> list[Finding]:
     """Return what is found about the GPUs that CUDA would show, one finding each."""
     try:
-        gpus = visible_gpus()
-        if not gpus:
-            refuse_hidden_gpus()
+        visible = gpus.visible_gpus()
+        if not visible:
+            gpus.refuse_hidden_gpus()
             return [Finding("GPUs", "ok", "none visible; cells run on the CPU")]
-        found = f"{len(gpus)} visible, driver {driver_version()}"
-        with nvml():
-            handles = [pynvml.nvmlDeviceGetHandleByUUID(gpu.uuid) for gpu in gpus]
+        found = f"{len(visible)} visible, driver {gpus.driver_version()}"
+        with gpus.nvml():
+            handles = [pynvml.nvmlDeviceGetHandleByUUID(gpu.uuid) for gpu in visible]
             states, together = [*map(_read_state, handles)], [*_judge_together(handles)]
     except DeviceError as error:
         return [Finding("GPUs", "fail", str(error), "see nvidia-smi; restart the driver")]
-    numbered = enumerate(zip(gpus, states, strict=True))
+    numbered = enumerate(zip(visible, states, strict=True))
     judged = [gpu_finding(f"GPU {index}", gpu, state) for index, (gpu, state) in numbered]
     return [Finding("GPUs", "ok", found), *together, *judged]
 
 
-def gpu_finding(subject: str, gpu: GpuFacts, state: GpuState) -> Finding:
+def gpu_finding(subject: str, gpu: gpus.GpuFacts, state: GpuState) -> Finding:
     """Judge one GPU by its worst disturbance."""
     text = f"{gpu.name}, {format_bytes(gpu.memory_bytes)}"
     if state.process_ids:
@@ -89,15 +82,13 @@ def gpu_finding(subject: str, gpu: GpuFacts, state: GpuState) -> Finding:
 
 
 def _judge_together(handles: Sequence[Any]) -> Iterator[Finding]:
-    control = Path(os.environ.get("CUDA_MPS_PIPE_DIRECTORY", "/tmp/nvidia-mps"), "control")
-    if control.exists():
+    if Path(os.environ.get("CUDA_MPS_PIPE_DIRECTORY", "/tmp/nvidia-mps"), "control").exists():
         text = "the MPS daemon runs kernels of other processes beside those that are timed"
         yield Finding("GPUs", "warn", text, "echo quit | nvidia-cuda-mps-control")
-    reading = pynvml.NVML_P2P_CAPS_INDEX_READ
     apart = [
         f"{one} and {other}"
         for (one, mine), (other, its) in itertools.combinations(enumerate(handles), 2)
-        if if_shown(pynvml.nvmlDeviceGetP2PStatus, mine, its, reading)
+        if gpus.if_shown(pynvml.nvmlDeviceGetP2PStatus, mine, its, pynvml.NVML_P2P_CAPS_INDEX_READ)
         not in (None, pynvml.NVML_P2P_STATUS_OK)
     ]
     if apart:
@@ -108,14 +99,14 @@ def _judge_together(handles: Sequence[Any]) -> Iterator[Finding]:
 
 
 def _read_state(handle: Any) -> GpuState:
-    persistence = if_shown(pynvml.nvmlDeviceGetPersistenceMode, handle)
-    processes = if_shown(pynvml.nvmlDeviceGetComputeRunningProcesses, handle)
-    remapped = if_shown(pynvml.nvmlDeviceGetRemappedRows, handle)
+    persistence = gpus.if_shown(pynvml.nvmlDeviceGetPersistenceMode, handle)
+    processes = gpus.if_shown(pynvml.nvmlDeviceGetComputeRunningProcesses, handle)
+    remapped = gpus.if_shown(pynvml.nvmlDeviceGetRemappedRows, handle)
     return GpuState(
-        throttle_bits=if_shown(pynvml.nvmlDeviceGetCurrentClocksThrottleReasons, handle),
+        throttle_bits=gpus.if_shown(pynvml.nvmlDeviceGetCurrentClocksThrottleReasons, handle),
         is_persistent=None if persistence is None else bool(persistence),
         process_ids=None if processes is None else tuple(process.pid for process in processes),
-        compute_mode=if_shown(pynvml.nvmlDeviceGetComputeMode, handle),
-        most_lanes=if_shown(pynvml.nvmlDeviceGetMaxPcieLinkWidth, handle),
+        compute_mode=gpus.if_shown(pynvml.nvmlDeviceGetComputeMode, handle),
+        most_lanes=gpus.if_shown(pynvml.nvmlDeviceGetMaxPcieLinkWidth, handle),
         awaits_reset=None if remapped is None else bool(remapped[2]),
     )

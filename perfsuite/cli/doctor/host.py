@@ -60,10 +60,8 @@ def cores_finding(num_cores: int, num_allowed: int, quota: float | None) -> Find
         return Finding("cores", "warn", text, advice)
     if num_allowed == 1:
         text += ": ranks and loader workers take turns on one core"
-        advice = (
-            "compare only cells without ranks and workers, or use a machine with 2 cores or more"
-        )
-        return Finding("cores", "warn", text, advice)
+        hint = "compare only cells without ranks and workers, or use a machine with 2 cores or more"
+        return Finding("cores", "warn", text, hint)
     return Finding("cores", "ok", text)
 
 

@@ -63,11 +63,10 @@ def examine_torch(environ: Mapping[str, str] = os.environ) -> Iterator[Finding]:
             lambda sums: sum_finding(sums, "NCCL"),
             advice="see what NCCL says with NCCL_DEBUG=INFO",
         )
-    chosen = environ.get("GLOO_SOCKET_IFNAME")
     host, address = socket.gethostname(), None
     with contextlib.suppress(OSError):
         address = socket.gethostbyname(host)
-    yield interface_finding(host, address, chosen)
+    yield interface_finding(host, address, environ.get("GLOO_SOCKET_IFNAME"))
 
 
 def finding_of_ranks(
@@ -119,10 +118,8 @@ def sum_over_ranks() -> float:
 def torch_finding(facts: Mapping[str, Any], num_gpus: int) -> Finding:
     """Judge the torch build against the GPUs that NVML shows."""
     built_with = (f"{name} {facts[name]}" for name in ("CUDA", "cuDNN", "NCCL") if facts[name])
-    libraries = ", ".join(built_with) or "no CUDA"
-    threads = counted(facts["num_threads"], "thread")
-    gpus = counted(facts["num_gpus"], "GPU")
-    text = f"{facts['version']} ({libraries}), {threads} a rank, {gpus}"
+    threads, gpus = counted(facts["num_threads"], "thread"), counted(facts["num_gpus"], "GPU")
+    text = f"{facts['version']} ({', '.join(built_with) or 'no CUDA'}), {threads} a rank, {gpus}"
     if facts["num_gpus"] == num_gpus:
         return Finding("torch", "ok", text)
     if facts["CUDA"] is None:

@@ -38,8 +38,7 @@ def list_runs(storage: options.Storage = options.STORAGE, json_file: JsonFile = 
     default branch, not of a branch that was merged into it.
     """
     here, place = options.environment_here(), locate(storage, "--storage")
-    trunk = trunk_of(Path.cwd(), target_branch(os.environ))
-    sifted = sift_runs(place, True, here, trunk)
+    sifted = sift_runs(place, True, here, trunk_of(Path.cwd(), target_branch(os.environ)))
     found = [(one.path, _facts(one, here.fingerprint)) for one in sifted]
     long_ago = datetime.min.replace(tzinfo=UTC)  # files that hold no run come first
     runs = sorted(found, key=lambda one: (one[1]["saved_at"] or long_ago, str(one[0])))

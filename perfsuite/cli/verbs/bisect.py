@@ -21,9 +21,6 @@ from perfsuite.stats.sequential import DEFAULT_MAX_PAIRS
 from perfsuite.system.untrusted import printable_lines
 from perfsuite.units import counted, format_change, format_ratio, option_bounds, short_commit
 
-# The gate's, where a tolerance alone is given.
-_LIMIT = "5%"
-
 
 @options.explained(
     good="A revision at which it was not slower yet.",
@@ -53,7 +50,8 @@ def bisect_commits(
     """
     bounds = None
     if tolerance is not None or limit is not None:
-        bounds = option_bounds(tolerance, limit or _LIMIT)
+        # The gate's limit, where a tolerance alone is given.
+        bounds = option_bounds(tolerance, limit or "5%")
     request = GateRequest(
         command=Command(folder=Path.cwd(), arguments=(cell,)),
         budget=Budget(max_pairs=max_pairs, max_s=60 * max_minutes),
@@ -91,10 +89,9 @@ def _describe(result: BisectResult) -> Iterator[str]:
     else:
         verdict, texts = first.verdict, [reason_text(first.verdict)]
         if verdict.by == "pairs" and verdict.ratio is not None and verdict.interval is not None:
-            low, high = map(format_change, verdict.interval)
-            pairs = f"({low} to {high}, {counted(verdict.num_pairs, 'pair')})"
+            ends = " to ".join(map(format_change, verdict.interval))
             slower = f"slower by {format_ratio(verdict.ratio - 1)} than the good one"
-            texts.insert(0, f"{slower} {pairs}")
+            texts.insert(0, f"{slower} ({ends}, {counted(verdict.num_pairs, 'pair')})")
         subject = f"{short_commit(first.commit)} is the first bad commit, {first.subject!r}"
         yield f"{subject}: {'; '.join(filter(None, texts))}"
 

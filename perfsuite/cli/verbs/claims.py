@@ -28,8 +28,7 @@ def claims(
     results: list[dict[str, Any]] = []
     # Ranks that warn of many workers would bury the findings.
     with closing(open_session(device, shows_output=False, round_s=ROUND_S)) as session:
-        bench = Bench(session=session, seed=seed, say=say)
-        for claim, finding in try_claims(chosen, bench):
+        for claim, finding in try_claims(chosen, Bench(session=session, seed=seed, say=say)):
             typer.echo(f"{claim.id} {finding.status}: {claim.text}\n    here: {finding.reason}")
             typer.echo(f"    quoted ({claim.source}): {claim.quoted}")
             figures = pick(finding, "status figures reason broken", broken="is_broken")

@@ -61,8 +61,7 @@ def compare_recipes(
     typer.echo(comparison_table(names, comparison.step_times_s, comparison.num_samples, records))
     sentence = comparison_sentence(comparison.word, comparison.ratio, comparison.interval)
     typer.echo(sentence)
-    pairs = counted(len(comparison.raw), "pair")
-    typer.echo(f"{pairs} in {comparison.wall_s:.0f} s, seed {seed}")
+    typer.echo(f"{counted(len(comparison.raw), 'pair')} in {comparison.wall_s:.0f} s, seed {seed}")
     figures = _figures(request, comparison) | {"sentence": sentence, "numerics": numerics}
     write_json(json_file, **figures, seed=seed)
 

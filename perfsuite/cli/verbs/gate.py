@@ -135,18 +135,16 @@ def _show(result: GateResult) -> None:
     annotations = annotation_lines(result.cells, result.root, os.environ)
     for text in (*verdict_lines(result.cells, result.refusal, result.differs), *annotations):
         typer.echo(text)
-    if (judged := result.judgement) is not None:
-        pairs = counted(judged.num_pairs, "pair")
-        typer.echo(f"{pairs} in {judged.wall_s:.0f} s, seed {result.seed}")
+    if (done := result.judgement) is not None:
+        typer.echo(f"{counted(done.num_pairs, 'pair')} in {done.wall_s:.0f} s, seed {result.seed}")
 
 
 def _request(given: Mapping[str, Any], words: list[str] | None) -> GateRequest:
     if given["base"] is not None and given["base_dir"] is not None:
         raise SettingError("--base and --base-dir name two bases; give one of them")
     variables = given["base_env"] or ()
-    wrong = next((pair for pair in variables if pair.find("=") < 1), None)
-    if wrong is not None:
-        raise SettingError(f"--base-env is {wrong!r}; use KEY=VALUE")
+    if wrong := [pair for pair in variables if pair.find("=") < 1]:
+        raise SettingError(f"--base-env is {wrong[0]!r}; use KEY=VALUE")
     tolerance, limit = option_bounds(given["tolerance"], given["limit"])
     outputs = given["json_file"], given["markdown"]
     stored = Path(options.STORAGE)
@@ -210,27 +208,20 @@ def explain(
     before, after = _read(base, "BASE"), _read(head, "HEAD")
     common = [name for name in after.cells if name in before.cells]
     if cell is not None and cell not in common:
-        example = f", {common[0]!r} for one" if common else ""
-        raise SettingError(
-            f"{cell!r} is not a cell of both runs; they share {len(common)}{example}"
-        )
+        first = f", {common[0]!r} for one" if common else ""
+        raise SettingError(f"{cell!r} is not a cell of both runs; they share {len(common)}{first}")
     cells = []
     for name in common if cell is None else [cell]:
         old, new = before.cells[name], after.cells[name]
         explanation = explain_stored(old, new)
         cells.append({"id": name, **msgspec.to_builtins(explanation)})
-        change = _change(old.median_s, new.median_s)
+        change = format_change(new.median_s / old.median_s)
+        if math.isinf(new.median_s / old.median_s):  # of a time that no clock measures
+            change = f"{old.median_s} s -> {new.median_s} s, too large for a ratio"
         typer.echo(printable(f"{name}: {change}; {explanation_text(explanation)}"))
     if not cells:
         typer.echo("the two runs share no cell")
     write_json(json_file, cells=cells)
-
-
-def _change(base_s: float, head_s: float) -> str:
-    ratio = head_s / base_s
-    if math.isinf(ratio):  # of a time that no clock measures
-        return f"{base_s} s -> {head_s} s, too large for a ratio"
-    return format_change(ratio)
 
 
 def _read(text: str, name: str) -> StoredRun:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from datetime import date
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -87,19 +87,15 @@ def history(
     if html is not None:
         write_site(html, stored, [(one, [*_overview(one), *describe(one)]) for one in found])
         typer.echo(f"written to {html / PAGE}")
+    cells = [
+        {"id": one.timeline.cell, "runs": one.timeline.points}
+        | {"is_long_enough": one.trend is not None, **pick(one, "changes drift")}
+        for one in found
+    ]
     refused = [{"path": str(one.path), "reason": one.reason} for one in stored.refused]
-    write_json(json_file, cells=[_document(one) for one in found], refused=refused)
+    write_json(json_file, cells=cells, refused=refused)
     if fails_on_change and any(one.is_slower for one in found):
         raise typer.Exit(ExitCode.REGRESSION)
-
-
-def _document(one: CellHistory) -> dict[str, Any]:
-    return {
-        "id": one.timeline.cell,
-        "runs": one.timeline.points,
-        "is_long_enough": one.trend is not None,
-        **pick(one, "changes drift"),
-    }
 
 
 def _show_all(stored: StoredHistory, smallest: float) -> list[CellHistory]:

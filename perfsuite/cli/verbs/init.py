@@ -76,7 +76,6 @@ def write_starters(
     folder: Path, *, num_gpus: int | None = None, comments: bool = False
 ) -> tuple[list[str], list[str]]:
     """Return which files were written and which were there; each option adds its workflow."""
-    paths = [*_STARTERS, *([] if num_gpus is None else [_ON_GPUS]), *([_COMMENTS] * comments)]
     if (configured := _pytest_configuration(folder)) is not None:
         configuration = _with_gate(folder / configured)
     else:
@@ -85,7 +84,7 @@ def write_starters(
         configured, configuration = "pytest.ini", (_FILES / "starter.ini").read_text()
         configuration = configuration.format(pythonpath=pythonpath)
     written, kept = [], []
-    for path in paths:
+    for path in [*_STARTERS, *([] if num_gpus is None else [_ON_GPUS]), *([_COMMENTS] * comments)]:
         if (folder / path).exists():
             kept.append(path)
             continue

@@ -68,6 +68,5 @@ def _verify_every(
         for report, fails in experiment.verify_every(session, workload, recipes, num_steps):
             reports.append(report)
             num_failed += fails
-            parallel = report.recipe["parallel"]
-            status.update(f"{len(reports)} of {len(recipes)} recipes: {parallel}")
+            status.update(f"{len(reports)} of {len(recipes)} recipes: {report.recipe['parallel']}")
     return reports, num_failed

@@ -127,8 +127,7 @@ def ticks(largest: float, least_step: float = 0.0) -> tuple[float, ...]:
     power = 10.0 ** math.floor(math.log10(largest / 4))
     step = next(n * power for n in (1, 2, 5, 10) if n * power * 4 >= largest * (1 - 1e-9))
     step = max(step, least_step)
-    count = math.ceil(largest / step - 1e-9)
-    return tuple(float(f"{step * number:.12g}") for number in range(count + 1))
+    return tuple(float(f"{step * n:.12g}") for n in range(math.ceil(largest / step - 1e-9) + 1))
 
 
 def _y_ticks(lines: Sequence[PlotLine], *, is_binary: bool) -> tuple[float, ...]:

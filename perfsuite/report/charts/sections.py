@@ -57,5 +57,4 @@ def draw_each(
 ) -> tuple[tuple[Picture, ...], int]:
     """Return the charts of the first things that have one, and how many things are left out."""
     rest = iter(things)
-    drawn = tuple(islice(filter(None, map(draw_one, rest)), MOST_CHARTS))
-    return drawn, len(list(rest))
+    return tuple(islice(filter(None, map(draw_one, rest)), MOST_CHARTS)), len(list(rest))

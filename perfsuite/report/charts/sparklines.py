@@ -42,8 +42,7 @@ def draw_stages(row: Row) -> Picture | None:
         width = _WIDTH * seconds / total_s
         paths.append((f"g-{name}", f"M{_short(x)} 1h{_short(width)}v12h-{_short(width)}z"))
         x += width
-    shares = ", ".join(f"{name} {format_ratio(s / total_s)}" for name, s in stages.items())
-    return _small(shares, *paths)
+    return _small(", ".join(f"{n} {format_ratio(s / total_s)}" for n, s in stages.items()), *paths)
 
 
 def draw_verdict(verdict: Verdict | None, tolerance: float, limit: float) -> Picture | None:

@@ -41,6 +41,5 @@ def write_folder(report: Report, folder: Path) -> None:
 
 def file_name(text: str) -> str:
     """Return a name for a file or a folder: unique to the text, and without path separators."""
-    digest = hashlib.sha256(text.encode()).hexdigest()[:8]
     readable = re.sub(r"[^A-Za-z0-9=+-]+", "-", text).strip("-")[-_MOST_NAME_CHARACTERS:]
-    return f"{readable}-{digest}"
+    return f"{readable}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"

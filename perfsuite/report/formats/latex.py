@@ -35,8 +35,7 @@ _SPECIAL = {
 def to_latex(report: Report) -> str:
     """Return a booktabs tabular with a row for each cell, which the workload names."""
     has_plain = any(row.record is None for row in report.rows)
-    wanted = [column for column in _COLUMNS if has_plain or column.key != "cell"]
-    columns = filled(wanted, report.rows)
+    columns = filled([one for one in _COLUMNS if has_plain or one.key != "cell"], report.rows)
     table = render(
         "table.tex.j2",
         alignment="".join("r" if column.is_number else "l" for column in columns),

@@ -57,10 +57,9 @@ def _tail(report: Report) -> Iterator[str]:
         yield from _folded(section.title, (f"- {escape(note)}" for note in section.notes))
         for grid in section.grids:
             rows = [_table_line(map(escape, row)) for row in grid.rows]
-            titles = [(escape(title), is_number) for title, is_number in grid.columns]
             rest = "\n{} more rows are in the other formats."
             yield f"<details><summary>{escape(grid.title)}</summary>\n"
-            yield from _table_head(titles)
+            yield from _table_head([(escape(name), is_number) for name, is_number in grid.columns])
             yield from _fitting(rows, _MOST_CHARACTERS // 15, rest)
             yield "\n</details>\n"
 

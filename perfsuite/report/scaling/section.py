@@ -154,13 +154,11 @@ def scaling_grids(scaling: Scaling) -> tuple[Grid, ...]:
     return tuple(grid for grid in grids if grid.rows)
 
 
-def _grid(
-    title: str, columns: tuple[tuple[str, bool], ...], rows: Iterable[tuple[str, ...]]
-) -> Grid:
+def _grid(title: str, heads: tuple[tuple[str, bool], ...], rows: Iterable[tuple[str, ...]]) -> Grid:
     found = tuple(rows)
     if len(found) > _MOST_ROWS:
         title += f", without {len(found) - _MOST_ROWS} rows that scaling.json has"
-    return Grid(title=title, columns=columns, rows=found[:_MOST_ROWS])
+    return Grid(title=title, columns=heads, rows=found[:_MOST_ROWS])
 
 
 def scaling_json(scaling: Scaling) -> str:

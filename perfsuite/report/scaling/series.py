@@ -214,10 +214,9 @@ def _series(
         measured = {cell.num_devices for cell in ordered}
         if len(measured) == 1:
             continue
-        base, *others = ordered
-        there = links.get(environment_of(base.rows[0]))
-        estimate = partial(_estimate, there, kind, base, others[-1])
-        scaled = (replace(one, base=base, expected=estimate(one.num_devices)) for one in others)
+        base, *rest = ordered
+        estimate = partial(_estimate, links.get(environment_of(base.rows[0])), kind, base, rest[-1])
+        scaled = (replace(one, base=base, expected=estimate(one.num_devices)) for one in rest)
         found = (estimate(number) for number in NUM_DEVICES if number not in measured)
         yield ScalingSeries(
             kind=kind,

@@ -60,14 +60,13 @@ def annotation_lines(
     """
     if environ.get("GITHUB_ACTIONS") != "true":
         return
-    workspace = Path(environ.get("GITHUB_WORKSPACE", root))
     for cell in cells:
         if (command := _COMMANDS.get(cell.word)) is not None:
             command = command if cell.policy is None else "warning"
             bounds = {"tolerance": cell.tolerance, "limit": cell.limit}
             said = [f"{name} {format_ratio(it)}" for name, it in bounds.items() if it is not None]
             message = "; ".join([f"{cell.name}: {verdict_sentence(cell)}", *said])
-            place = _place(cell.name, root, workspace)
+            place = _place(cell.name, root, Path(environ.get("GITHUB_WORKSPACE", root)))
             yield f"::{command}{place}::{printable(message.translate(_IN_MESSAGE))}"
 
 

@@ -16,13 +16,11 @@ _COLUMNS = (
 )
 
 
-def sweep_table(
-    training: Intervals, loading: Intervals, optimum: int, hurts_from: int | None
-) -> str:
+def sweep_table(training: Intervals, loading: Intervals, best: int, hurts_from: int | None) -> str:
     """Return the table of all numbers of workers as text."""
     rows = []
     for count in sorted(training):
-        mark = "optimum" if count == optimum else ""
+        mark = "optimum" if count == best else ""
         if hurts_from is not None and count >= hurts_from:
             mark = "hurts"
         rows.append((str(count), *_texts(training[count]), *_texts(loading[count]), mark))

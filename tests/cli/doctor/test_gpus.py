@@ -129,8 +129,8 @@ def one_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     }
     for name, answer in answers.items():
         monkeypatch.setattr(pynvml, name, answer)
-    monkeypatch.setattr("perfsuite.cli.doctor.gpus.visible_gpus", lambda: [H100])
-    monkeypatch.setattr("perfsuite.cli.doctor.gpus.driver_version", lambda: "580.1")
+    monkeypatch.setattr("perfsuite.system.gpus.visible_gpus", lambda: [H100])
+    monkeypatch.setattr("perfsuite.system.gpus.driver_version", lambda: "580.1")
 
 
 @pytest.mark.usefixtures("one_gpu")
@@ -163,7 +163,7 @@ def test_gpus_that_do_not_reach_each_other_are_a_warning(
     monkeypatch: pytest.MonkeyPatch, num_gpus: int, blocked: set[tuple[str, str]], found: list[str]
 ) -> None:
     gpus = [dataclasses.replace(H100, uuid=f"GPU-{index}") for index in range(num_gpus)]
-    monkeypatch.setattr("perfsuite.cli.doctor.gpus.visible_gpus", lambda: gpus)
+    monkeypatch.setattr("perfsuite.system.gpus.visible_gpus", lambda: gpus)
 
     def status(one: str, other: str, kind: int) -> int:
         assert kind == pynvml.NVML_P2P_CAPS_INDEX_READ
@@ -214,6 +214,6 @@ def test_a_gpu_that_fell_off_the_bus_is_a_finding(monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_machine_without_gpus_is_fine(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("perfsuite.cli.doctor.gpus.visible_gpus", list)
+    monkeypatch.setattr("perfsuite.system.gpus.visible_gpus", list)
 
     assert examine_gpus() == [Finding("GPUs", "ok", "none visible; cells run on the CPU")]
