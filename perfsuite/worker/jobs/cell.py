@@ -20,20 +20,13 @@ from perfsuite.system.gpus import read_energy
 from perfsuite.worker.jobs import loader_workers
 from perfsuite.worker.jobs.activities import HIDDEN_IN_THREADS, Activity, start_activity
 from perfsuite.worker.jobs.user_code import start_user_code
-from perfsuite.worker.measure import counters
+from perfsuite.worker.measure import counters, rounds
 from perfsuite.worker.measure.clock import largest_over_ranks, start_together
 from perfsuite.worker.measure.device import is_accelerator, memory_stats, synchronize
 from perfsuite.worker.measure.environment import describe_environment
 from perfsuite.worker.measure.iterations import Iterations
 from perfsuite.worker.measure.memory import measure_peak
 from perfsuite.worker.measure.operators import costliest_operators, profile_iterations
-from perfsuite.worker.measure.rounds import (
-    LEAST_ON_ACCELERATOR,
-    ROUND_S,
-    choose_num_iterations,
-    has_warmed_up,
-    measure_rounds,
-)
 from perfsuite.worker.measure.stages import StageClock, StageMarks
 from perfsuite.worker.store import FOR_A_TURN, Largest, prefer_loopback, shorten_patience
 
@@ -48,6 +41,7 @@ _LEAST_ROUNDS = 5
 LEAKED_BYTES = 17 * 2**20
 # Stages explain a time and gate nothing, so the mean of a few rounds will do.
 _NUM_STAGE_ROUNDS = 3
+_OF_OPERATORS = ("flops", "model_flops", "ops")
 # Off a CUDA device, and on one.
 _NO_LAUNCHES = (
     "kernels are launched on CUDA devices only",
@@ -188,7 +182,12 @@ class Measurement:
             if (compiled := counters.read_compilation()) is not None:
                 counts, self._found.compile_s = compiled
                 self._note(**counts)
-                self._found.missing |= _hidden_by_compile(self._on_accelerator)
+                # Nothing is compiled while operators are counted, so eager ones would be. An
+                # accelerator's memory is its allocator's, its kernels are chosen by their time.
+                others = ["saved_activation_bytes", "memory"]
+                hidden = ["kernel_launches"] if self._on_accelerator else others
+                reason = "a compiled model cannot be watched"
+                self._found.missing |= dict.fromkeys([*_OF_OPERATORS, *hidden], reason)
             if self._waits.are_hidden:
                 self._turns.tell_waits()
         finally:
@@ -212,7 +211,7 @@ class Measurement:
             is_warm = len(durations_s) >= self._activity.num_warmup
             if self._on_accelerator and not self._is_loop:
                 states.append(self._activity.state())
-                is_cold = not is_warm or not has_warmed_up(durations_s, states)
+                is_cold = not is_warm or not rounds.has_warmed_up(durations_s, states)
                 is_warm = not any(self._largest([is_cold]))  # on any rank: all take the next one
         self._stages.collect()
         return min(durations_s[-self._activity.num_warmup :])
@@ -222,12 +221,12 @@ class Measurement:
 
     def _agree(self, iteration_s: float) -> Agreed:
         plan, turns = self._plan, self._turns
-        least, num_run_up = (LEAST_ON_ACCELERATOR, 1) if self._on_accelerator else (1, 0)
+        least, num_run_up = (rounds.LEAST_ON_ACCELERATOR, 1) if self._on_accelerator else (1, 0)
         (iteration_s,) = turns.largest([iteration_s], self._largest)
-        num_iterations = plan.num_iterations or choose_num_iterations(
+        num_iterations = plan.num_iterations or rounds.choose_num_iterations(
             iteration_s,
             steps_per_epoch=self._activity.steps_per_epoch,
-            round_s=_TURN_S if turns.are_needed else plan.round_s or ROUND_S,
+            round_s=_TURN_S if turns.are_needed else plan.round_s or rounds.ROUND_S,
             least=least,
         )
         if (num_steps := self._activity.num_steps) is not None:
@@ -268,10 +267,10 @@ class Measurement:
             yield from self._take_rounds(self._found.stage_rounds, _NUM_STAGE_ROUNDS, self._stages)
 
     def _take_rounds(
-        self, rounds: list[messages.RoundTimes], num_rounds: int, stages: StageClock
+        self, taken: list[messages.RoundTimes], num_rounds: int, stages: StageClock
     ) -> Iterations[None]:
-        yield from measure_rounds(
-            rounds,
+        yield from rounds.measure_rounds(
+            taken,
             num_rounds=num_rounds,
             num_iterations=self._found.num_iterations,
             stages=stages,
@@ -308,7 +307,7 @@ class Measurement:
             self._found.missing = dict.fromkeys(hidden, reason) | self._found.missing
         elif counted.ops == 0:
             reason = "no operator ran outside of the stage 'load'"
-            self._found.missing |= dict.fromkeys(("flops", "model_flops", "ops"), reason)
+            self._found.missing |= dict.fromkeys(_OF_OPERATORS, reason)
         if self._has_peers and device.type == "cpu":
             self._found.watched_s.append(counted.watched_s)
             if not self._is_loop:
@@ -341,16 +340,6 @@ class Measurement:
 
     def _note(self, **counts: int | None) -> None:
         self._found.counts = msgspec.structs.replace(self._found.counts, **counts)
-
-
-def _hidden_by_compile(on_accelerator: bool) -> dict[str, str]:
-    """Return what cannot be counted of a compiled model, with the reason."""
-    # Nothing is compiled while operators are counted, so eager ones would be. The memory of an
-    # accelerator is its allocator's to count, and its kernels are chosen by their time.
-    others = ("kernel_launches",) if on_accelerator else ("saved_activation_bytes", "memory")
-    return dict.fromkeys(
-        ("flops", "model_flops", "ops", *others), "a compiled model cannot be watched"
-    )
 
 
 def inject_fault(
