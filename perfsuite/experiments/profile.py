@@ -22,7 +22,10 @@ def combine_profiles(
     output = ranks[0].output
     assert output is not None, "rank 0 always has it"
     by_epoch = list(zip(*(rank.epochs for rank in ranks), strict=True))
-    losses = [_mean_losses(epochs) for epochs in by_epoch]
+    held = [[rank.losses for rank in ranks if rank.losses] for ranks in by_epoch]
+    losses = [[sum(of) / len(of) for of in zip(*told, strict=True)] for told in held]
+    of_classes = enumerate(_counts(by_epoch[-1]))
+    by_class = {str(label): right / there for label, (right, there) in of_classes if there}
     epochs = tuple(
         Epoch(
             loss=_finite(sum(of_epoch) / len(of_epoch)) if of_epoch else None,
@@ -42,7 +45,7 @@ def combine_profiles(
         stages_s=_sum_stages([epoch.stages_s for epoch in epochs]),
         evaluated_split=slowest.evaluated_split,
         accuracy=epochs[-1].accuracy,
-        accuracy_per_class=_accuracy_per_class(by_epoch[-1]),
+        accuracy_per_class=by_class or None,
         epochs=epochs,
         losses=tuple(_finite(loss) for steps in losses for loss in steps),
         non_finite=tuple(_first_non_finite(by_epoch)),
@@ -78,11 +81,6 @@ def _sum_stages(stages: Sequence[ProfileStages]) -> ProfileStages:
     return msgspec.convert(sums, ProfileStages)
 
 
-def _mean_losses(ranks: Sequence[RankEpoch]) -> list[float]:
-    held = [rank.losses for rank in ranks if rank.losses]
-    return [sum(losses) / len(losses) for losses in zip(*held, strict=True)]
-
-
 def _first_non_finite(by_epoch: Sequence[Sequence[RankEpoch]]) -> Iterator[NonFinite]:
     kinds: tuple[Literal["loss", "gradient"], ...] = ("loss", "gradient")
     for what in kinds:
@@ -107,11 +105,6 @@ def _accuracy(ranks: Sequence[RankEpoch]) -> float | None:
     counts = _counts(ranks)
     num_samples = sum(there for _, there in counts)
     return sum(right for right, _ in counts) / num_samples if num_samples else None
-
-
-def _accuracy_per_class(ranks: Sequence[RankEpoch]) -> dict[str, float] | None:
-    counts = enumerate(_counts(ranks))
-    return {str(label): right / there for label, (right, there) in counts if there} or None
 
 
 def _metrics(ranks: Sequence[RankEpoch]) -> dict[str, float | None]:

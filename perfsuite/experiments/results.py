@@ -10,16 +10,7 @@ import msgspec
 
 from perfsuite.errors import RecipeError
 from perfsuite.ranks.messages import CellMeasured, RoundTimes, RunCell, RunChecked
-from perfsuite.records import equivalence
-from perfsuite.records.cell import (
-    CellRecord,
-    Counts,
-    Memory,
-    Outcome,
-    StageTimes,
-    StepPercentiles,
-    TensorDigest,
-)
+from perfsuite.records import cell, equivalence
 from perfsuite.records.equivalence import EquivalenceReport, Numerics
 from perfsuite.records.recipe import Recipe
 from perfsuite.records.workload import Workload
@@ -33,13 +24,15 @@ _OF_LOADER = (
 # Two watched ranks with equal work differ by less, mostly also beside other work.
 _CLEARLY = 2.0
 
+# Of one rank.
+Rounds = Sequence[RoundTimes]
 # By stage, the seconds outside and inside of collectives.
 Watched = dict[str, tuple[float, float]]
 
 
 def combine(
     job: RunCell, name: str, device: str, ranks: Sequence[CellMeasured], numerics: Numerics | None
-) -> Outcome:
+) -> cell.Outcome:
     """Return one outcome from what all ranks measured."""
     first = ranks[0]
     rounds_by_rank = [rank.rounds for rank in ranks]
@@ -66,7 +59,7 @@ def combine(
         numerics = Numerics(
             status="not exercised", check=numerics.check, error=None, limit=None, power=None
         )
-    record = CellRecord(
+    record = cell.CellRecord(
         workload=name,
         recipe=None if job.recipe is None else job.recipe.as_dict(),
         device=device,
@@ -93,7 +86,7 @@ def combine(
         compile_s=compile_s,
         energy_j=None if "energy_j" in missing else _energy_j(ranks),
     )
-    return Outcome(
+    return cell.Outcome(
         step_times_s=tuple(step_times_s),
         num_iterations=first.num_iterations,
         record=record,
@@ -144,36 +137,37 @@ def _energy_j(ranks: Sequence[CellMeasured]) -> float | None:
     return math.fsum(dict(used_j).values()) if len(used_j) == len(ranks) else None
 
 
-def _busiest(counts: Sequence[Counts]) -> Counts:
-    by_name = {name: [getattr(one, name) for one in counts] for name in Counts.__struct_fields__}
-    return Counts(**{name: None if None in of else max(of) for name, of in by_name.items()})
+def _busiest(counts: Sequence[cell.Counts]) -> cell.Counts:
+    names = cell.Counts.__struct_fields__
+    by_name = {name: [getattr(one, name) for one in counts] for name in names}
+    return cell.Counts(**{name: None if None in of else max(of) for name, of in by_name.items()})
 
 
 def add_digests(
-    ranks: Sequence[tuple[tuple[TensorDigest, ...], ...]],
-) -> tuple[tuple[TensorDigest, ...], ...] | None:
+    ranks: Sequence[tuple[tuple[cell.TensorDigest, ...], ...]],
+) -> tuple[tuple[cell.TensorDigest, ...], ...] | None:
     """Return the digests of all ranks' weights, as if those of one place were one tensor.
 
-    >>> add_digests([((TensorDigest(2, 3.0, 5.0),),), ((TensorDigest(1, 1.0, 1.0),),)])
+    >>> add_digests([((cell.TensorDigest(2, 3.0, 5.0),),), ((cell.TensorDigest(1, 1.0, 1.0),),)])
     ((TensorDigest(num_elements=3, total=4.0, squares=6.0),),)
     """
     steps = [
         tuple(
-            TensorDigest(*map(sum, zip(*map(msgspec.structs.astuple, parts), strict=True)))
-            for parts in itertools.zip_longest(*step, fillvalue=TensorDigest(0, 0.0, 0.0))
+            cell.TensorDigest(*map(sum, zip(*map(msgspec.structs.astuple, parts), strict=True)))
+            for parts in itertools.zip_longest(*step, fillvalue=cell.TensorDigest(0, 0.0, 0.0))
         )
         for step in zip(*ranks, strict=False)
     ]
     return tuple(steps) if any(steps) else None
 
 
-def _memory(ranks: Sequence[CellMeasured]) -> Memory | None:
+def _memory(ranks: Sequence[CellMeasured]) -> cell.Memory | None:
     peaks = [rank.peak for rank in ranks if rank.peak is not None]
     if len(peaks) < len(ranks):
         return None
     per_rank = tuple(peak.peak_bytes for peak in peaks)
     reserved = [peak.reserved_bytes for peak in peaks if peak.reserved_bytes is not None]
-    return Memory(
+    return cell.Memory(
         metric=peaks[0].metric,
         peak_bytes=max(per_rank),
         per_rank=per_rank,
@@ -181,9 +175,7 @@ def _memory(ranks: Sequence[CellMeasured]) -> Memory | None:
     )
 
 
-def slowest_rank_times(
-    rounds_by_rank: Sequence[Sequence[RoundTimes]], num_iterations: int
-) -> list[float]:
+def slowest_rank_times(rounds_by_rank: Sequence[Rounds], num_iterations: int) -> list[float]:
     """Return seconds per iteration of each round: the slowest rank's from the common start."""
     return [
         max(times.duration_s for times in ranks) / num_iterations
@@ -192,11 +184,8 @@ def slowest_rank_times(
 
 
 def combine_stages(
-    rounds_by_rank: Sequence[Sequence[RoundTimes]],
-    num_iterations: int,
-    *,
-    overlaps_loading: bool = False,
-) -> StageTimes:
+    rounds_by_rank: Sequence[Rounds], num_iterations: int, *, overlaps_loading: bool = False
+) -> cell.StageTimes:
     """Return seconds per iteration of each stage: the maximum over ranks of the rank's mean.
 
     The stages may come from different ranks, so they need not add up to the step time. `other` is
@@ -206,15 +195,13 @@ def combine_stages(
     device may have waited for.
     """
     means = [_mean_stages(rounds, num_iterations, overlaps_loading) for rounds in rounds_by_rank]
-    names = StageTimes.__struct_fields__
-    return StageTimes(
+    names = cell.StageTimes.__struct_fields__
+    return cell.StageTimes(
         **{name: max((one[name] for one in means if name in one), default=None) for name in names}
     )
 
 
-def _mean_stages(
-    rounds: Sequence[RoundTimes], num_iterations: int, overlaps_loading: bool
-) -> dict[str, float]:
+def _mean_stages(rounds: Rounds, num_iterations: int, overlaps_loading: bool) -> dict[str, float]:
     totals: dict[str, float] = {}
     for times in rounds:
         for name, seconds in times.stages_s.items():
@@ -227,7 +214,7 @@ def _mean_stages(
 
 
 def own_stage_times(
-    rounds_by_rank: Sequence[Sequence[RoundTimes]],
+    rounds_by_rank: Sequence[Rounds],
     num_iterations: int,
     watched_by_rank: Sequence[Sequence[Watched]] = (),
 ) -> dict[str, tuple[float, ...]] | None:
@@ -280,7 +267,7 @@ def _lead_ratio(ranks: Sequence[tuple[float, float]], rank: int) -> float:
     return min(lead_s, communication_s) / (own_s + communication_s)
 
 
-def step_percentiles(rounds_by_rank: Sequence[Sequence[RoundTimes]]) -> StepPercentiles | None:
+def step_percentiles(rounds_by_rank: Sequence[Rounds]) -> cell.StepPercentiles | None:
     """Return percentiles of the slowest rank's steps; None where their times were not kept."""
     steps_s = sorted(
         max(of_step)
@@ -292,7 +279,7 @@ def step_percentiles(rounds_by_rank: Sequence[Sequence[RoundTimes]]) -> StepPerc
     # The nearest rank: a time that a step really took.
     places = (math.ceil(share * len(steps_s)) - 1 for share in (0.5, 0.95, 0.99))
     p50, p95, p99 = (steps_s[place] for place in places)
-    return StepPercentiles(p50=p50, p95=p95, p99=p99)
+    return cell.StepPercentiles(p50=p50, p95=p95, p99=p99)
 
 
 def report(workload: str, recipe: Recipe, checked: RunChecked) -> EquivalenceReport:

@@ -309,13 +309,11 @@ def finished_outcome(finished: Mapping[str, CellLine], name: str) -> Outcome | N
     line = finished.get(name)
     if line is None:
         return None
-    if line.perfsuite is None:
+    if (record := line.perfsuite) is None:
         raise PerfsuiteError(
             f"failed before torchrun started the ranks again, and is not run twice: {line.reason}"
         )
-    return Outcome(
-        step_times_s=line.step_times_s, num_iterations=None, record=line.perfsuite, missing={}
-    )
+    return Outcome(step_times_s=line.step_times_s, num_iterations=None, record=record, missing={})
 
 
 def _packing_own_modules(request: pytest.FixtureRequest) -> AbstractContextManager[None]:

@@ -33,9 +33,8 @@ class Given(NamedTuple):
 
 def withhold_storage(config: pytest.Config) -> Given:
     """Keep pytest-benchmark from its runs; where they are is known when collection ends."""
-    given = Given(
-        config.getoption("benchmark_compare", None), config.getoption("benchmark_storage", None)
-    )
+    option = config.getoption
+    given = Given(option("benchmark_compare", None), option("benchmark_storage", None))
     if given.storage is not None:
         config.option.benchmark_compare = _NO_COMPARISON
         config.option.benchmark_storage = _NO_STORAGE

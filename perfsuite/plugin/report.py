@@ -21,11 +21,9 @@ def pytest_load_initial_conftests(early_config: pytest.Config, args: list[str]) 
 
 
 @pytest.hookimpl(trylast=True)
-def pytest_terminal_summary(
-    terminalreporter: pytest.TerminalReporter, config: pytest.Config
-) -> None:
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Write the report beside the run, and say in one line where, or why not."""
-    written = config.stash.get(WRITTEN_RUN, None)
+    written = terminalreporter.config.stash.get(WRITTEN_RUN, None)
     if written is None:
         return
     path, tolerance, limit = written

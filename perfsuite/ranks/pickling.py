@@ -15,7 +15,7 @@ import cloudpickle
 from perfsuite.errors import WorkloadError
 
 
-def _reduce_code(code: CodeType) -> tuple[Any, ...]:
+def _reduce(code: CodeType) -> tuple[Any, ...]:
     build, parts = cloudpickle.Pickler.dispatch_table[CodeType](code)
     return _build_code, (build, parts, code.co_filename)
 
@@ -26,9 +26,7 @@ def _build_code(build: Callable[..., CodeType], parts: tuple[Any, ...], path: st
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
     # cloudpickle 3.1.3 drops the file of what it packs by value, which every message names.
-    dispatch_table: ClassVar = ChainMap(
-        {CodeType: _reduce_code}, cloudpickle.Pickler.dispatch_table
-    )
+    dispatch_table: ClassVar = ChainMap({CodeType: _reduce}, cloudpickle.Pickler.dispatch_table)
 
     def reducer_override(self, value: Any) -> Any:
         # cloudpickle also sends modules that a function's attribute names may refer to: the name

@@ -75,16 +75,14 @@ class CommandRank:
         self._pipe = pipe
         environment = describe_environment(device.type)
         world_size = start.request.world_size
-        self._board = Board(Path(start.folder) / "progress", world_size).writer(start.rank)
+        self._board = board = Board(Path(start.folder) / "progress", world_size).writer(start.rank)
         largest = None if world_size == 1 else meet_ranks(start)
         loader_workers.other_ranks.update(start.processes)
         is_gated = start.request.policy.turns is not None
         # Nothing need call this loop: it has begun.
         self._loop = UserLoop(job.user_code, lambda: None, largest, digests_weights=is_gated)
-        self._measurement = Measurement(
-            self._loop, job.plan, environment, device, self._board, start
-        )
-        self._loop.begin(self._measurement.asked(), self._board.begin_step)
+        self._measurement = Measurement(self._loop, job.plan, environment, device, board, start)
+        self._loop.begin(self._measurement.asked(), board.begin_step)
         self.stage, self.log_loss = self._loop.stage, self._loop.log_loss
         stages.listen(self)
         os.register_at_fork(after_in_child=stages.listen)

@@ -9,6 +9,7 @@ from perfsuite.records.equivalence import EquivalenceReport, NumericsStatus
 from perfsuite.records.recipe import Recipe
 from perfsuite.units import format_bytes
 
+_JOBS = "perfsuite.worker.jobs.claims"
 # The smallest workload that trains.
 _WORKLOAD = "toy-mlp"
 _NUM_RANKS = 2
@@ -26,9 +27,7 @@ _STATUSES: dict[NumericsStatus, Status] = {"equivalent": "holds", "mismatch": "d
 @claim("C8", quoted="ratio 0.5 exactly", source="S1")
 def try_half_precision(bench: Bench) -> ClaimFinding:
     """A tensor in fp16 takes half the bytes of fp32."""
-    (num_bytes,) = bench.on_ranks(
-        1, "perfsuite.worker.jobs.claims:measure_tensors", ["float32", "float16"]
-    )
+    (num_bytes,) = bench.on_ranks(1, f"{_JOBS}:measure_tensors", ["float32", "float16"])
     single, half = num_bytes["float32"], num_bytes["float16"]
     return weigh(
         2 * half == single,
@@ -72,9 +71,8 @@ def try_checkpointing(bench: Bench) -> ClaimFinding:
 def try_averaging(bench: Bench) -> ClaimFinding:
     """DDP averages gradients in backward: all ranks hold equal gradients and weights."""
     report = bench.session.verify(_WORKLOAD, Recipe(parallel=f"ddp:{_NUM_RANKS}"))
-    return weigh_check(
-        report, "T0", "gradients against their mean over ranks, and ranks against each other"
-    )
+    what = "gradients against their mean over ranks, and ranks against each other"
+    return weigh_check(report, "T0", what)
 
 
 @claim(
@@ -83,9 +81,7 @@ def try_averaging(bench: Bench) -> ClaimFinding:
 def try_sharding(bench: Bench) -> ClaimFinding:
     """Each rank gets the global batch divided by the world size, and other data."""
     recipe = Recipe(parallel=f"ddp:{_NUM_RANKS}")
-    answers = bench.on_ranks(
-        _NUM_RANKS, "perfsuite.worker.jobs.claims:read_shard", _WORKLOAD, recipe, bench.seed
-    )
+    answers = bench.on_ranks(_NUM_RANKS, f"{_JOBS}:read_shard", _WORKLOAD, recipe, bench.seed)
     # Each rank's batches of one epoch, as indices of the dataset.
     shards, num_samples = [batches for batches, _ in answers], answers[0][1]
     seen = [index for batches in shards for batch in batches for index in batch]
@@ -113,9 +109,8 @@ def try_sharding(bench: Bench) -> ClaimFinding:
 def try_accumulation(bench: Bench) -> ClaimFinding:
     """Accumulating k micro-batches equals one step on the k times larger batch."""
     report = bench.session.verify(_WORKLOAD, Recipe(grad_accumulation_steps=_NUM_MICRO_BATCHES))
-    return weigh_check(
-        report, "T1", f"gradients of {_NUM_MICRO_BATCHES} micro-batches against one large batch"
-    )
+    what = f"gradients of {_NUM_MICRO_BATCHES} micro-batches against one large batch"
+    return weigh_check(report, "T1", what)
 
 
 def weigh_check(report: EquivalenceReport, check: str, what: str) -> ClaimFinding:

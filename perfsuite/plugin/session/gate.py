@@ -22,6 +22,7 @@ from perfsuite.plugin.fixtures import OUTCOME
 from perfsuite.plugin.output import say
 from perfsuite.plugin.recorder import benchmarks_of, is_benchmark
 from perfsuite.plugin.session.choices import Choices
+from perfsuite.plugin.session.phases import Raised
 from perfsuite.plugin.session.saving import STORAGE, RunSaver
 from perfsuite.plugin.session.sharding import Sharding, durations_place
 from perfsuite.records.cell import CellRecord
@@ -226,9 +227,7 @@ class SessionGate:
             self._say(f"advisory: would have ended in {int(session.exitstatus)}")
             session.exitstatus = ended
 
-    def record_unmeasured(
-        self, item: Any, report: pytest.TestReport, error: BaseException | None
-    ) -> None:
+    def record_unmeasured(self, item: Any, report: pytest.TestReport, error: Raised) -> None:
         """Give a cell that failed or was skipped here its verdict, by the report of that phase."""
         if self._first is None or not is_benchmark(item):
             return

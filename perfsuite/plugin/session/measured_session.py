@@ -20,6 +20,7 @@ from perfsuite.plugin.output import ends_on_mistakes, legible, say
 from perfsuite.plugin.session import markers, phases, saving, sharding
 from perfsuite.plugin.session.choices import Choices
 from perfsuite.plugin.session.gate import SessionGate, refuse_silent_passes
+from perfsuite.plugin.session.phases import Raised
 from perfsuite.plugin.session.torchrun import TorchrunSession
 from perfsuite.records.cell import CellLine, encode_line
 from perfsuite.records.verdict import CellVerdict
@@ -205,9 +206,7 @@ class MeasuredSession:
             self._keep_line(item, report, error)
         return report
 
-    def _keep_line(
-        self, item: pytest.Item, report: pytest.TestReport, error: BaseException | None
-    ) -> None:
+    def _keep_line(self, item: pytest.Item, report: pytest.TestReport, error: Raised) -> None:
         if is_cell(item) and recorder.is_recorded(item):
             line = self.finished.get(item.nodeid) or phases.line_of(item, report, error)
             self._keep(line)
@@ -278,9 +277,7 @@ class MeasuredSession:
         has_cells = any(line.perfsuite is not None for line in self._lines.values())
         # A gated suite may be a plain one, and its verdicts are wanted all the same.
         result = None if self._gate is None else self._gate.result
-        is_judged = result is not None and bool(
-            result.cells or recorder.benchmarks_of(self._config)
-        )
+        is_judged = result and (result.cells or recorder.benchmarks_of(self._config))
         if self._writes and (has_cells or is_judged):
             self._write_run(self.choices.results / "run.json")
         if self._gate is not None and not session.config.option.collectonly:

@@ -10,6 +10,9 @@ from perfsuite.errors import LostRankError, NotExercisedError
 from perfsuite.plugin.fixtures import OUTCOME
 from perfsuite.records.cell import CellLine
 
+# What a phase of a test raised, if anything.
+Raised = BaseException | None
+
 _IS_IN_CALL = pytest.StashKey[bool]()
 _FAILED_SUBTEST = pytest.StashKey[str | None]()
 
@@ -50,7 +53,7 @@ def is_over(item: pytest.Item, report: pytest.TestReport) -> bool:
     return False
 
 
-def end_of(item: pytest.Item, report: pytest.TestReport, error: BaseException | None) -> PhaseEnd:
+def end_of(item: pytest.Item, report: pytest.TestReport, error: Raised) -> PhaseEnd:
     """Return how a phase ended, which raised `error`; a call with a failed subtest did not pass."""
     outcome, text = report.outcome, _text_of(report)
     failed_subtest = item.stash.get(_FAILED_SUBTEST, None)
@@ -59,7 +62,7 @@ def end_of(item: pytest.Item, report: pytest.TestReport, error: BaseException | 
     return PhaseEnd(outcome=outcome, text=text, is_consequence=isinstance(error, LostRankError))
 
 
-def line_of(item: pytest.Item, report: pytest.TestReport, error: BaseException | None) -> CellLine:
+def line_of(item: pytest.Item, report: pytest.TestReport, error: Raised) -> CellLine:
     """Return what is kept of a cell that ended: `error` ended the phase of the report."""
     measured = item.stash.get(OUTCOME, None)
     end = end_of(item, report, error)

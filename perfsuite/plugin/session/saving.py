@@ -217,7 +217,9 @@ def use_storage(config: pytest.Config, fail: Callable[[WriteError], None]) -> No
     """Store where the option says, else under `baselines/`; raises a UsageError for a wrong URL."""
     given: str = config.getoption("benchmark_storage")
     session = recorder.session_of(config)
-    if given == _DEFAULT_OF_PYTEST_BENCHMARK and not _is_storage_named(config):
+    words = (*config.invocation_params.args, *config.getini("addopts"))
+    said = " ".join([*map(str, words), os.environ.get("PYTEST_ADDOPTS", "")])
+    if given == _DEFAULT_OF_PYTEST_BENCHMARK and "--benchmark-storage" not in said:
         given = config.option.benchmark_storage = _DEFAULT
     if given.startswith(_ELASTICSEARCH):
         config.stash[STORAGE] = None
@@ -231,12 +233,6 @@ def use_storage(config: pytest.Config, fail: Callable[[WriteError], None]) -> No
     else:
         config.stash[STORAGE] = config.invocation_params.dir / place
         session.storage = FolderStorage(place, session, fail)
-
-
-def _is_storage_named(config: pytest.Config) -> bool:
-    words = (*config.invocation_params.args, *config.getini("addopts"))
-    said = " ".join([*map(str, words), os.environ.get("PYTEST_ADDOPTS", "")])
-    return "--benchmark-storage" in said
 
 
 def _save(self: Any, output_json: Any, name: str) -> None:

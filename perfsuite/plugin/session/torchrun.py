@@ -17,7 +17,7 @@ from perfsuite.errors import ExitCode, LostRankError, WriteError
 from perfsuite.plugin import recorder
 from perfsuite.plugin.fixtures import RUNNER
 from perfsuite.plugin.output import HeldOutput, say
-from perfsuite.plugin.session.phases import PhaseEnd, end_of
+from perfsuite.plugin.session.phases import PhaseEnd, Raised, end_of
 from perfsuite.ranks.torchrun.membership import Membership
 from perfsuite.ranks.torchrun.peers import Peers
 from perfsuite.records.cell import CellLine, decode_line, encode_line
@@ -30,18 +30,14 @@ class TorchrunSession:
     """The plugin of a session of several ranks."""
 
     def __init__(
-        self,
-        config: pytest.Config,
-        membership: Membership,
-        cells_file: Path,
-        output: HeldOutput | None,
+        self, config: pytest.Config, membership: Membership, file: Path, output: HeldOutput | None
     ) -> None:
         """Silence this rank unless it is the first; raises a UsageError for process pools."""
         self.finished: dict[str, CellLine] = {}  # before torchrun started the ranks again
         self.has_lost = False  # another rank's pytest, while a test ran
         self._config = config
         self._membership = membership
-        self._cells_file = cells_file
+        self._cells_file = file
         self._output = output
         if config.getoption("numprocesses", None) or config.getoption("dist", "no") != "no":
             raise pytest.UsageError(
@@ -100,9 +96,7 @@ class TorchrunSession:
         if trouble is not None:
             pytest.exit(f"perfsuite: {trouble}", returncode=ExitCode.REFUSED)
 
-    def agree_on(
-        self, item: pytest.Item, report: pytest.TestReport, error: BaseException | None
-    ) -> None:
+    def agree_on(self, item: pytest.Item, report: pytest.TestReport, error: Raised) -> None:
         """Have a phase of a test end here as on the rank where it failed, or was skipped."""
         if self._peers is None or self.has_lost:
             return

@@ -26,6 +26,7 @@ _EVENT_FILES = "*tfevents*"
 _MISSING = "the times are those that the command logs (metrics=)"
 # What a file holds, and when it was written.
 _Written = tuple[bytes, int]
+_Files = Mapping[Path, _Written | None]
 
 
 class Metrics:
@@ -44,16 +45,14 @@ class Metrics:
             )
         self.text, self.path, self._key = text, found["path"] or "", found["key"]
 
-    def files(self, folder: Path) -> dict[Path, _Written | None]:
+    def files(self, folder: Path) -> _Files:
         """Return the files that are there, and what is in one that may be appended to."""
         place = folder / self.path
         if self._kind == "tensorboard":
             return dict.fromkeys(place.rglob(_EVENT_FILES))
         return {place: _read(place)} if place.is_file() else {}
 
-    def values(
-        self, folder: Path, output: str, before: Mapping[Path, _Written | None]
-    ) -> Iterator[float]:
+    def values(self, folder: Path, output: str, before: _Files) -> Iterator[float]:
         """Yield what a launch logged, in seconds; `before` are the `files` before it."""
         if self._kind == "regex":
             found: Iterable[Any] = re.findall(self._key, output)

@@ -123,20 +123,19 @@ def start_activity(job: RunCell, start: RankStart, device: torch.device) -> Iter
         assert job.message_bytes is not None
         yield _AllReduce(job.message_bytes, device)
         return
+    recipe = job.recipe
     assert job.workload is not None
-    assert job.recipe is not None
+    assert recipe is not None
     workload = load_workload(unpack(job.workload))
     trainer = None
     if job.activity != "load":
-        trainer = build_trainer(workload, job.recipe, device=device, seed=start.seed)
+        trainer = build_trainer(workload, recipe, device=device, seed=start.seed)
     split: Split = "train"
     if job.activity == "evaluate":
         split = "test" if workload.has_split("test") else "validation"
-    shard = job.recipe.plan.shard_of(start.rank), job.recipe.plan.data_parallel_size
+    shard = recipe.plan.shard_of(start.rank), recipe.plan.data_parallel_size
     # A smaller batch would be timed, and counted, as a full one.
-    with open_batches(
-        workload, job.recipe, shard, device, start, split, drops_last=True
-    ) as batches:
+    with open_batches(workload, recipe, shard, device, start, split, drops_last=True) as batches:
         if trainer is None:
             yield _Load(batches)
         elif job.activity == "train":
@@ -227,9 +226,8 @@ class _AllReduce(Repeatable):
         expected = world_size * (world_size + 1) / 2
         dist.all_reduce(self._tensor)
         if not bool((self._tensor == expected).all()):
-            raise PerfsuiteError(
-                f"all_reduce of 1..{world_size} gave {float(self._tensor[0])}, not {expected}"
-            )
+            found = float(self._tensor[0])
+            raise PerfsuiteError(f"all_reduce of 1..{world_size} gave {found}, not {expected}")
         self._tensor.zero_()  # sums stay finite however often they are repeated
 
     def iterate(self, stage: Stage) -> None:

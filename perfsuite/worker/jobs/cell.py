@@ -48,6 +48,7 @@ _LEAST_ROUNDS = 5
 LEAKED_BYTES = 17 * 2**20
 # Stages explain a time and gate nothing, so the mean of a few rounds will do.
 _NUM_STAGE_ROUNDS = 3
+_OF_OPERATORS = ("flops", "model_flops", "ops")
 # Off a CUDA device, and on one.
 _NO_LAUNCHES = (
     "kernels are launched on CUDA devices only",
@@ -188,7 +189,12 @@ class Measurement:
             if (compiled := counters.read_compilation()) is not None:
                 counts, self._found.compile_s = compiled
                 self._note(**counts)
-                self._found.missing |= _hidden_by_compile(self._on_accelerator)
+                # Nothing is compiled while operators are counted, so eager ones would be. An
+                # accelerator's memory is its allocator's, its kernels are chosen by their time.
+                others = ["saved_activation_bytes", "memory"]
+                hidden = ["kernel_launches"] if self._on_accelerator else others
+                reason = "a compiled model cannot be watched"
+                self._found.missing |= dict.fromkeys([*_OF_OPERATORS, *hidden], reason)
             if self._waits.are_hidden:
                 self._turns.tell_waits()
         finally:
@@ -308,7 +314,7 @@ class Measurement:
             self._found.missing = dict.fromkeys(hidden, reason) | self._found.missing
         elif counted.ops == 0:
             reason = "no operator ran outside of the stage 'load'"
-            self._found.missing |= dict.fromkeys(("flops", "model_flops", "ops"), reason)
+            self._found.missing |= dict.fromkeys(_OF_OPERATORS, reason)
         if self._has_peers and device.type == "cpu":
             self._found.watched_s.append(counted.watched_s)
             if not self._is_loop:
@@ -341,16 +347,6 @@ class Measurement:
 
     def _note(self, **counts: int | None) -> None:
         self._found.counts = msgspec.structs.replace(self._found.counts, **counts)
-
-
-def _hidden_by_compile(on_accelerator: bool) -> dict[str, str]:
-    """Return what cannot be counted of a compiled model, with the reason."""
-    # Nothing is compiled while operators are counted, so eager ones would be. The memory of an
-    # accelerator is its allocator's to count, and its kernels are chosen by their time.
-    others = ("kernel_launches",) if on_accelerator else ("saved_activation_bytes", "memory")
-    return dict.fromkeys(
-        ("flops", "model_flops", "ops", *others), "a compiled model cannot be watched"
-    )
 
 
 def inject_fault(

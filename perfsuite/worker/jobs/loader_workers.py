@@ -40,17 +40,15 @@ def open_batches(
     """Yield this rank's batches of a split; their loader workers end with the context."""
     # The dataset is the same on every rank; what it and the model draw later is not.
     seed_random_numbers(start.seed)
-    of_shard = workload, recipe, split, shard
+    data = workload, recipe, split, shard
     batches: EpochBatches
     if workload.build_loader is not None:
         let_children_be_loader_workers(start.folder, start.cores)
-        batches = OwnBatches(*of_shard, drops_last=drops_last)
+        batches = OwnBatches(*data, drops_last=drops_last)
         _check_lengths(workload, split, batches, device)
     else:
         enter = loader_worker_entry(start.folder, start.cores)
-        batches = EpochBatches(
-            *of_shard, seed=start.seed, on_worker_start=enter, drops_last=drops_last
-        )
+        batches = EpochBatches(*data, seed=start.seed, on_worker_start=enter, drops_last=drops_last)
     with batches:
         seed_random_numbers(start.seed + shard[0])
         yield batches if recipe.loader == "own" else CachedBatches(batches)

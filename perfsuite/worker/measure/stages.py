@@ -34,19 +34,20 @@ class StageClock:
         clock: Callable[[], float] = time.perf_counter,
         make_event: Callable[[torch.device], Event] = make_event,
     ) -> None:
-        self._events = _Events(partial(make_event, device))
+        self._make_event = partial(make_event, device)
+        self._events: list[Event] = []
+        self._num_used = 0
         self._clock = clock
         self._on_cpu = not is_accelerator(device)
         # Reads the time, as a float or as an event.
-        self._mark: Callable[[], Any] = clock if self._on_cpu else self._events.record
+        self._mark: Callable[[], Any] = clock if self._on_cpu else self._record_event
         self._on_enter = on_enter
         self._open: str | None = None
         self._passed: list[tuple[str, Any, Any]] = []
         self._began_s = 0.0
         self._borders: list[Any] = []
-        self._spans = {
-            name: _Span(name, self, clock if name == "load" else self._mark) for name in STAGES
-        }
+        marks = dict.fromkeys(STAGES, self._mark) | {"load": clock}
+        self._spans = {name: _Span(name, self, mark) for name, mark in marks.items()}
 
     def __call__(self, name: str) -> AbstractContextManager[None]:
         """Return the context manager that times this stage, the same one at every call."""
@@ -89,8 +90,16 @@ class StageClock:
             totals[name] = totals.get(name, 0.0) + _seconds(start, end)
         self._passed.clear()
         self._borders.clear()
-        self._events.rewind()
+        self._num_used = 0
         return totals
+
+    def _record_event(self) -> Event:
+        if self._num_used == len(self._events):
+            self._events.append(self._make_event())
+        event = self._events[self._num_used]
+        event.record()
+        self._num_used += 1
+        return event
 
 
 class StageMarks(StageClock):
@@ -128,24 +137,6 @@ class _Span:
         end = self._mark()
         self._owner._passed.append((self._name, self._start, end))
         self._owner._open = None
-
-
-class _Events:
-    def __init__(self, make_event: Callable[[], Event]) -> None:
-        self._make_event = make_event
-        self._events: list[Event] = []
-        self._num_used = 0
-
-    def record(self) -> Event:
-        if self._num_used == len(self._events):
-            self._events.append(self._make_event())
-        event = self._events[self._num_used]
-        event.record()
-        self._num_used += 1
-        return event
-
-    def rewind(self) -> None:
-        self._num_used = 0
 
 
 def _seconds(start: Any, end: Any) -> float:

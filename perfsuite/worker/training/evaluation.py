@@ -19,9 +19,8 @@ from perfsuite.worker.training.trainer import Trainer
 class Tally:
     """Counts right answers by class; only `take` waits for the device."""
 
-    def __init__(self) -> None:
-        self._counts: Tensor | None = None
-        self.why_none: str | None = None
+    _counts: Tensor | None = None
+    why_none: str | None = None
 
     def add(self, outputs: Any, target: Any) -> None:
         """Count a batch of scores (B, C, ...) and classes (B, ...); negative ones are ignored."""

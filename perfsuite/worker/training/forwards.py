@@ -55,10 +55,8 @@ class _Deferred:
         raise _not_a_chain("takes a part of")
 
     @classmethod
-    def __torch_function__(
-        cls, function: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
-        raise _not_a_chain(f"calls {getattr(function, '__name__', function)!r} on")
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        raise _not_a_chain(f"calls {getattr(func, '__name__', func)!r} on")
 
 
 def _not_a_chain(use: str) -> WorkloadError:

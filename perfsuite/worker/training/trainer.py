@@ -63,9 +63,8 @@ def build_trainer(
     mixed_precision.set_tf32(precision, device)
     seed_random_numbers(seed)
 
-    model = mixed_precision.use_float8(
-        _build_model(workload, precision), workload, precision, device
-    )
+    model = _build_model(workload, precision)
+    model = mixed_precision.use_float8(model, workload, precision, device)
     mixed_precision.set_tf32(precision, device)
     mixed_precision.cast_parameters(model, precision)
     model.to(device)

@@ -70,7 +70,7 @@ def random_affine() -> Callable[[Tensor], Tensor]:
     return transform
 
 
-def _lenet_workload(name: str, build_dataset: Callable[[Split], Dataset[object]]) -> Workload:
+def _workload(name: str, build_dataset: Callable[[Split], Dataset[object]]) -> Workload:
     return Workload(
         name=name,
         build_model=build_lenet,
@@ -85,9 +85,7 @@ def _blocks(model: nn.Module) -> list[nn.Module]:
     return list(model.children())
 
 
-def _augment_train(
-    build_dataset: Callable[[Split], TensorDataset], split: Split
-) -> Dataset[object]:
+def _augmented(build_dataset: Callable[[Split], TensorDataset], split: Split) -> Dataset[object]:
     dataset = build_dataset(split)
     return AugmentedDataset(dataset, random_affine()) if split == "train" else dataset
 
@@ -95,9 +93,7 @@ def _augment_train(
 # Of scikit-learn's digits, enlarged to MNIST's 28x28 pixels, 1200 are for training, 300 for
 # validation and 297 for the test; test accuracy is about 97 % after ten epochs. Of MNIST's images
 # 55000, 5000 and 10000. The variants "affine" augment the training images.
-lenet_digits = partial(_lenet_workload, "lenet-digits", _digits_28x28)
-lenet_digits_affine = partial(
-    _lenet_workload, "lenet-digits-affine", partial(_augment_train, _digits_28x28)
-)
-lenet_mnist = partial(_lenet_workload, "lenet-mnist", mnist)
-lenet_mnist_affine = partial(_lenet_workload, "lenet-mnist-affine", partial(_augment_train, mnist))
+lenet_digits = partial(_workload, "lenet-digits", _digits_28x28)
+lenet_digits_affine = partial(_workload, "lenet-digits-affine", partial(_augmented, _digits_28x28))
+lenet_mnist = partial(_workload, "lenet-mnist", mnist)
+lenet_mnist_affine = partial(_workload, "lenet-mnist-affine", partial(_augmented, mnist))

@@ -234,9 +234,7 @@ def _sentences(topics: Tensor, generator: torch.Generator) -> Tensor:
     return FIRST_WORD + WORDS_PER_TOPIC * torch.where(on_topic, topics, any_topic) + word
 
 
-def _transformer_workload(
-    name: str, build_model: Callable[[], nn.Module], learning_rate: float
-) -> Workload:
+def _workload(name: str, build_model: Callable[[], nn.Module], learning_rate: float) -> Workload:
     return Workload(
         name=name,
         build_model=build_model,
@@ -249,10 +247,8 @@ def _transformer_workload(
 
 
 # All 0.84 M weights are trained.
-transformer_tiny = partial(
-    _transformer_workload, "transformer-tiny", build_transformer, _LEARNING_RATE
-)
+transformer_tiny = partial(_workload, "transformer-tiny", build_transformer, _LEARNING_RATE)
 # Trains the LoRA weights and the head. At one seed base and first output are "transformer-tiny"'s.
 transformer_tiny_lora = partial(
-    _transformer_workload, "transformer-tiny-lora", build_transformer_with_lora, _LORA_LEARNING_RATE
+    _workload, "transformer-tiny-lora", build_transformer_with_lora, _LORA_LEARNING_RATE
 )

@@ -60,10 +60,9 @@ class Rank:
     Until then it hears what the user's code tells, as a listener of `perfsuite.records.stages`.
     """
 
-    def __init__(self) -> None:
-        self._loss: Any = None
-        self._joined: Any = None
-        self._process = 0
+    _loss: Any = None
+    _joined: Any = None
+    _process = 0
 
     def watch(self, optimizers: Any) -> None:
         """Hear of the steps of all optimizers."""

@@ -22,9 +22,8 @@ def check_checkpointing(case: Case) -> Proof | str:
         return "the recipe recomputes nothing"
     proof = Proof(check="checkpointing", on_bug=case.on_step)
     limit = _limit(case)
-    for number, (step, twin) in enumerate(
-        zip(case.trace.steps, case.twin.steps, strict=False), start=1
-    ):
+    pairs = zip(case.trace.steps, case.twin.steps, strict=False)
+    for number, (step, twin) in enumerate(pairs, start=1):
         if number > 1 and limit.value > 0:
             break  # the runs may drift apart by more than the rounding of one step
         proof.evidence += [
@@ -41,13 +40,11 @@ def check_checkpointing(case: Case) -> Proof | str:
     proof.find_cause = _explain
     ours, its = case.trace.num_calls, case.twin.num_calls
     if ours is None or its is None:
-        proof.notes.append(
-            "whether anything was recomputed cannot be seen in a compiled model or threads"
-        )
+        hidden = "whether anything was recomputed cannot be seen in a compiled model or threads"
+        proof.notes.append(hidden)
     elif ours <= its:  # of each: under FSDP, segments also have other operators of its own
-        proof.vacuous.append(
-            "nothing was recomputed: no operator is called more often than without checkpointing"
-        )
+        why = "no operator is called more often than without checkpointing"
+        proof.vacuous.append(f"nothing was recomputed: {why}")
     return proof
 
 

@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 from perfsuite.errors import WorkloadError
 from perfsuite.units import listed
 from perfsuite.worker.equivalence import comparison
-from perfsuite.worker.equivalence.comparison import Discrepancy, Tensors
+from perfsuite.worker.equivalence.comparison import Discrepancy, Tensors, judge_update
 from perfsuite.worker.equivalence.diagnosis import explain_non_finite, explain_start
 from perfsuite.worker.equivalence.limits import BITWISE, Limit, update_limit
 from perfsuite.worker.equivalence.proof import Case, Proof
@@ -51,15 +51,13 @@ def check_optimizer_steps(case: Case, proof: Proof) -> None:
         limit = _limit(case, step, number, expected, replay.optimizer)
         proof.evidence += _find_non_finite(step, number, replay.optimizer)
         after = step.after.parameters
-        proof.evidence.append(
-            comparison.judge_update("parameter", after, expected, before, number, limit)
-        )
+        proof.evidence.append(judge_update("parameter", after, expected, before, number, limit))
         if step.after.buffers:
             buffers = _rounded_like(step.after.buffers, replay.weights().buffers)
             _check_buffers(step, buffers, number, limit, proof)
         wrong = {name: mistake.take_step(step) for name, mistake in mistakes.items()}
         for name, tested in {_KEPT: before, **wrong}.items():
-            found = comparison.judge_update("parameter", tested, expected, before, number, limit)
+            found = judge_update("parameter", tested, expected, before, number, limit)
             proof.plant_at_step(name, [found])
 
 
@@ -183,9 +181,8 @@ def _limit(case: Case, step: Step, number: int, expected: Tensors, optimizer: Op
         return BITWISE
     length = comparison.step_length(expected, step.before.parameters)
     size = comparison.total_norm(expected) / length
-    return update_limit(
-        share, formula, epsilon, size, pieces=max(case.trace.sparse.values(), default=0)
-    )
+    pieces = max(case.trace.sparse.values(), default=0)
+    return update_limit(share, formula, epsilon, size, pieces=pieces)
 
 
 def _mistakes(case: Case) -> dict[str, _Replay]:

@@ -19,12 +19,7 @@ import numpy
 import torch
 from torch import Tensor, nn
 
-from perfsuite.worker.measure.dispatch import (
-    StepMode,
-    await_collective,
-    find_caller,
-    is_communication,
-)
+from perfsuite.worker.measure import dispatch
 
 # Operators of torch that compute with what they draw and do not return it.
 _KEEP_TO_THEMSELVES = ("attention", "dropout", "rnn", "rrelu")
@@ -98,7 +93,7 @@ class Call:
             self.result[0].copy_(inputs * scale)
 
 
-class DrawMode(StepMode):  # type: ignore[no-untyped-call]
+class DrawMode(dispatch.StepMode):  # type: ignore[no-untyped-call]
     """Sees each operator that moves a generator of torch while it runs on a device; counts all."""
 
     def __init__(self, device: torch.device) -> None:
@@ -120,9 +115,9 @@ class DrawMode(StepMode):  # type: ignore[no-untyped-call]
         self.num_calls[func.name()] += 1
         if not _may_draw(func):
             result = func(*args, **kwargs)
-            await_collective(func, result)
-            if is_communication(func) and not in_backward():
-                self.communicating.update(filter(None, [find_caller()]))
+            dispatch.await_collective(func, result)
+            if dispatch.is_communication(func) and not in_backward():
+                self.communicating.update(filter(None, [dispatch.find_caller()]))
             return result
         before = self._read_generators(args, kwargs)
         result = func(*args, **kwargs)

@@ -112,10 +112,8 @@ class OwnSteps:
 
     def weights(self) -> trace.Weights:
         """Return copies of the model's parameters and buffers."""
-        read = trace.read_weights(self.model)
-        return trace.Weights(
-            parameters=without_wrappers(read.parameters), buffers=without_wrappers(read.buffers)
-        )
+        read = vars(trace.read_weights(self.model))
+        return trace.Weights(**{name: without_wrappers(part) for name, part in read.items()})
 
 
 def record_steps(

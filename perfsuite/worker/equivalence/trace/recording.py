@@ -136,9 +136,8 @@ class _Recorder:
         state = read_random_state(self._trainer.device)
         with nullcontext() if self.draws is None else self.draws.micro_batch() as draws:
             loss = self._inner.run_micro_batch(*args, **kwargs)
-        self.micro_batches.append(
-            trace.MicroBatch(batch=self.batches[-1], random_state=state, draws=draws)
-        )
+        taken = trace.MicroBatch(batch=self.batches[-1], random_state=state, draws=draws)
+        self.micro_batches.append(taken)
         return loss
 
     def finish_gradients(self) -> None:

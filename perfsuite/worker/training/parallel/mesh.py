@@ -27,16 +27,12 @@ class Mesh(Strategy):
                 f"f(model, mesh) -> model, or a mode that needs none, such as fsdp:{plan.size}"
             )
         at = plan.coordinates(dist.get_rank())
-        self.speaks_for_shard = not any(
-            at[axis.name] for axis in plan.axes if not axis.divides_batch
-        )
+        self.speaks_for_shard = not any(at[axis.name] for axis in plan.model_axes)
 
     @property
     def splits_parameters(self) -> bool:
         """Whether the user's function has made DTensors of parameters."""
-        return self._model is not None and any(
-            is_dtensor(parameter) for parameter in self._model.parameters()
-        )
+        return self._model is not None and any(map(is_dtensor, self._model.parameters()))
 
     def wrap(self, model: nn.Module) -> nn.Module:
         """What the user's function returns: the model, which keeps its parameters' names."""

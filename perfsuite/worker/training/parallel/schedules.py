@@ -115,12 +115,10 @@ class ChunkSchedule:
             entering.append(tuple(leaving))
         return entering
 
-    def _probe(
-        self, index: int, entering: Sequence[Tensor]
-    ) -> list[tuple[torch.Size, torch.dtype]]:
+    def _probe(self, index: int, inputs: Sequence[Tensor]) -> list[tuple[torch.Size, torch.dtype]]:
         """Shapes and dtypes of a stage's activations, from a run that leaves no trace."""
         device = self._trainer.device
-        activations = [torch.zeros_like(tensor, device=device) for tensor in entering]
+        activations = [torch.zeros_like(tensor, device=device) for tensor in inputs]
         buffers = [(b, b.clone()) for b in self._stages[index].module.buffers()]
         with torch.random.fork_rng([device] if device.type == "cuda" else []), torch.no_grad():
             outputs = self.compute_stage(index, activations, _NUMBER)

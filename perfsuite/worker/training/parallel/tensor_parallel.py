@@ -54,19 +54,18 @@ class TensorParallel(Strategy):
 
 def plan_layers(model: nn.Module, size: int) -> dict[nn.Module, parallel.ParallelStyle]:
     """How layers of the model are split over `size` ranks; those that stay whole are left out."""
-    uses = Counter(
-        id(weight) for module in model.modules() for weight in module.parameters(recurse=False)
-    )
+    modules = list(model.modules())
+    uses = Counter(id(weight) for one in modules for weight in one.parameters(recurse=False))
     # A subclass may compute otherwise, and a shared weight would be split in the other module too.
     divisible = [
         module
-        for module in model.modules()
+        for module in modules
         if type(module) is nn.Linear
         and all(uses[id(parameter)] == 1 for parameter in module.parameters())
         and module.out_features % size == 0
     ]
     plan: dict[nn.Module, parallel.ParallelStyle] = {}
-    for sequential in (module for module in model.modules() if type(module) is nn.Sequential):
+    for sequential in (module for module in modules if type(module) is nn.Sequential):
         layers = list(sequential)
         for up, between, down in zip(layers, layers[1:], layers[2:], strict=False):
             is_pair = type(up) is type(down) is nn.Linear and type(between) in _ELEMENTWISE
