@@ -17,7 +17,7 @@ _BATCHNORM_LAYERS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 # A bug explains a path if it leaves less than a tenth of the error; the right one leaves only
 # rounding, a wrong one about the whole error.
 _UNEXPLAINED = 0.1
-KEEPS_STATE = (
+STATEFUL = (
     "the forward pass gives another result each time: the model or the loss keeps a state that is "
     "no buffer, such as a counter; keep it in a buffer"
 )

@@ -11,8 +11,7 @@ gate's end is `perfsuite.gate.arms.loaded`. A line has a process id, a kind and 
     made     file outside of its tree that it opens to write
     program  that it starts
     silent   command that may run Python in a process that cannot have this log
-    shell    command of a shell or of a program that may run anything, or change of the environment:
-             what it starts may not have this log
+    shell    command of a shell or unknown program, or changed environment: children may not log
 """
 
 from __future__ import annotations

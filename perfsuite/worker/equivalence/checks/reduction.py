@@ -75,7 +75,7 @@ def check_reduction(case: Case) -> Proof | EquivalenceRow | str:
     if not all(one.is_within for one in proof.evidence):
         passes, again = (_run_shards(reference, case.trace.steps[0], recipe) for _ in range(2))
         if not all(one.is_as(other) for one, other in zip(passes, again, strict=True)):
-            return EquivalenceRow.of(recipe, "T0", "not exercised", diagnosis.KEEPS_STATE)
+            return EquivalenceRow.of(recipe, "T0", "not exercised", diagnosis.STATEFUL)
         if is_divided:
             return _find_excuse(case, reference) or proof
     if any(have_equal_shards(step) for step in case.trace.steps):

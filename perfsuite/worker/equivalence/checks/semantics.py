@@ -65,8 +65,7 @@ def check_semantics(case: Case) -> Proof | EquivalenceRow:
         if expected.is_too_coarse:
             references.plain.load(step.before)
             if not expected.plain.is_as(references.plain.run([expected.batch])):
-                reason = diagnosis.KEEPS_STATE
-                return EquivalenceRow.of(recipe, proof.check, "not exercised", reason)
+                return EquivalenceRow.of(recipe, proof.check, "not exercised", diagnosis.STATEFUL)
             off = f"plain float32 is off by {expected.errors.total:.1e} here"
             why = "a coarser kernel, or a model that magnifies rounding"
             if is_accelerator(case.device):
