@@ -201,7 +201,11 @@ def test_elasticsearch_stays_pytest_benchmarks_own(monkeypatch: pytest.MonkeyPat
     option = SimpleNamespace(benchmark_storage=url)
     session = SimpleNamespace(storage=None)
     config: Any = SimpleNamespace(
-        option=option, getoption=lambda name: vars(option)[name], stash=pytest.Stash()
+        option=option,
+        getoption=lambda name: vars(option)[name],
+        getini=lambda name: [],
+        invocation_params=SimpleNamespace(args=()),
+        stash=pytest.Stash(),
     )
     monkeypatch.setattr(recorder, "session_of", lambda _: session)
     monkeypatch.setattr(recorder, "open_storage", lambda _, storage: f"its own of {storage}")

@@ -69,9 +69,10 @@ class LoadLog:
     def __call__(self, event: str, arguments: tuple[Any, ...]) -> None:
         """Log an event of the interpreter, if it is one of those above."""
         if event == "open":
-            self._note_file(arguments[0], may_read=_may_read(arguments[-1]))
-            if isinstance(arguments[-1], int) and arguments[-1] & os.O_ACCMODE != os.O_RDONLY:
-                self._note_made(arguments[0])
+            path, flags = arguments[0], arguments[-1]
+            self._note_file(path, may_read=_may_read(flags))
+            if isinstance(path, (str, bytes)) and isinstance(flags, int) and flags & os.O_ACCMODE:
+                self._note_made(path)
         elif event == "ctypes.dlopen" or event == "sqlite3.connect":
             self._note_file(arguments[0])
         elif event == "import":  # of an extension; else its file is opened
@@ -153,10 +154,9 @@ class LoadLog:
 
     def _is_new(self, file: str) -> bool:
         """Whether a file outside of its tree and its temporary folder is of this session."""
-        if file.startswith((_FOLDER, *_OF_SYSTEM)):
-            return False
         with contextlib.suppress(OSError):
-            return os.stat(file).st_mtime > self._session_s and os.path.isfile(file)
+            is_outside = not file.startswith((_FOLDER, *_OF_SYSTEM))
+            return is_outside and os.stat(file).st_mtime > self._session_s and os.path.isfile(file)
         return False
 
     def _note_made(self, path: object) -> None:
