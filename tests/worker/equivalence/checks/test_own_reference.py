@@ -44,7 +44,9 @@ def build(
     It tells the loss of one part, or their mean. `change` may spoil the gradients.
     """
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 4), *layers()).to(dtype)
+    model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 4), *layers())
+    if dtype != torch.float32:  # which would make complex weights real
+        model.to(dtype)
     update = optimizer(model.parameters())
     numbers = itertools.count()
 
