@@ -108,10 +108,11 @@ def test_what_one_arm_builds_for_both_proves_nothing(shop: Repository, tmp_path:
 
 PREPARED = """
     import os, pathlib
-    from preprocess import SECONDS
 
     KEPT = pathlib.Path(os.environ["AT_HOME"], "prepared.json")
     if MAKES:
+        from preprocess import SECONDS
+
         KEPT.write_text(str(SECONDS))
     SECONDS = float(KEPT.read_text())
 

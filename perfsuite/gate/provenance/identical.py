@@ -12,7 +12,7 @@ from perfsuite.gate.arms.arm import Launch
 from perfsuite.gate.arms.loaded import Loaded
 from perfsuite.gate.git.changes import Changes
 from perfsuite.gate.provenance import installed
-from perfsuite.gate.provenance.symmetry import Loading
+from perfsuite.gate.provenance.symmetry import Loading, is_of_session
 from perfsuite.records.verdict import CellVerdict
 from perfsuite.units import listed
 
@@ -83,7 +83,7 @@ class Comparison:
     def _may_be_touched(self, loaded: Loaded) -> bool:
         """Whether a changed module is in what was loaded, where a copy or a build may hide it.
 
-        Or another file of head's tree that git does not know: it may hold what such a module made.
+        Or another file that git does not know, or of this session: such a module may have made it.
         """
         modules, names = self.changes.modules, installed.by_names(self.top, self.changes.modules)
 
@@ -102,6 +102,10 @@ class Comparison:
             # A build has made it, of whatever in the tree.
             or any(installed.find_source(Path(file), own) is None for file in owned)
             or not all(map(self._is_compared, recent.own_files))
+            or any(
+                is_of_session(Path(file)) and not Path(file).is_relative_to(self.top)
+                for file in recent.files - loaded.made
+            )
         )
 
     def _is_compared(self, path: Path) -> bool:

@@ -104,6 +104,11 @@ _tracked = functools.cache(lambda top: tracked_files(top, [Path()]))
 _began_s = functools.cache(lambda: read_start_s(os.getpid()))
 
 
+def is_of_session(file: Path) -> bool:
+    """Return whether a file was written since this session began."""
+    return file.is_file() and file.stat().st_mtime > _began_s()
+
+
 def _find_heads_python(base: Launch, head: Launch) -> str | None:
     """Why the base ran with the interpreter of head although it has another."""
     own, other = base.arm.python, _environment_of(head.arm.python)
@@ -148,8 +153,8 @@ def _find_foreign(arm: Loading, other: Loading) -> str | None:
         if not other.is_own(path) or _real_path(arm.top / place) == file:
             continue
         is_data = arm.is_data(file)
-        is_new = path.is_file() and path.stat().st_mtime > _began_s()  # one arm has made it
-        if is_data and not is_new and place not in _tracked(other.top):  # it belongs to neither
+        # Unless one arm has made it, it belongs to neither.
+        if is_data and not is_of_session(path) and place not in _tracked(other.top):
             continue
         if not are_alike(path, arm.top / place):
             advice = "have the code find it beside itself" + (f", or {_SHARE}" if is_data else "")
@@ -267,9 +272,8 @@ def _find_built(base: Loading, head: Loading) -> str | None:
         file, is_data = Path(name), base.is_data(name)
         is_outside = not any(file.is_relative_to(folder) for folder in (base.top, head.top))
         # A tool keeps its state in a file that each launch writes.
-        if not is_outside or (is_data and name in base.made & head.made):
-            continue
-        if file.is_file() and file.stat().st_mtime > _began_s():
+        is_state = is_data and name in base.made & head.made
+        if is_outside and not is_state and is_of_session(file):
             advice = (
                 "gate again if that was an edit or an installation; else have the code build it in "
                 "the tree, in a folder named after its source, or in TMPDIR, which each arm has "

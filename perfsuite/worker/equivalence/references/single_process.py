@@ -16,6 +16,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
 from perfsuite.records.recipe import Recipe
 from perfsuite.records.workload import Workload
@@ -226,21 +227,12 @@ def why_not_samples(shards: Sequence[Sequence[trace.MicroBatch]]) -> str | None:
                 f"a part of a batch, of shape {tuple(tensor.shape)}, does not have its {size} "
                 "samples in the first dimension, so that several batches do not make one"
             )
-    if numbers := [one for one in _leaves(several[0]) if type(one) in (int, float)]:
+    if numbers := [one for one in tree_leaves(several[0]) if type(one) in (int, float)]:
         return (
             f"a batch holds the number {numbers[0]}, which may be another one for the whole of "
             "several; give each sample its own, in a tensor"
         )
     return None
-
-
-def _leaves(value: Any) -> Iterator[Any]:
-    parts = value.values() if isinstance(value, Mapping) else value
-    if isinstance(value, Mapping | list | tuple):
-        for part in parts:
-            yield from _leaves(part)
-    else:
-        yield value
 
 
 def _join(parts: Sequence[Any]) -> Any:
