@@ -96,14 +96,14 @@ class Comparison:
         recent = Loading(self.collected.arm, replace(loaded, files=loaded.recent))
         owned = installed.installed_by_projects(self.top, recent.files).keys() & recent.files
         own = installed.modules_of(self.top)
-        others = (Path(f) for f in recent.files - loaded.made if not installed.SITE.search(f))
+        data = (Path(file) for file in recent.files - loaded.made if recent.is_data(file))
         return (
             bool(loaded.silent or loaded.shells)
             or any(is_changed(Path(file).resolve()) for file in loaded.recent)
             # A build has made it, of whatever in the tree.
             or any(installed.find_source(Path(file), own) is None for file in owned)
             or not all(map(self._is_compared, recent.own_files))
-            or any(is_of_session(one) and not one.is_relative_to(self.top) for one in others)
+            or any(is_of_session(one) and not one.is_relative_to(self.top) for one in data)
         )
 
     def _is_compared(self, path: Path) -> bool:
