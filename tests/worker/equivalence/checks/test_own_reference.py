@@ -346,6 +346,34 @@ def test_a_step_that_computes_with_what_it_draws_is_not_exercised() -> None:
     assert check(of(**idle), **idle, change=scale(2))[0].status == "mismatch"
 
 
+def test_what_is_drawn_excuses_no_missing_reduction_and_no_infinite_step() -> None:
+    noise: dict[str, Any] = {"layers": lambda: (Noise(),)}
+    ranks = [
+        record_steps(
+            build(2, told=rank, change=scale(1.0 + rank), **noise),
+            rank=rank,
+            num_steps=3,
+            on_step=lambda: None,
+        )
+        for rank in range(2)
+    ]
+    recipe, cpu = Recipe(parallel="ddp:2"), torch.device("cpu")
+    row, _ = check_own_steps(
+        OwnCase(
+            recipe=recipe,
+            trace=join_traces(ranks),
+            build=of(**noise),
+            device=cpu,
+            on_step=lambda: None,
+        )
+    )
+    assert (row.status, "not reduced over the ranks" in row.reason) == ("mismatch", True)
+    nan: dict[str, Any] = {"layers": lambda: (Idle(),), "change": scale(float("nan"))}
+    assert check(of(**nan), **nan)[0].status == "mismatch"
+    nan["has_model"] = False
+    assert check(of(**nan), **nan)[0].status == "mismatch"
+
+
 class Idle(nn.Identity):
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         torch.rand(())
