@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
@@ -16,6 +17,7 @@ from perfsuite.errors import RankFailureError, RecipeError, SettingError, Worklo
 from perfsuite.records.equivalence import EquivalenceReport
 from perfsuite.records.workload import no_dataset
 from perfsuite.worker.equivalence import limits
+from perfsuite.worker.training.parallel import data_parallel
 
 Check = Callable[..., EquivalenceReport]
 cross_entropy = nn.functional.cross_entropy
@@ -1170,7 +1172,7 @@ class PackedByStep(nn.Module):
         ),
         (
             {"build_model": PackedByStep},
-            "random numbers are drawn for packed samples, in whose order is not known",
+            "random numbers are drawn for packed samples, whose order in one batch is unknown",
         ),
     ],
     ids=["graph", "number", "packed"],
@@ -1209,6 +1211,27 @@ def test_a_counter_that_is_no_buffer_is_named(check_equivalence: Check) -> None:
         "the forward pass gives another result each time: the model or the loss keeps a state that "
         "is no buffer, such as a counter; keep it in a buffer"
     )
+
+
+def keep_own(_, bucket):  # type: ignore[no-untyped-def]  # DDP refuses annotations as strings
+    future: Any = torch.futures.Future()
+    future.set_result(bucket.buffer())
+    return future
+
+
+def make_apart() -> nn.Module:
+    """A model whose ranks do not reduce."""
+    if dist.is_initialized():
+        data_parallel._register_comm_hook = lambda model, *_: model.register_comm_hook(
+            None, keep_own
+        )
+    return WarmingUp()
+
+
+def test_a_counter_excuses_no_ranks_that_differ(check_equivalence: Check) -> None:
+    report = check_equivalence(make_workload(make_apart), Recipe(parallel="ddp:2"))
+
+    assert statuses(report)["T0"] == "mismatch", str(report)
 
 
 class Growing(nn.Module):
