@@ -152,7 +152,10 @@ def overhead(figures: Any) -> None:
                 device.work_on_host(100e-6)  # as a small step's, which launches bind
                 device.work(20e-6)
 
-    figures.near("ratio", step_s(measure(device, step)) / true_s(device, step), 1.0, 0.02)
+    # A launch takes 6.4 us on one core and 10 us on another: each ratio is of the same second.
+    ratios = [step_s(measure(device, step)) / true_s(device, step) for _ in range(9)]
+    figures.told("ratios", ", ".join(f"{ratio:.3f}" for ratio in sorted(ratios)))
+    figures.near("ratio", statistics.median(ratios), 1.0, 0.02)
 
 
 def clocks(figures: Any) -> None:

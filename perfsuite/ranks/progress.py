@@ -2,7 +2,6 @@
 
 import mmap
 import os
-import struct
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,12 +14,11 @@ PHASES = (
     *("start", "build", "warm-up", "measure", "count", "call", "record", "check", "finish"),
     "exit",  # of a command that ends by itself
 )
-# A slot holds the index of the stage; the first means none.
-_STAGES = ("", *STAGES)
-# Marks so far, steps so far, phase, stage.
-_SLOT = struct.Struct("<qqhh")
-# Ranks write side by side; a slot of its own cache line keeps them from slowing each other.
+# Ranks write side by side; a slot of its own cache line keeps them from slowing each other. It is
+# eight numbers, of which four are used.
 _SLOT_BYTES = 64
+_MARKS, _STEP, _PHASE, _STAGE = range(4)
+_STAGES = {name: number for number, name in enumerate(STAGES, start=1)}  # 0 is none
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,11 +49,12 @@ class Board:
             # Reserved, not only sized: writing to a hole of a full disk would be a SIGBUS.
             os.posix_fallocate(file.fileno(), 0, size)
             self._map = mmap.mmap(file.fileno(), size)
+        self._numbers = memoryview(self._map).cast("q")
 
     def read(self, rank: int) -> Position:
         """Return where `rank` is now."""
-        num_marks, step, phase, index = _SLOT.unpack_from(self._map, rank * _SLOT_BYTES)
-        stage = _STAGES[index] or None
+        num_marks, step, phase, index, *_ = self._slot(rank)
+        stage = STAGES[index - 1] if index else None
         return Position(num_marks=num_marks, phase=PHASES[phase], stage=stage, step=step)
 
     def stuck_for_s(self, ranks: Sequence[int]) -> float:
@@ -69,40 +68,42 @@ class Board:
 
     def writer(self, rank: int) -> "BoardWriter":
         """Return one rank's writer."""
-        return BoardWriter(self._map, rank * _SLOT_BYTES)
+        return BoardWriter(self._slot(rank))
 
     def close(self) -> None:
         """Unmap the file."""
+        self._numbers.release()
         self._map.close()
+
+    def _slot(self, rank: int) -> memoryview:
+        return self._numbers[8 * rank : 8 * rank + 8]
 
 
 class BoardWriter:
-    """Writes one rank's slot: each call is one mark of progress."""
+    """Writes one rank's slot: each call is one mark of progress, and a part of what is timed."""
 
-    def __init__(self, board: mmap.mmap, offset: int) -> None:
-        self._board = board
-        self._offset = offset
-        self._num_marks = self._step = self._phase = self._stage = 0
+    def __init__(self, slot: memoryview) -> None:
+        self._slot = slot
 
     def enter_phase(self, name: str) -> None:
         """Show that the rank begins a phase of the cell, one of `PHASES`."""
-        self._phase = PHASES.index(name)
-        self._stage = 0
+        self._slot[_PHASE] = PHASES.index(name)
+        self._slot[_STAGE] = 0
         self.mark()
 
     def enter_stage(self, name: str) -> None:
         """Show that the rank begins a stage of a step, one of `STAGES`."""
-        self._stage = _STAGES.index(name)
-        self.mark()
+        slot = self._slot
+        slot[_STAGE] = _STAGES[name]
+        slot[_MARKS] += 1
 
     def begin_step(self) -> None:
         """Show that the rank begins an optimizer step."""
-        self._step += 1
-        self._stage = 0
-        self.mark()
+        slot = self._slot
+        slot[_STEP] += 1
+        slot[_STAGE] = 0
+        slot[_MARKS] += 1
 
     def mark(self) -> None:
         """Show that the rank is not stuck."""
-        self._num_marks += 1
-        marks, step, phase, stage = self._num_marks, self._step, self._phase, self._stage
-        _SLOT.pack_into(self._board, self._offset, marks, step, phase, stage)
+        self._slot[_MARKS] += 1
