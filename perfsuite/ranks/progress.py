@@ -14,8 +14,7 @@ PHASES = (
     *("start", "build", "warm-up", "measure", "count", "call", "record", "check", "finish"),
     "exit",  # of a command that ends by itself
 )
-# Ranks write side by side; a slot of its own cache line keeps them from slowing each other. It is
-# eight numbers, of which four are used.
+# Eight numbers; ranks write side by side, and a cache line of its own slows no other down.
 _SLOT_BYTES = 64
 _MARKS, _STEP, _PHASE, _STAGE = range(4)
 _STAGES = {name: number for number, name in enumerate(STAGES, start=1)}  # 0 is none

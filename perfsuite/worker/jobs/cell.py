@@ -1,5 +1,6 @@
 """The job of measuring a cell: warm-up, timed rounds, then untimed counting. Runs in a rank."""
 
+import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
@@ -157,6 +158,7 @@ class Measurement:
         self._stages = StageClock(device, on_enter=board.enter_stage)
         self._marks = StageMarks(device, on_enter=board.enter_stage)
         self._on_accelerator = is_accelerator(device)
+        self._largest = partial(activity.largest_over_ranks, device=device)
         # A loop takes as many steps as its user says, and has no more for anything else.
         self._is_loop = activity.num_steps is not None
         self._found = messages.CellMeasured(
@@ -204,7 +206,7 @@ class Measurement:
             yield from self._count(profiles=agreed.profiles)
 
     def _warm_up(self) -> Iterations[float]:
-        """Run the untimed first iterations, checked one by one; return the shortest's seconds."""
+        """Run the untimed first iterations, checked one by one; return the seconds of one more."""
         durations_s: list[float] = []
         states: list[object] = []
         is_warm = False
@@ -221,10 +223,9 @@ class Measurement:
                 is_cold = not is_warm or not has_warmed_up(durations_s, states)
                 is_warm = not any(self._largest([is_cold]))  # on any rank: all take the next one
         self._stages.collect()
+        if self._on_accelerator:  # workers may have loaded the batches of the last few ahead
+            return statistics.fmean(durations_s[len(durations_s) // 2 :])
         return min(durations_s[-self._activity.num_warmup :])
-
-    def _largest(self, values: Sequence[float]) -> list[float]:
-        return self._activity.largest_over_ranks(values, self._device)
 
     def _agree(self, iteration_s: float) -> Agreed:
         plan, turns = self._plan, self._turns

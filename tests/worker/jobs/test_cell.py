@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -92,8 +93,8 @@ def accelerator(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rounds, "_STEADY", float("inf"))
 
 
-def measure(folder: Path) -> CellMeasured:
-    plan = MeasurePlan(num_rounds=NUM_ROUNDS, round_s=1e-9)
+def measure(folder: Path, round_s: float = 1e-9) -> CellMeasured:
+    plan = MeasurePlan(num_rounds=NUM_ROUNDS, round_s=round_s)
     request = GroupRequest(
         job=RunCell(activity="train", plan=plan),
         world_size=1,
@@ -128,6 +129,19 @@ def test_rounds_of_an_accelerator_hold_no_event_of_a_stage_and_let_the_host_run_
     assert measured.energy_j == ("GPU-0", 45.0 / (NUM_ROUNDS * (NUM_ITERATIONS + 1)))
     # Three steps alike after the scale has settled, and one before each round.
     assert steps.num_done == num_warm_up + (NUM_ROUNDS + NUM_STAGE_ROUNDS) * (NUM_ITERATIONS + 1)
+
+
+@pytest.mark.usefixtures("accelerator")
+def test_a_round_on_an_accelerator_is_no_longer_for_batches_that_workers_loaded_ahead(
+    tmp_path: Path, steps: Steps, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def iterate(_: Stage) -> None:
+        steps.num_done += 1
+        time.sleep(0.016 if steps.num_done % 4 == 0 else 0.0)
+
+    monkeypatch.setattr(steps, "iterate", iterate)
+
+    assert measure(tmp_path, round_s=0.064).num_iterations <= 16
 
 
 @pytest.mark.usefixtures("accelerator")

@@ -58,8 +58,7 @@ class Replay(DrawMode):  # type: ignore[no-untyped-call]
         draw = call.describe(None)
         if self._parts is None:
             self.unknown.append(
-                f"{draw.operator} draws random numbers that were not recorded, as in a compiled "
-                "model"
+                f"{draw.operator} draws random numbers unseen, in a compiled model or in threads"
             )
             return
         if not in_backward():

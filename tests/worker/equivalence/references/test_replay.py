@@ -212,7 +212,7 @@ def test_parts_that_draw_the_same_numbers_are_told_unless_chance_explains_it() -
 def test_draws_that_were_not_recorded_are_refused_where_there_are_any() -> None:
     assert replay(None, torch.relu, ONE)[1].unknown == []
     assert replay(None, drop, ONE)[1].unknown == [
-        "aten.bernoulli_ draws random numbers that were not recorded, as in a compiled model"
+        "aten.bernoulli_ draws random numbers unseen, in a compiled model or in threads"
     ]
 
 
