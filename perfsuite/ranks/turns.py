@@ -1,5 +1,6 @@
 """A rank's turns: a round waits until the other arm of a comparison is blocked."""
 
+import gc
 import json
 import os
 import socket
@@ -17,12 +18,16 @@ _LOOK_S = 1.0
 
 
 class Agreed(NamedTuple):
-    """A round's iterations, rounds, and whether both arms count and profile after them."""
+    """A round's iterations, rounds, and whether both arms count and profile after them.
+
+    Rounds are `collecting` where the arms may have set Python's collector differently.
+    """
 
     iterations: int
     rounds: int
     counts: bool = True
     profiles: bool = True
+    collecting: bool = False
 
 
 class Turns:
@@ -56,10 +61,14 @@ class Turns:
     def agree(self, num_iterations: int, iteration_s: float) -> Agreed:
         """Return what both arms run, where this one alone would run so many, of so many seconds."""
         shape = {"iterations": num_iterations, "iteration_s": iteration_s, "first_s": _FIRST_S}
-        self._send(kind="shape", **shape)
+        collector = {
+            "collector": (gc.isenabled(), *gc.get_threshold()),
+            "frozen": gc.get_freeze_count(),
+        }
+        self._send(kind="shape", **shape, **collector)
         answer = json.loads(self._receive())
         # A gate that does not say whether they count and profile has them do both.
-        return Agreed(**{name: answer.get(name, True) for name in Agreed._fields})
+        return Agreed(**{name: answer[name] for name in Agreed._fields if name in answer})
 
     def _receive(self) -> str:
         while not wait([self._socket], _LOOK_S):

@@ -24,6 +24,7 @@ CHANGES = {
     "sums": ("(first + second) + third", "first + (second + third)"),
     "rate": ("RATE = 0.1", "RATE = 0.11"),
     "breaks": ("# whole", "torch._dynamo.graph_break()"),
+    "heap": ("gc.disable()", "pass"),
 }
 MODULES = {
     "work": "def think():\n    sum(range(20_000))\n",
@@ -35,6 +36,13 @@ MODULES = {
     "breaks": (
         "import torch\n\n@torch.compile(backend='eager')\ndef score(network, inputs):\n"
         "    outputs = network(inputs)\n    # whole\n    return outputs.tanh()\n"
+    ),
+    # Many objects live on, and each step makes more, which Python's collector would look at.
+    "heap": (
+        "import gc\n\ndef set_up():\n    gc.disable()\n"
+        "    return [[number] for number in range(300_000)]\n\n"
+        "def think(kept):\n    kept.append([[number] for number in range(40_000)])\n"
+        "    del kept[300_000:-5]\n"
     ),
 }
 CELLS = """
@@ -91,6 +99,11 @@ CELLS = """
         import rate
         train(rate=rate.RATE, tells=False)
 
+    def uncollected():
+        import heap
+        kept = heap.set_up()
+        train(think=lambda: heap.think(kept), num_steps=60)
+
     def broken_graph():
         import breaks
         train(score=breaks.score)
@@ -104,6 +117,10 @@ CELLS = """
     @pytest.mark.parametrize("loop", [renamed, reordered, faster_rate])
     def test_mathematics(loop_benchmark, loop):
         loop_benchmark(loop, steps=20, warmup=3)
+
+    @pytest.mark.perf(tolerance="5%", limit="10%")
+    def test_collector(loop_benchmark):
+        loop_benchmark(uncollected, steps=40, warmup=3)
 
     @pytest.mark.parametrize(("loop", "ranks"), [(slower, 1), (twin, 2)])
     def test_times(loop_benchmark, loop, ranks):
@@ -131,6 +148,8 @@ def test_loops_are_told_apart_by_their_times_and_by_what_they_compute(tmp_path: 
         "*::test_mathematics[reordered] PASS *",
         "*::test_times[slower-1] FAIL +*",
         "*::test_times[twin-2] PASS *",
+        "*::test_collector: *the arms set Python's collector differently, so it ran in timed "
+        "rounds*",
         "*::test_compiled: graph_breaks 0 -> 1 (+1), allowed 0 %*",
         "*::test_ends: the loop ended by itself, after * rounds in the base and * in head, so that "
         "neither times nor counts compare; let both take the steps that the test asks for*",
@@ -144,7 +163,7 @@ def test_loops_are_told_apart_by_their_times_and_by_what_they_compute(tmp_path: 
     assert {
         name: (verdict["word"], verdict["by"], verdict["numerics_change"].partition(":")[0])
         for name, (verdict, *_) in found.items()
-        if name not in ("test_ends", "test_compiled")
+        if name not in ("test_ends", "test_compiled", "test_collector")
     } == {
         "test_mathematics[renamed]": ("PASS", "pairs", "same bits"),
         "test_mathematics[reordered]": ("PASS", "pairs", "rounding"),
@@ -152,5 +171,9 @@ def test_loops_are_told_apart_by_their_times_and_by_what_they_compute(tmp_path: 
         "test_times[slower-1]": ("FAIL", "pairs", "same bits"),
         "test_times[twin-2]": ("PASS", "pairs", "same bits"),
     }
+    # Its pairs differ by more than four of them decide beside seven other cells.
+    collector = found["test_collector"][0]
+    assert collector["word"] in ("FAIL", "INCONCLUSIVE")
+    assert collector["ratio"] > 1.2
     # Digests travel within the gate alone, and no stored run grows by them.
     assert {tuple(kept) for _, *kept in found.values()} == {(None, None)}

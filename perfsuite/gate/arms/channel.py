@@ -7,9 +7,9 @@ Each line is a JSON object with a "kind"; "?" marks those that wait for an answe
     collected {cells, ...} ?         the fields of `Suite`, and takes_turns
                                      -> {"run": [names in order], "unpinned": [names]}
     enter {cell} ?                   is before a cell -> {is_alone} when it may be set up
-    shape {iterations, iteration_s, first_s} ?  how long its rounds would be, and how many seconds
-                                     of them a first launch is worth
-                                     -> {iterations, rounds} for both arms
+    shape {iterations, iteration_s, first_s, ...} ?  how long its rounds would be, how many seconds
+                                     of them a first launch is worth, and how it sets the collector
+                                     -> the fields of `Agreed`, for both arms
     turn ?                           requests a turn -> {} when the other arm is blocked
     done                             the turn is over
     waits                            what this process waits for went on in the other arm's turns
@@ -51,6 +51,8 @@ from perfsuite.stats.intervals import trimmed_mean
 from perfsuite.system.gpus import open_clocks
 
 _LOOK_S = 0.5
+# Of objects that the arms froze, how many times the fewer: a rank freezes as many in both.
+_FROZEN_ALIKE = 1.05
 # How often, within the time that idle launches may be silent, the gate looks whether they work; how
 # much of one processor working ones use at least; and how much longer they may be silent.
 _LOOKS = 10
@@ -259,10 +261,19 @@ class Server:
             "rounds": rounds,
             "counts": cell not in self._plan.uncounted,
             "profiles": self._plan.profiles,
+            "collecting": not _set_collector_alike(shapes),
         }
         for arm in arms:
             self.launches[arm].agreed[cell] = agreed
         return agreed
+
+
+def _set_collector_alike(shapes: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether both arms left Python's collector alike, as far as they tell; of one nobody knows."""
+    if len(shapes) < 2 or not all("collector" in shape for shape in shapes):
+        return len(shapes) == 2
+    fewest, most = sorted(int(shape["frozen"]) for shape in shapes)
+    return most <= _FROZEN_ALIKE * fewest and shapes[0]["collector"] == shapes[1]["collector"]
 
 
 @dataclass

@@ -185,6 +185,8 @@ def _end(trial: Trial, session: _Session, too_long: str) -> None:
         trial.add_reason(
             f"{trial.one_by_one}: the arms ran one after the other, not round by round"
         )
+    if trial.sets_collector:
+        trial.add_reason("the arms set Python's collector differently, so it ran in timed rounds")
     if trial.is_apart and trial.raw:
         trial.add_reason(_APART)
 

@@ -93,6 +93,8 @@ def add_pair(trial: Trial, launches: Mapping[str, Launch], first: str, launch_s:
     raw = base_s / base_samples, base_s * math.exp(log_ratio) / head_samples
     trial.raw.append(raw)
     trial.firsts.append(first)
+    is_collecting = launches["head"].agreed.get(trial.name, {}).get("collecting", False)
+    trial.sets_collector |= bool(is_collecting) and not (trial.one_by_one or trial.is_apart)
     num_rounds = min(len(base.rounds_s), len(head.rounds_s))
     total = math.fsum(head.rounds_s[:num_rounds]) / math.fsum(base.rounds_s[:num_rounds])
     trial.pairs.append(

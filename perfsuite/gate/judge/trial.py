@@ -80,6 +80,7 @@ class Trial:
     one_by_one: str = ""  # why one arm runs it after the other in its next pair; empty for in turns
     is_apart: bool = False  # as in a `PairPlan`, of its next pair
     is_unpinned: bool = False  # likewise
+    sets_collector: bool = False  # one arm does, and not as the other
     num_unfit: int = 0  # pairs that did not count for this cell
     numerics_change: str | None = None
     accepted_counts: tuple[str, ...] = ()  # that grew as a reviewed exception lets them

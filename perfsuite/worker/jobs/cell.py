@@ -155,6 +155,7 @@ class Measurement:
         self._turns = turns or ArmTurns(start, on_wait=board.mark)
         self._after_warm_up = after_warm_up
         self._waits = Waits()
+        self._collecting = False
         self._stages = StageClock(device, on_enter=board.enter_stage)
         self._marks = StageMarks(device, on_enter=board.enter_stage)
         self._on_accelerator = is_accelerator(device)
@@ -187,6 +188,7 @@ class Measurement:
             self._after_warm_up()
             agreed = self._agree(iteration_s)
             self._found.num_iterations = agreed.iterations
+            self._collecting = agreed.collecting
             yield from self._measure(agreed.rounds)
             if (compiled := counters.read_compilation()) is not None:
                 counts, self._found.compile_s = compiled
@@ -288,6 +290,7 @@ class Measurement:
             take_turn=partial(self._turns.take, self._activity.start_together),
             most_spans=_MOST_SPANS if self._has_peers and stages is self._stages else 0,
             run_up=self._marks if self._on_accelerator else None,
+            collecting=self._collecting,
             slowdown=0.0 if self._channel is None else self._channel.planted_ratio,
         )
 

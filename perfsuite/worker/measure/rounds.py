@@ -89,17 +89,18 @@ def measure_rounds(
     clock: Callable[[], float] = time.perf_counter,
     run_up: Stage | None = None,
     slowdown: float = 0.0,
+    collecting: bool = False,
 ) -> Iterations[None]:
     """Append this rank's own times of each round to `rounds`.
 
     The garbage collector runs between rounds, and what the garbage of a round costs it belongs to
-    the time of that round. `take_turn` is entered for each round, its preparation and
-    `after_round`. The first rounds keep spans, until `most_spans`. With `run_up`, the stage of one
-    iteration more before each round, the device times it, from border to border. A round lasts
-    longer by `slowdown` of itself: 0.05 = 5 %.
+    the time of that round; in rounds that are `collecting` it runs as the code has set it.
+    `take_turn` is entered for each round, its preparation and `after_round`. The first rounds keep
+    spans, until `most_spans`. With `run_up`, the stage of one iteration more before each round, the
+    device times it, from border to border. A round is longer by `slowdown` of itself: 0.05 = 5 %.
     """
     num_spans = 0
-    with collector_off():
+    with nullcontext() if collecting else collector_off():
         synchronize()
         stages.collect()
         for _ in range(num_rounds):
@@ -117,7 +118,7 @@ def measure_rounds(
                 duration_s = clock() - start_s
                 if run_up is not None:
                     duration_s = _on_device(math.fsum(stages.steps_s()), duration_s, num_iterations)
-                duration_s += collection_s(clock)
+                duration_s += 0.0 if collecting else collection_s(clock)
                 duration_s += _spend(slowdown * duration_s, clock)
                 spans = stages.spans() if num_spans < most_spans else ()
                 num_spans += len(spans)

@@ -1,10 +1,13 @@
-"""How long the gate waits for launches that say nothing."""
+"""What the gate makes of what launches say, and how long it waits for those that say nothing."""
 
 from __future__ import annotations
 
 import contextlib
 import socket
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 from perfsuite.gate.arms.arm import Arm, PairPlan
 from perfsuite.gate.arms.channel import Patience, Server
@@ -31,6 +34,40 @@ def test_a_clock_between_two_steps_of_a_gpus_clock_is_seen(tmp_path: Path) -> No
 
     assert (slower, faster) == ((1400.625,), (1402.5,))
     assert typical_mhz(tmp_path / "one", 1980) == (1980.0,)
+
+
+# What an arm tells of Python's collector: whether it runs, its thresholds, what was frozen.
+USUAL = {"collector": [True, 700, 10, 10], "frozen": 300_000}
+
+
+@pytest.mark.parametrize(
+    ("told", "is_collecting"),
+    [
+        ([USUAL, USUAL], False),
+        ([USUAL, USUAL | {"frozen": 301_000}], False),  # of what a rank froze a little is freed
+        ([USUAL, USUAL | {"frozen": 600_000}], True),
+        ([USUAL | {"frozen": 600_000}, USUAL], True),
+        ([USUAL, USUAL | {"collector": [False, 700, 10, 10]}], True),
+        ([USUAL | {"collector": [True, 50_000, 10, 10]}, USUAL], True),
+        ([USUAL], True),  # one arm after the other: what the second does nobody knows
+        ([{}, USUAL], False),  # an older base does not tell
+        ([USUAL, {}], False),
+    ],
+)
+def test_the_collector_runs_in_rounds_unless_both_arms_set_it_alike(
+    tmp_path: Path, told: list[dict[str, Any]], is_collecting: bool
+) -> None:
+    names = ["base", "head"][: len(told)]
+    arms = [Arm(name=name, tree=tmp_path, import_roots=(), pytest_arguments=()) for name in names]
+    plan = PairPlan(number=1, first="head", hash_seed=1, timeout_s=60.0)
+    server = Server(arms, plan, lambda suites: [], tmp_path / "socket")
+    times = {"iterations": 3, "iteration_s": 0.01, "first_s": 1.0}
+
+    with contextlib.closing(server):
+        server._shapes = {name: times | one for name, one in zip(names, told, strict=True)}
+        agreed = server._agree_on_shape(names)
+
+    assert agreed["collecting"] is is_collecting
 
 
 class Machine:

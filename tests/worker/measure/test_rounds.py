@@ -208,6 +208,27 @@ def test_what_the_garbage_of_a_round_costs_the_collector_is_in_its_time(monkeypa
     assert [times.duration_s for times in rounds] == [3.0 + 2.0 - 0.5, 3.0]
 
 
+@pytest.mark.parametrize("is_enabled", [True, False])
+def test_in_collecting_rounds_the_collector_is_as_the_code_has_set_it(monkeypatch, is_enabled):
+    host, states = FakeHost(), []
+    monkeypatch.setattr(gc, "collect", lambda: pytest.fail("the code does not collect"))
+    num_frozen = gc.get_freeze_count()
+
+    def iterate(stage):
+        states.append((gc.isenabled(), gc.get_freeze_count() > num_frozen))
+        host.spend(1.0)
+
+    try:
+        if not is_enabled:
+            gc.disable()
+        rounds = measure(host, iterate, collecting=True)
+    finally:
+        gc.enable()
+
+    assert states == [(is_enabled, False)] * 6
+    assert [times.duration_s for times in rounds] == [3.0, 3.0]
+
+
 @pytest.mark.parametrize(("host_s", "device_s"), [(0.006, 0.010), (0.010, 0.006), (0.060, 0.1)])
 def test_a_queue_is_timed_as_training_runs_it_by_the_slower_of_host_and_device(host_s, device_s):
     steps_s, _ = measure_queue(host_s, device_s)
