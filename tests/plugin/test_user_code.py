@@ -382,6 +382,54 @@ def test_loops_that_go_wrong_fail_in_one_sentence(project: pytest.Pytester) -> N
     result.assert_outcomes(failed=11, passed=1)
 
 
+def test_ranks_that_run_different_collectives_are_told_so(project: pytest.Pytester) -> None:
+    test = """
+        import contextlib
+        import os
+
+        import torch
+        import torch.distributed as dist
+
+        def build():
+            model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(8, 8))
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+            def step():
+                optimizer.zero_grad()
+                for is_last in (False, True)[: 1 if dist.get_rank() else 2]:  # one lacks a batch
+                    with contextlib.nullcontext() if is_last else model.no_sync():
+                        model(torch.randn(4, 8)).square().mean().backward()
+                optimizer.step()
+
+            return step
+
+        def train():
+            dist.init_process_group("gloo")
+            step = build()
+            for _ in range(50):
+                step()
+
+        def test_step(step_benchmark):
+            step_benchmark(build, ranks=2)
+
+        def test_loop(loop_benchmark):
+            loop_benchmark(train, ranks=2, steps=20, warmup=3)
+    """
+
+    result = run(project, test, "--perf-collective-timeout=3")
+
+    result.assert_outcomes(failed=2)
+    different = "; the ranks ran different collectives, as where one has fewer backward passes"
+    result.stdout.fnmatch_lines(
+        [
+            f"RankFailureError: rank ? of 2 was killed by SIGABRT, in phase 'measure', *{different}",
+            "RankFailureError: rank 0 of 2 did not come to a collective within 3 s "
+            "(--perf-collective-timeout): it is in phase 'build', and rank 1 waited in phase "
+            f"'measure', step *{different}",
+        ]
+    )
+
+
 def test_the_names_for_user_code_need_nothing_but_python() -> None:
     script = (
         "import sys; before = set(sys.modules); import perfsuite\n"

@@ -54,16 +54,16 @@ def test_what_one_rank_cannot_exercise_is_no_failure_of_another() -> None:
 
 def test_a_rank_for_which_another_waited_in_vain_is_named_with_its_stack() -> None:
     said = {
-        0: ended(LOST, step=9),
+        0: ended(LOST, step=8),
         1: ended(None, step=7, lines=("line 3 in sleep",)),
         2: ended(None, step=8),
-        3: ended(DONE, step=9),
+        3: ended(DONE, step=8),
     }
 
     assert blamed(said, 4) == (
         "rank 1 of 4 did not come to a collective within 30 s (--perf-collective-timeout): it is "
         "in phase 'measure', stage 'backward' of step 7, and rank 0 waited in phase 'measure', "
-        "stage 'backward' of step 9\n  where it is:\n    line 3 in sleep"
+        "stage 'backward' of step 8\n  where it is:\n    line 3 in sleep"
     )
 
 
