@@ -422,7 +422,8 @@ def test_ranks_that_run_different_collectives_are_told_so(project: pytest.Pytest
     different = "; the ranks ran different collectives, as where one has fewer backward passes"
     result.stdout.fnmatch_lines(
         [
-            f"RankFailureError: rank ? of 2 was killed by SIGABRT, in phase 'measure', *{different}",
+            "RankFailureError: rank ? of 2 was killed by SIGABRT, in phase 'measure', step "
+            f"*{different}",
             "RankFailureError: rank 0 of 2 did not come to a collective within 3 s "
             "(--perf-collective-timeout): it is in phase 'build', and rank 1 waited in phase "
             f"'measure', step *{different}",

@@ -645,28 +645,39 @@ print(part.read_text() if part.exists() else "without it")
 """
 
 
-def test_a_cell_that_reads_a_submodule_of_another_commit_proves_nothing(tmp_path: Path) -> None:
+def test_a_submodule_is_that_of_the_base_where_its_commit_was_fetched(tmp_path: Path) -> None:
     part = make_project(tmp_path / "part", {"numbers.txt": "1"}, {"numbers.txt": "2"})
+    old = git(part, "rev-parse", "HEAD~1")
     code = {"pkg/code.py": READS_A_PART + CODE.format(slow=1)}
     folder = make_project(tmp_path / "project", {"bench/test_a.py": BENCH, **code}, {})
     add = ("-c", "protocol.file.allow=always", "submodule", "--quiet", "add")
     git(folder, *add, str(part), "part")
-    git(folder / "part", "checkout", "--quiet", "HEAD~1")
+    git(folder / "part", "checkout", "--quiet", old)
     commit(folder)
     git(folder / "part", "checkout", "--quiet", "main")
     commit(folder)
+    git(folder / "part", "fetch", "--quiet", "--depth=1", f"file://{part}", "main")
+    git(folder / "part", "reflog", "expire", "--expire=now", "--all")
+    git(folder / "part", "gc", "--quiet", "--prune=now")
 
     result = gate(folder)
 
     assert words(result) == {"test_same": "INVALID", "test_slow": "INVALID"}
     assert exit_code(words(result).values()) == 12
     assert result.differs["base's tree"] == (
-        "lacks submodules or git-lfs files, part; where a cell needs them, name a checkout that "
-        "has them with --base-dir"
+        "lacks submodules or git-lfs files, part; where a cell needs them, fetch them into this "
+        "checkout, or name one that has them with --base-dir"
     )
     assert str(cell(result, "test_same").reason).startswith(
         "part/numbers.txt was loaded, but the base's tree lacks part, which differs between"
     )
+
+    git(folder / "part", "fetch", "--quiet", "--depth=1", f"file://{part}", old)
+
+    result = gate(folder)
+
+    assert words(result) == {"test_same": "PASS", "test_slow": "PASS"}
+    assert "base's tree" not in result.differs
 
 
 MEASURES = "def test_{0}(benchmark): benchmark.pedantic(code.same, (CLOCK,), rounds=5)\n"

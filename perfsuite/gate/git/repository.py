@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Self
 
 from perfsuite.errors import WriteError
-from perfsuite.gate.git.command import answer, complaint_of, find_commit, output, run_git
+from perfsuite.gate.git.command import answer, complaint_of, output, run_git
 from perfsuite.system.untrusted import printable
 from perfsuite.units import format_bytes, short_commit
 
@@ -19,6 +19,7 @@ _WORKTREE_OPTIONS = (
     *("-c", "filter.lfs.process=", "-c", "filter.lfs.smudge=", "-c", "filter.lfs.required=false"),
     *("-c", "worktree.useRelativePaths=false", "-c", "submodule.recurse=false"),
 )
+_CHECK_OUT = ("reset", "--quiet", "--hard", "--no-recurse-submodules")
 
 USE_FOLDER = "use --base-dir=DIR (pytest: --perf-base-dir)"
 
@@ -77,8 +78,7 @@ def add_worktree(root: Path, base: Base, folder: Path) -> None:
     # Two steps, because a worktree that is added with its files runs the hook post-checkout, and
     # hooks that newer versions read from the configuration know no core.hooksPath.
     if made.returncode == 0:
-        reset = ("reset", "--quiet", "--hard", "--no-recurse-submodules")
-        made = run_git(folder, *_WORKTREE_OPTIONS, *reset)
+        made = run_git(folder, *_WORKTREE_OPTIONS, *_CHECK_OUT)
     if made.returncode != 0:
         free = format_bytes(shutil.disk_usage(folder).free)  # git does not say that a disk is full
         raise WriteError(
@@ -168,16 +168,15 @@ def submodules(tree: Path) -> dict[Path, str]:
     }
 
 
-def files_of_commit(checkout: Path, commit: str) -> list[Path]:
-    """Return the tracked files of a checkout that is at a commit and not changed; else none.
-
-    Those of a submodule in it only where that was fetched.
-    """
-    is_changed = ("diff", "--quiet", "--no-ext-diff", "HEAD")
-    if find_commit(checkout, "HEAD") != commit or run_git(checkout, *is_changed).returncode != 0:
-        return []
-    listed = listed_files(checkout, "--cached", "--recurse-submodules")
-    return [path for path in listed if is_file_or_link(checkout / path)]
+def check_out_from(checkout: Path, commit: str, folder: Path) -> bool:
+    """Check a commit that a checkout has fetched out in an empty folder; say whether it has."""
+    objects = answer(checkout, "rev-parse", "--git-path", "objects")
+    if objects is None or run_git(folder, "init", "--quiet").returncode != 0:
+        return False
+    # A clone would lack what no branch leads to, as a shallow one fetches it.
+    shared = folder / ".git" / "objects" / "info" / "alternates"
+    shared.write_text(f"{(checkout / objects).resolve()}\n")
+    return run_git(folder, *_WORKTREE_OPTIONS, *_CHECK_OUT, commit).returncode == 0
 
 
 def why_not_a_checkout(root: Path) -> str | None:

@@ -70,10 +70,14 @@ def lay_benchmarks(tree: Path, head: overlay.Head, paths: Sequence[Path]) -> lis
 
 
 def copy_same_files(head: Path, tree: Path) -> None:
-    """Copy submodules and git-lfs files that `head` has, unchanged, as the base's commit."""
+    """Fill submodules and git-lfs files with what `head` has fetched of the base's commit."""
     for path, commit in repository.submodules(tree).items():
-        for file in repository.files_of_commit(head / path, commit):
-            overlay.copy_file(head, tree, path / file)
+        if repository.check_out_from(head / path, commit, tree / path):
+            copy_same_files(head / path, tree / path)
+            shutil.rmtree(tree / path / ".git")
+        else:
+            shutil.rmtree(tree / path)
+            overlay.make_folder(tree, path)
     for path in _pointers(tree):
         if (head / path).is_file():
             with (head / path).open("rb") as opened:

@@ -7,6 +7,7 @@ import hashlib
 import multiprocessing
 import os
 import re
+import shutil
 import signal
 import subprocess
 import tempfile
@@ -307,10 +308,12 @@ def test_git_lfs_files_that_head_has_are_copied(repository: Path) -> None:
     assert missing == [Path("changed.bin"), Path("pointer.bin")]
 
 
-def test_a_submodule_of_the_same_commit_is_copied_and_another_is_not_fetched(
+def test_a_submodule_is_as_the_base_has_committed_it_and_nothing_is_fetched(
     repository: Path, tmp_path: Path
 ) -> None:
     git(tmp_path, "clone", "--quiet", str(repository), "part")
+    (tmp_path / "part/pkg/code.py").write_text("a part")
+    commit_all(tmp_path / "part")
     git(repository, "submodule", "--quiet", "add", f"file://{tmp_path}/part", "libs/part")
     git(repository, "config", "submodule.recurse", "true")
     commit_all(repository)
@@ -321,11 +324,17 @@ def test_a_submodule_of_the_same_commit_is_copied_and_another_is_not_fetched(
         same = texts_below(tree / "libs" / "part")
         lacks_nothing = missing_files(tree)
     (repository / "libs/part/pkg/code.py").write_text("another")
+    (repository / "libs/part/new.py").write_text("new")
+    with base_tree(repository, base) as tree:
+        unchanged = texts_below(tree / "libs" / "part")
+    shutil.rmtree(repository / "libs/part")
+    (repository / "libs/part").mkdir()
     with base_tree(repository, base) as tree:
         missing = missing_files(tree)
         inside = list((tree / "libs" / "part").iterdir())
 
-    assert same == {"pkg/code.py": "head", "bench/test_a.py": "head"}
+    assert same == unchanged
+    assert same == {"pkg/code.py": "a part", "bench/test_a.py": "head"}
     assert lacks_nothing == []
     assert inside == []
     assert missing == [Path("libs/part")]
@@ -336,6 +345,8 @@ def test_a_submodule_is_copied_without_what_head_has_not_fetched_in_it(
 ) -> None:
     for name in ("inner", "part"):
         git(tmp_path, "clone", "--quiet", str(repository), name)
+        (tmp_path / name / "pkg/code.py").write_text(name)
+        commit_all(tmp_path / name)
     allowed = ("-c", "protocol.file.allow=always", "submodule", "--quiet", "add")
     git(tmp_path / "part", *allowed, f"file://{tmp_path}/inner", "inner")
     commit_all(tmp_path / "part")
