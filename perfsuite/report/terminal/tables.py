@@ -31,7 +31,8 @@ def progress_line(line: CellLine) -> str:
 
 def report_table(rows: Sequence[Row]) -> str:
     """Return the table of the cells of any suite, without empty columns."""
-    leading = "cell" if any(row.record is None for row in rows) else "workload"
+    trained = {(row.subject, row.recipe) for row in rows if row.record is not None}
+    leading = "workload" if len(trained) == len(rows) else "cell"
     keys = dict.fromkeys([leading, "verdict", "policy", "change_ratio", *_KEYS])
     return table_of(filled(columns_of(*keys), rows), rows)
 

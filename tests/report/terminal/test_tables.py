@@ -69,6 +69,20 @@ def test_the_table_has_a_row_for_each_measured_cell_and_none_for_others() -> Non
     assert skipped_lines([line(TRAINED), skipped]) == ["NOT EXERCISED b::t: no GPU"]
 
 
+def test_cells_of_one_workload_and_recipe_are_told_apart_by_their_tests() -> None:
+    small, large = (
+        msgspec.structs.replace(line(TRAINED), fullname=f"b.py::test_{name}")
+        for name in ("small", "large")
+    )
+
+    rows = terminal_table([small, large]).splitlines()[2:]
+
+    assert [row.split()[:2] for row in rows] == [
+        ["b.py::test_small", "lenet"],
+        ["b.py::test_large", "lenet"],
+    ]
+
+
 def test_a_cell_whose_check_had_no_power_has_a_line_that_says_why() -> None:
     proven = line(TRAINED)
     assert proven.perfsuite is not None
