@@ -53,10 +53,9 @@ class Bench:
         random_numbers = random.Random(self.seed)
         outcomes: dict[Key, list[Outcome]] = {key: [] for key in cells}
         for repetition in range(1, self.num_repetitions + 1):
-            keys = list(cells)
-            random_numbers.shuffle(keys)
-            for key in keys:
-                cell = cells[key]
+            shuffled = list(cells.items())
+            random_numbers.shuffle(shuffled)
+            for key, cell in shuffled:
                 outcome = self.session.measure_cell(
                     cell.workload, cell.recipe, activity=cell.activity, num_rounds=1
                 )

@@ -114,8 +114,7 @@ class Row:
         if self.record is None or rate is None:
             return None
         # One process of DataParallel has several.
-        plan = None if self.recipe is None else self.recipe.plan
-        num_devices = self.record.world_size if plan is None else plan.size
+        num_devices = self.recipe.plan.size if self.recipe else self.record.world_size
         return rate / num_devices if num_devices > 1 else None
 
     @cached_property

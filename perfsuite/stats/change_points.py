@@ -78,10 +78,9 @@ def best_split(segment: Floats) -> tuple[float, int | None]:
     num_values = len(segment)
     if num_values < 2 * MIN_SEGMENT:
         return -math.inf, None
-    values = np.asarray(segment, dtype=np.float64)
     # sums[i, j]: of |value - other| over the first i values and the first j others.
     sums = np.zeros((num_values + 1, num_values + 1))
-    sums[1:, 1:] = np.abs(values[:, None] - values[None, :]).cumsum(axis=0).cumsum(axis=1)
+    sums[1:, 1:] = np.abs(segment[:, None] - segment[None, :]).cumsum(axis=0).cumsum(axis=1)
     of_between, of_x, of_y, forbidden = _weights(num_values)
     across = sums[MIN_SEGMENT:-MIN_SEGMENT, 2 * MIN_SEGMENT :]
     within = sums.diagonal()

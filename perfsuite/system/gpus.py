@@ -81,8 +81,8 @@ def read_energy(index: int) -> tuple[str, float] | None:
 @contextmanager
 def visible_handles(environ: Mapping[str, str] = os.environ) -> Iterator[list[Any]]:
     """Give NVML's handles of `visible_gpus`, valid in the block."""
-    with nvml() as is_there:
-        num = pynvml.nvmlDeviceGetCount() if is_there else 0
+    with nvml() as failure:
+        num = pynvml.nvmlDeviceGetCount() if failure is None else 0
         visible = _choose(num, environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(num)))))
         cut = [gpu for gpu in visible if _is_cut(gpu)]
         slots = [(gpu, i) for gpu in cut for i in range(pynvml.nvmlDeviceGetMaxMigDeviceCount(gpu))]
@@ -94,35 +94,31 @@ def visible_handles(environ: Mapping[str, str] = os.environ) -> Iterator[list[An
 
 def refuse_hidden_gpus() -> None:
     """Raise a DeviceError where NVML shows no GPU although a driver has made devices for some."""
-    try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError as error:
-        if _DEVICES.exists():
+    with nvml() as failure:
+        if failure is not None and _DEVICES.exists():
             raise DeviceError(
-                f"this machine has GPUs, and NVML cannot show them: {error}; give a container "
+                f"this machine has GPUs, and NVML cannot show them: {failure}; give a container "
                 "NVIDIA_DRIVER_CAPABILITIES=compute,utility, restart the machine after an upgrade "
                 "of its driver, or choose --perf-device=cpu"
-            ) from error
-    else:
-        pynvml.nvmlShutdown()
+            ) from failure
 
 
 def driver_version() -> str | None:
     """Return the version of the NVIDIA driver, None without NVML."""
-    with nvml() as is_there:
-        return str(pynvml.nvmlSystemGetDriverVersion()) if is_there else None
+    with nvml() as failure:
+        return str(pynvml.nvmlSystemGetDriverVersion()) if failure is None else None
 
 
 @contextmanager
-def nvml() -> Iterator[bool]:
-    """Hold NVML initialised; gives whether it exists. Raises a DeviceError if it fails later."""
+def nvml() -> Iterator[Exception | None]:
+    """Hold NVML initialised; gives why it cannot be. Raises a DeviceError if it fails later."""
     try:
         pynvml.nvmlInit()
-    except pynvml.NVMLError:
-        yield False
+    except pynvml.NVMLError as error:
+        yield error
         return
     try:
-        yield True
+        yield None
     except pynvml.NVMLError as error:
         raise DeviceError(
             f"a GPU does not answer: {error} (NVML); look for Xid in the kernel's log (dmesg), and "

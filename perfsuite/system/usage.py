@@ -57,8 +57,8 @@ def open_meter(gpu_uuid: str | None) -> Iterator[Meter | None]:
         psutil.cpu_percent()
         yield lambda: (psutil.cpu_percent() / 100, process.memory_info().rss)
         return
-    with nvml() as is_there:
-        yield partial(_read_gpu, gpu_uuid) if is_there else None
+    with nvml() as failure:
+        yield partial(_read_gpu, gpu_uuid) if failure is None else None
 
 
 def _read_gpu(uuid: str) -> tuple[float | None, int]:

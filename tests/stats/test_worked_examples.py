@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from perfsuite.stats.change_points import best_split, find_change_points
@@ -55,7 +56,7 @@ def test_a_level_changes_where_the_values_do() -> None:
 
     assert find_change_points([*steady, *doubled]) == (6,)
     # 3 * 3 / 6 * (2 * 1 - 0 - 0).
-    assert best_split([0.0, 0.0, 0.0, 1.0, 1.0, 1.0]) == (3.0, 3)
+    assert best_split(np.array([0.0, 0.0, 0.0, 1.0, 1.0, 1.0])) == (3.0, 3)
 
 
 def test_a_shift_is_the_median_difference_and_a_drift_the_median_slope() -> None:

@@ -36,7 +36,7 @@ def test_the_cpu_is_between_idle_and_busy_and_this_process_has_memory():
 @pytest.fixture
 def gpu(monkeypatch):
     """A GPU as NVML shows it, half busy."""
-    monkeypatch.setattr(usage, "nvml", lambda: nullcontext(True))
+    monkeypatch.setattr(usage, "nvml", lambda: nullcontext())
     monkeypatch.setattr(pynvml, "nvmlDeviceGetHandleByUUID", lambda uuid: uuid)
     monkeypatch.setattr(
         pynvml, "nvmlDeviceGetUtilizationRates", lambda handle: SimpleNamespace(gpu=50)
@@ -73,7 +73,7 @@ def test_a_gpu_that_shares_the_machines_memory_uses_what_all_use_of_it(gpu, monk
 
 
 def test_without_nvml_a_gpu_has_no_meter(monkeypatch):
-    monkeypatch.setattr(usage, "nvml", lambda: nullcontext(False))
+    monkeypatch.setattr(usage, "nvml", lambda: nullcontext(pynvml.NVMLError_LibraryNotFound()))
 
     with open_meter("GPU-1") as meter:
         assert meter is None

@@ -11,6 +11,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import nn
@@ -224,13 +225,8 @@ def _references(case: OwnCase) -> tuple[_Reference, _Reference]:
 @contextmanager
 def _nothing_cast() -> Iterator[None]:
     """Ignore whatever autocast is entered inside."""
-    switch = torch.set_autocast_enabled
-    torch.set_autocast_enabled = lambda *_: None
-    try:
-        with torch._C._DisableAutocast():
-            yield
-    finally:
-        torch.set_autocast_enabled = switch
+    with patch.object(torch, "set_autocast_enabled", lambda *_: None), torch._C._DisableAutocast():
+        yield
 
 
 def _describe_dropout(model: nn.Module) -> str | None:

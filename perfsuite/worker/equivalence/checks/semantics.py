@@ -27,10 +27,9 @@ from perfsuite.worker.equivalence.planted_bugs import Bug
 from perfsuite.worker.equivalence.proof import Case, Proof, judge_buffers
 from perfsuite.worker.equivalence.references.averaging import average
 from perfsuite.worker.equivalence.references.single_process import (
+    IncomparableError,
     Pass,
     Reference,
-    UnjoinableError,
-    UnrepeatableError,
     one_batch,
     slice_batch,
     why_not_samples,
@@ -58,7 +57,7 @@ def check_semantics(case: Case) -> Proof | EquivalenceRow:
             step = dataclasses.replace(step, gradients=uncompressed)
         try:
             expected, evidence = _judge(references, step, number)
-        except (UnjoinableError, UnrepeatableError) as error:
+        except IncomparableError as error:
             if any(not one.is_within for one in proof.evidence):
                 break  # an earlier step is wrong, whatever this one is
             return EquivalenceRow.of(recipe, proof.check, "not exercised", str(error))
@@ -139,7 +138,7 @@ class _References:
         return self.case.reference(precision=precision, grad_accumulation_steps=1)
 
     def compute(self, step: Step, number: int, *, with_plain: bool = True) -> _Expected:
-        """Return what both compute, or raise `UnjoinableError` or `UnrepeatableError`.
+        """Return what both compute, or raise an `IncomparableError`.
 
         Without `with_plain` the truth stands for both, where T1 can do with its smallest limit.
         """
@@ -156,7 +155,7 @@ class _References:
             except _REFUSALS as error:
                 if sum(map(len, step.shards)) == 1:
                     raise
-                raise UnjoinableError(
+                raise IncomparableError(
                     f"the model does not take the whole batch: {_first_line(error)}"
                 ) from error
             unscaled = scaled(plain.gradients, 1 / step.scale)
@@ -164,12 +163,12 @@ class _References:
             if batch.draws is not None and plain.wrong_draw is None:
                 batch = dataclasses.replace(batch, draws=[plain.draws])
             if (reason := self._why_parts_draw(plain)) is not None:
-                raise UnrepeatableError(reason)
+                raise IncomparableError(reason)
         truth = self._find_truth(step, batch)
         plain = plain or truth
         for one in (plain, truth):
             if (reason := one.why_not_repeated(by_several=by_several)) is not None:
-                raise UnrepeatableError(reason)
+                raise IncomparableError(reason)
         return _Expected(recipe=recipe, number=number, truth=truth, plain=plain, batch=batch)
 
     def compute_finer(self, step: Step, expected: _Expected) -> tuple[Reference, Pass]:
@@ -194,7 +193,7 @@ class _References:
         try:
             return self.truth.run([batch])
         except torch.OutOfMemoryError as error:
-            raise UnjoinableError(f"no room for the float64 reference ({error})") from error
+            raise IncomparableError(f"no room for the float64 reference ({error})") from error
         except _REFUSALS as error:
             if self.has_float32_truth:
                 raise

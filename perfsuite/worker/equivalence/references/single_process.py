@@ -189,18 +189,14 @@ class Reference:
                 parameter.grad = total
 
 
-class UnjoinableError(ValueError):
-    """Several micro-batches do not make one batch."""
-
-
-class UnrepeatableError(ValueError):
-    """One process cannot draw the random numbers that the run drew."""
+class IncomparableError(ValueError):
+    """Several micro-batches do not make one batch, or one process cannot draw what the run drew."""
 
 
 def one_batch(
     micro_batches: Sequence[trace.MicroBatch], *, heads_first: bool = False
 ) -> trace.MicroBatch:
-    """All samples of several micro-batches as one, or raise `UnjoinableError`."""
+    """All samples of several micro-batches as one, or raise `IncomparableError`."""
     joined = _join([micro_batch.batch for micro_batch in micro_batches])
     draws = [micro_batch.draws for micro_batch in micro_batches]
     parts = None if None in draws else [part for one in draws for part in one or ()]
@@ -238,15 +234,15 @@ def why_not_samples(shards: Sequence[Sequence[trace.MicroBatch]]) -> str | None:
 def _join(parts: Sequence[Any]) -> Any:
     first = parts[0]
     if any(type(part) is not type(first) for part in parts):
-        raise UnjoinableError(_BUILT_DIFFERENTLY)
+        raise IncomparableError(_BUILT_DIFFERENTLY)
     if isinstance(first, Tensor):
         if len({tuple(part.shape[1:]) for part in parts}) > 1 or first.dim() == 0:
             found = ", ".join(str(tuple(part.shape)) for part in parts)
-            raise UnjoinableError(f"batches of shapes {found} do not make one")
+            raise IncomparableError(f"batches of shapes {found} do not make one")
         return torch.cat(list(parts))
     if isinstance(first, Mapping):
         if any(part.keys() != first.keys() for part in parts):
-            raise UnjoinableError(_BUILT_DIFFERENTLY)
+            raise IncomparableError(_BUILT_DIFFERENTLY)
         return batches.replace_values(
             first, {key: _join([part[key] for part in parts]) for key in first}
         )
@@ -255,7 +251,7 @@ def _join(parts: Sequence[Any]) -> Any:
         if not is_record and all(isinstance(item, str) for item in first):
             return type(first)(text for part in parts for text in part)
         if any(len(part) != len(first) for part in parts):
-            raise UnjoinableError(_BUILT_DIFFERENTLY)
+            raise IncomparableError(_BUILT_DIFFERENTLY)
         columns = [_join(column) for column in zip(*parts, strict=True)]
         return type(first)(*columns) if is_record else type(first)(columns)
     return first
