@@ -22,7 +22,7 @@ from simulation import (
 
 NO_HISTORY = World(prior_factor=None)
 # Of --fast: seeded too, and enough to notice a broken rule.
-_FEW_SESSIONS = 4_000
+_FEW_SESSIONS = 6_000
 
 
 @pytest.fixture(autouse=True)
