@@ -61,11 +61,8 @@ class Turns:
     def agree(self, num_iterations: int, iteration_s: float) -> Agreed:
         """Return what both arms run, where this one alone would run so many, of so many seconds."""
         shape = {"iterations": num_iterations, "iteration_s": iteration_s, "first_s": _FIRST_S}
-        collector = {
-            "collector": (gc.isenabled(), *gc.get_threshold()),
-            "frozen": gc.get_freeze_count(),
-        }
-        self._send(kind="shape", **shape, **collector)
+        collector = [gc.isenabled(), *gc.get_threshold(), gc.get_freeze_count()]
+        self._send(kind="shape", **shape, collector=collector)
         answer = json.loads(self._receive())
         # A gate that does not say whether they count and profile has them do both.
         return Agreed(**{name: answer[name] for name in Agreed._fields if name in answer})

@@ -272,8 +272,8 @@ def _set_collector_alike(shapes: Sequence[Mapping[str, Any]]) -> bool:
     """Whether both arms left Python's collector alike, as far as they tell; of one nobody knows."""
     if len(shapes) < 2 or not all("collector" in shape for shape in shapes):
         return len(shapes) == 2
-    fewest, most = sorted(int(shape["frozen"]) for shape in shapes)
-    return most <= _FROZEN_ALIKE * fewest and shapes[0]["collector"] == shapes[1]["collector"]
+    (*theirs, before), (*ours, after) = (shape["collector"] for shape in shapes)
+    return theirs == ours and bool(max(before, after) <= _FROZEN_ALIKE * min(before, after))
 
 
 @dataclass

@@ -155,7 +155,6 @@ class Measurement:
         self._turns = turns or ArmTurns(start, on_wait=board.mark)
         self._after_warm_up = after_warm_up
         self._waits = Waits()
-        self._collecting = False
         self._stages = StageClock(device, on_enter=board.enter_stage)
         self._marks = StageMarks(device, on_enter=board.enter_stage)
         self._on_accelerator = is_accelerator(device)
@@ -188,8 +187,7 @@ class Measurement:
             self._after_warm_up()
             agreed = self._agree(iteration_s)
             self._found.num_iterations = agreed.iterations
-            self._collecting = agreed.collecting
-            yield from self._measure(agreed.rounds)
+            yield from self._measure(agreed)
             if (compiled := counters.read_compilation()) is not None:
                 counts, self._found.compile_s = compiled
                 self._note(**counts)
@@ -258,31 +256,32 @@ class Measurement:
         shorten_patience(self._start, (agreed.iterations + num_run_up) * iteration_s)
         return agreed._replace(rounds=num_rounds)
 
-    def _measure(self, num_rounds: int) -> Iterations[None]:
+    def _measure(self, agreed: Agreed) -> Iterations[None]:
         if not self._on_accelerator:
-            yield from self._take_rounds(self._found.rounds, num_rounds, self._stages)
+            yield from self._take_rounds(self._found.rounds, agreed, self._stages)
             return
         before = memory_stats(self._device).get("num_alloc_retries")
         # In a gate the other arm uses the same devices meanwhile.
         energy = None if self._turns.are_needed else read_energy(self._device.index or 0)
         # Stages have rounds of their own: their events make a small step slower.
         stages = self._stages if self._is_loop else self._marks
-        yield from self._take_rounds(self._found.rounds, num_rounds, stages)
+        yield from self._take_rounds(self._found.rounds, agreed, stages)
         if before is not None:
             self._note(allocator_retries=memory_stats(self._device)["num_alloc_retries"] - before)
         if energy is not None and (now := read_energy(self._device.index or 0)) is not None:
-            num_iterations = num_rounds * (self._found.num_iterations + 1)  # with each run-up
+            num_iterations = agreed.rounds * (agreed.iterations + 1)  # with each run-up
             self._found.energy_j = now[0], (now[1] - energy[1]) / num_iterations
         if not self._is_loop:
-            yield from self._take_rounds(self._found.stage_rounds, _NUM_STAGE_ROUNDS, self._stages)
+            agreed = agreed._replace(rounds=_NUM_STAGE_ROUNDS)
+            yield from self._take_rounds(self._found.stage_rounds, agreed, self._stages)
 
     def _take_rounds(
-        self, rounds: list[messages.RoundTimes], num_rounds: int, stages: StageClock
+        self, rounds: list[messages.RoundTimes], agreed: Agreed, stages: StageClock
     ) -> Iterations[None]:
         yield from measure_rounds(
             rounds,
-            num_rounds=num_rounds,
-            num_iterations=self._found.num_iterations,
+            num_rounds=agreed.rounds,
+            num_iterations=agreed.iterations,
             stages=stages,
             start_together=self._start_with_workers,
             synchronize=partial(synchronize, self._device),
@@ -290,7 +289,7 @@ class Measurement:
             take_turn=partial(self._turns.take, self._activity.start_together),
             most_spans=_MOST_SPANS if self._has_peers and stages is self._stages else 0,
             run_up=self._marks if self._on_accelerator else None,
-            collecting=self._collecting,
+            collecting=agreed.collecting,
             slowdown=0.0 if self._channel is None else self._channel.planted_ratio,
         )
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import socket
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -36,26 +35,26 @@ def test_a_clock_between_two_steps_of_a_gpus_clock_is_seen(tmp_path: Path) -> No
     assert typical_mhz(tmp_path / "one", 1980) == (1980.0,)
 
 
-# What an arm tells of Python's collector: whether it runs, its thresholds, what was frozen.
-USUAL = {"collector": [True, 700, 10, 10], "frozen": 300_000}
+# What an arm tells of Python's collector: whether it runs, its thresholds, objects that it froze.
+USUAL = (True, 700, 10, 10, 300_000)
 
 
 @pytest.mark.parametrize(
     ("told", "is_collecting"),
     [
         ([USUAL, USUAL], False),
-        ([USUAL, USUAL | {"frozen": 301_000}], False),  # of what a rank froze a little is freed
-        ([USUAL, USUAL | {"frozen": 600_000}], True),
-        ([USUAL | {"frozen": 600_000}, USUAL], True),
-        ([USUAL, USUAL | {"collector": [False, 700, 10, 10]}], True),
-        ([USUAL | {"collector": [True, 50_000, 10, 10]}, USUAL], True),
+        ([USUAL, (*USUAL[:4], 301_000)], False),  # of what a rank froze a little is freed
+        ([USUAL, (*USUAL[:4], 600_000)], True),
+        ([(*USUAL[:4], 600_000), USUAL], True),
+        ([USUAL, (False, *USUAL[1:])], True),
+        ([(True, 50_000, *USUAL[2:]), USUAL], True),
         ([USUAL], True),  # one arm after the other: what the second does nobody knows
-        ([{}, USUAL], False),  # an older base does not tell
-        ([USUAL, {}], False),
+        ([None, USUAL], False),  # an older base does not tell
+        ([USUAL, None], False),
     ],
 )
 def test_the_collector_runs_in_rounds_unless_both_arms_set_it_alike(
-    tmp_path: Path, told: list[dict[str, Any]], is_collecting: bool
+    tmp_path: Path, told: list[tuple[int, ...] | None], is_collecting: bool
 ) -> None:
     names = ["base", "head"][: len(told)]
     arms = [Arm(name=name, tree=tmp_path, import_roots=(), pytest_arguments=()) for name in names]
@@ -64,7 +63,10 @@ def test_the_collector_runs_in_rounds_unless_both_arms_set_it_alike(
     times = {"iterations": 3, "iteration_s": 0.01, "first_s": 1.0}
 
     with contextlib.closing(server):
-        server._shapes = {name: times | one for name, one in zip(names, told, strict=True)}
+        server._shapes = {
+            name: times if one is None else {**times, "collector": [*one]}
+            for name, one in zip(names, told, strict=True)
+        }
         agreed = server._agree_on_shape(names)
 
     assert agreed["collecting"] is is_collecting
