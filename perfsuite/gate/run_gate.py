@@ -46,10 +46,7 @@ from perfsuite.records.verdict import CellVerdict, Explanation, exit_code
 from perfsuite.system.signals import ends_on_signals
 from perfsuite.units import counted, listed
 
-_HAS_THEM = (
-    "where a cell needs them, fetch them into this checkout, or name one that has them with "
-    "--base-dir"
-)
+_HAS_THEM = "where a cell needs them, fetch them here, or name a checkout with them (--base-dir)"
 _ANOTHER_BASE = "if its own commit is broken, name an older one with --base (pytest: --perf-base)"
 # The machine of a caller that holds it already.
 HELD: AbstractContextManager[object] = contextlib.nullcontext()

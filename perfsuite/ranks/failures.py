@@ -42,10 +42,7 @@ _GONE_PEER_SIGNS = (
 )
 # A rank that failed by itself caused what happened, then one that others waited for, then the rest.
 _ORDER = (None, "late", "gone")
-# What gloo says where two ranks' collectives are of other sizes. Where each takes part in a step's,
-# none begins two steps more than another.
-_MISMATCH_SIGN = "collective mismatch"
-_MOST_STEPS_AHEAD = 1
+# Of ranks whose collectives have other sizes gloo says "collective mismatch".
 _DIFFERENT = "; the ranks ran different collectives, as where one has fewer backward passes"
 # What a rank says whose own kernel failed; its watchdog ends it like one that waited.
 _OWN_ERROR = "CUDA error:"
@@ -130,7 +127,7 @@ def rank_error(
         what = "ended" if exit_code is None else f"ended with exit code {exit_code}"
     tail = last_output(log)
     blocks = _block("traceback", traceback) + _block("its last output", tail)
-    why = _DIFFERENT if any(_MISMATCH_SIGN in line for line in tail) else ""
+    why = _DIFFERENT if any("collective mismatch" in line for line in tail) else ""
     return RankFailureError(
         f"rank {rank} of {world_size} {what}, in {position}{why}{blocks}",
         rank=rank,
@@ -158,7 +155,8 @@ def late_rank_error(
         f"did not come to a collective within {timeout_s:g} s (--perf-collective-timeout): it "
         f"{where} {positions[rank]}, and rank {waiting_rank} waited in {positions[waiting_rank]}"
     )
-    if abs(positions[rank].step - positions[waiting_rank].step) > _MOST_STEPS_AHEAD:
+    # Where each takes part in the collectives of a step, none is two steps ahead.
+    if abs(positions[rank].step - positions[waiting_rank].step) > 1:
         what += _DIFFERENT
     return hanging_error(rank, what, world_size=world_size, lines=stack_of(rank))
 

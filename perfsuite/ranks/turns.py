@@ -18,16 +18,13 @@ _LOOK_S = 1.0
 
 
 class Agreed(NamedTuple):
-    """A round's iterations, rounds, and whether both arms count and profile after them.
-
-    Rounds are `collecting` where the arms may have set Python's collector differently.
-    """
+    """A round's iterations, rounds, and whether both arms count and profile after them."""
 
     iterations: int
     rounds: int
     counts: bool = True
     profiles: bool = True
-    collecting: bool = False
+    collecting: bool = False  # Python's collector runs in rounds, as each arm has set it
 
 
 class Turns:

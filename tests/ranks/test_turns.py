@@ -227,7 +227,7 @@ def run_cells(folder: Path) -> dict[str, Launch]:
         uncounted=frozenset({LOADED, ACCELERATED}),
     )
     with tempfile.TemporaryDirectory() as scratch:
-        launches = run_pair(arms, plan, choose=lambda suites: CELLS, scratch=Path(scratch))
+        launches = run_pair(arms, plan, CELLS, scratch=Path(scratch))
     for launch in launches.values():
         for cell in CELLS:
             run = launch.cells[cell]

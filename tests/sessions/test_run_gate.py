@@ -665,8 +665,8 @@ def test_a_submodule_is_that_of_the_base_where_its_commit_was_fetched(tmp_path: 
     assert words(result) == {"test_same": "INVALID", "test_slow": "INVALID"}
     assert exit_code(words(result).values()) == 12
     assert result.differs["base's tree"] == (
-        "lacks submodules or git-lfs files, part; where a cell needs them, fetch them into this "
-        "checkout, or name one that has them with --base-dir"
+        "lacks submodules or git-lfs files, part; where a cell needs them, fetch them here, or "
+        "name a checkout with them (--base-dir)"
     )
     assert str(cell(result, "test_same").reason).startswith(
         "part/numbers.txt was loaded, but the base's tree lacks part, which differs between"

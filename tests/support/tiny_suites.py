@@ -47,15 +47,10 @@ def make_arms(folder: Path, suite: str, *arguments: str, ini: str = "[pytest]\n"
 def pair(
     arms: Sequence[Arm], names: Sequence[str] | None = None, **changes: Any
 ) -> dict[str, Launch]:
-    """One pair over the named cells, over all that the first arm has where none is named."""
+    """One pair over the named cells, over all where none is named."""
     plan = {"number": 1, "first": "head", "hash_seed": 7, "core": 0, "timeout_s": 60.0}
     with tempfile.TemporaryDirectory() as scratch:
-        return run_pair(
-            arms,
-            PairPlan(**(plan | changes)),
-            choose=lambda suites: list(suites[arms[0].name].cells) if names is None else names,
-            scratch=Path(scratch),
-        )
+        return run_pair(arms, PairPlan(**(plan | changes)), names, scratch=Path(scratch))
 
 
 def outcomes(launch: Launch) -> dict[str, str]:

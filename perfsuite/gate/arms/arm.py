@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -107,9 +107,6 @@ class Launch:
         if self.suite is None or self.failure is not None or not self.suite.broken:
             return self.failure
         return "; ".join(f"{name}: {why}" for name, why in self.suite.broken.items())
-
-
-Choose = Callable[[Mapping[str, Suite]], Sequence[str]]
 
 
 @dataclass(frozen=True, kw_only=True)

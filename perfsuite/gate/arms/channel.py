@@ -34,16 +34,7 @@ from typing import Any
 import msgspec
 import psutil
 
-from perfsuite.gate.arms.arm import (
-    NO_PROGRESS,
-    OTHER_ENDED,
-    Arm,
-    CellRun,
-    Choose,
-    Launch,
-    PairPlan,
-    Suite,
-)
+from perfsuite.gate.arms.arm import NO_PROGRESS, OTHER_ENDED, Arm, CellRun, Launch, PairPlan, Suite
 from perfsuite.gate.arms.loaded import LoadLogReader
 from perfsuite.gate.arms.num_rounds import agree_on_iterations, first_num_rounds
 from perfsuite.gate.arms.turns import Scheduler
@@ -63,10 +54,12 @@ _BUSY_PATIENCE = 10
 class Server:
     """The socket, and what was received on it from the `processes` of both arms."""
 
-    def __init__(self, arms: Sequence[Arm], plan: PairPlan, choose: Choose, path: Path) -> None:
+    def __init__(
+        self, arms: Sequence[Arm], plan: PairPlan, names: Sequence[str] | None, path: Path
+    ) -> None:
         self.launches = {arm.name: Launch(arm=arm) for arm in arms}
         self._plan = plan
-        self._choose = choose
+        self._names = names
         self._scheduler = Scheduler(list(self.launches), first=plan.first)
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self._open = contextlib.ExitStack()
@@ -198,7 +191,9 @@ class Server:
         suites = {name: one.suite for name, one in self.launches.items() if one.suite is not None}
         if len(suites) == len(self.launches):
             is_enough = any(self._plan.is_enough(log.read()) for log in self._logs.values())
-            self._chosen = [] if is_enough else list(self._choose(suites))
+            wanted = launch.suite.cells if self._names is None else self._names
+            in_both = [one for one in wanted if all(one in it.cells for it in suites.values())]
+            self._chosen = [] if is_enough else in_both
             answer = {"run": self._chosen, "unpinned": sorted(self._plan.unpinned)}
             self._answer("collected", suites, answer)
 

@@ -7,12 +7,12 @@ import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 from perfsuite.errors import WriteError
-from perfsuite.gate.arms.arm import Arm, Choose, Launch, PairPlan, Suite
+from perfsuite.gate.arms.arm import Arm, Launch, PairPlan
 from perfsuite.gate.arms.channel import Server
 from perfsuite.gate.arms.launched import collected, load_log, turn_clock
 from perfsuite.system import background
@@ -69,10 +69,6 @@ def launch_pair(arms: Sequence[Arm], plan: PairPlan, names: Sequence[str]) -> di
     """
     files = dict.fromkeys(name.partition("::")[0] for name in sorted(names))
     plan = dataclasses.replace(plan, files=tuple(files))
-
-    def choose(suites: Mapping[str, Suite]) -> Sequence[str]:
-        return [name for name in names if all(name in suite.cells for suite in suites.values())]
-
     in_turn = [[arm] for arm in sorted(arms, key=lambda arm: arm.name != plan.first)]
     launches: dict[str, Launch] = {}
     try:
@@ -80,7 +76,7 @@ def launch_pair(arms: Sequence[Arm], plan: PairPlan, names: Sequence[str]) -> di
             agreed = collections.ChainMap(*(one.agreed for one in launches.values()))
             plan = dataclasses.replace(plan, agreed=agreed)
             with scratch_folder() as scratch:
-                launches |= run_pair(together, plan, choose=choose, scratch=scratch)
+                launches |= run_pair(together, plan, names, scratch=scratch)
         return {arm.name: launches[arm.name] for arm in arms}
     except OSError as error:
         raise WriteError(
@@ -90,20 +86,20 @@ def launch_pair(arms: Sequence[Arm], plan: PairPlan, names: Sequence[str]) -> di
 
 
 def run_pair(
-    arms: Sequence[Arm], plan: PairPlan, *, choose: Choose, scratch: Path
+    arms: Sequence[Arm], plan: PairPlan, names: Sequence[str] | None, *, scratch: Path
 ) -> dict[str, Launch]:
     """Run one launch of each arm, and return the launches by the arm's name; no process stays.
 
     The arm that runs the first round starts first: what a launch meets in memory and on the cores
-    depends on what was started just before it. `choose` returns the cells to run in both, in order,
-    from what each arm has collected. The socket, logs and temporary files go to `scratch`.
+    depends on what was started just before it. They run the named cells that both have, in order,
+    or all of them. The socket, logs and temporary files go to `scratch`.
     """
     for name, source in _COPIED.items():
         shutil.copyfile(source, scratch / f"{name}.py")
     with (
         contextlib.ExitStack() as processes,
         # Closed before they are ended: an arm that waits for an answer then goes by itself.
-        contextlib.closing(Server(arms, plan, choose, scratch / "channel")) as server,
+        contextlib.closing(Server(arms, plan, names, scratch / "channel")) as server,
     ):
         for arm in sorted(arms, key=lambda arm: arm.name != plan.first):
             process = _process(server.launches[arm.name], plan, scratch)

@@ -4,7 +4,7 @@ import json
 import math
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -114,19 +114,14 @@ def run_logged(request: GroupRequest, launch: CommandLaunch, metrics: Metrics) -
     ):
         named = any("{out}" in word for word in (*launch.words, *launch.environment.values()))
         folder = group.out if named else launch.folder
-
-        def readable(read: Callable[[], Any]) -> Any:
-            try:
-                return read()
-            except OSError as error:
-                raise WorkloadError(
-                    f"{launch.name}: {metrics.path} cannot be read: {error.strerror or error} "
-                    f"(metrics={metrics.text!r})"
-                ) from error
-
-        before = readable(lambda: metrics.files(folder))
-        output = group.run_to_end()
-        values = readable(lambda: [*metrics.values(folder, output, before)])
+        try:
+            before = metrics.files(folder)
+            values = [*metrics.values(folder, group.run_to_end(), before)]
+        except OSError as error:
+            raise WorkloadError(
+                f"{launch.name}: {metrics.path} cannot be read: {error.strerror or error} "
+                f"(metrics={metrics.text!r})"
+            ) from error
     times_s = values[code.num_warmup :][: code.num_steps]
     wrong = [value for value in times_s if not 0 < value < math.inf]
     if wrong or len(times_s) < 2:
