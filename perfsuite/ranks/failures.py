@@ -42,7 +42,6 @@ _GONE_PEER_SIGNS = (
 )
 # A rank that failed by itself caused what happened, then one that others waited for, then the rest.
 _ORDER = (None, "late", "gone")
-# Of ranks whose collectives have other sizes gloo says "collective mismatch".
 _DIFFERENT = "; the ranks ran different collectives, as where one has fewer backward passes"
 # What a rank says whose own kernel failed; its watchdog ends it like one that waited.
 _OWN_ERROR = "CUDA error:"
@@ -127,7 +126,7 @@ def rank_error(
         what = "ended" if exit_code is None else f"ended with exit code {exit_code}"
     tail = last_output(log)
     blocks = _block("traceback", traceback) + _block("its last output", tail)
-    why = _DIFFERENT if any("collective mismatch" in line for line in tail) else ""
+    why = _DIFFERENT if any("collective mismatch" in line for line in tail) else ""  # gloo's
     return RankFailureError(
         f"rank {rank} of {world_size} {what}, in {position}{why}{blocks}",
         rank=rank,

@@ -220,6 +220,7 @@ def run_cells(folder: Path) -> dict[str, Launch]:
         )
     plan = PairPlan(
         number=1,
+        names=CELLS,
         first="head",
         hash_seed=1,
         core=0,
@@ -227,7 +228,7 @@ def run_cells(folder: Path) -> dict[str, Launch]:
         uncounted=frozenset({LOADED, ACCELERATED}),
     )
     with tempfile.TemporaryDirectory() as scratch:
-        launches = run_pair(arms, plan, CELLS, scratch=Path(scratch))
+        launches = run_pair(arms, plan, scratch=Path(scratch))
     for launch in launches.values():
         for cell in CELLS:
             run = launch.cells[cell]

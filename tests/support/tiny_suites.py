@@ -48,9 +48,16 @@ def pair(
     arms: Sequence[Arm], names: Sequence[str] | None = None, **changes: Any
 ) -> dict[str, Launch]:
     """One pair over the named cells, over all where none is named."""
-    plan = {"number": 1, "first": "head", "hash_seed": 7, "core": 0, "timeout_s": 60.0}
+    plan = {
+        "names": names,
+        "number": 1,
+        "first": "head",
+        "hash_seed": 7,
+        "core": 0,
+        "timeout_s": 60.0,
+    }
     with tempfile.TemporaryDirectory() as scratch:
-        return run_pair(arms, PairPlan(**(plan | changes)), names, scratch=Path(scratch))
+        return run_pair(arms, PairPlan(**(plan | changes)), scratch=Path(scratch))
 
 
 def outcomes(launch: Launch) -> dict[str, str]:

@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -129,6 +129,7 @@ class PairPlan:
     # given what the first `agreed` on.
     is_apart: bool = False
     agreed: Mapping[str, dict[str, int]] = field(default_factory=dict)
+    names: Sequence[str] | None = None  # the cells to run, in order; None for all that both have
     files: tuple[str, ...] = ()  # from pytest's root; none for what the user's own call collects
     unpinned: frozenset[str] = frozenset()
     uncounted: frozenset[str] = frozenset()  # cells that no launch need count any more

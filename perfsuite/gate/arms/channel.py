@@ -54,12 +54,9 @@ _BUSY_PATIENCE = 10
 class Server:
     """The socket, and what was received on it from the `processes` of both arms."""
 
-    def __init__(
-        self, arms: Sequence[Arm], plan: PairPlan, names: Sequence[str] | None, path: Path
-    ) -> None:
+    def __init__(self, arms: Sequence[Arm], plan: PairPlan, path: Path) -> None:
         self.launches = {arm.name: Launch(arm=arm) for arm in arms}
         self._plan = plan
-        self._names = names
         self._scheduler = Scheduler(list(self.launches), first=plan.first)
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self._open = contextlib.ExitStack()
@@ -191,7 +188,7 @@ class Server:
         suites = {name: one.suite for name, one in self.launches.items() if one.suite is not None}
         if len(suites) == len(self.launches):
             is_enough = any(self._plan.is_enough(log.read()) for log in self._logs.values())
-            wanted = launch.suite.cells if self._names is None else self._names
+            wanted = launch.suite.cells if self._plan.names is None else self._plan.names
             in_both = [one for one in wanted if all(one in it.cells for it in suites.values())]
             self._chosen = [] if is_enough else in_both
             answer = {"run": self._chosen, "unpinned": sorted(self._plan.unpinned)}

@@ -68,7 +68,7 @@ def launch_pair(arms: Sequence[Arm], plan: PairPlan, names: Sequence[str]) -> di
     Without names the arms collect what the user's own call does, else the files of the cells.
     """
     files = dict.fromkeys(name.partition("::")[0] for name in sorted(names))
-    plan = dataclasses.replace(plan, files=tuple(files))
+    plan = dataclasses.replace(plan, files=tuple(files), names=names)
     in_turn = [[arm] for arm in sorted(arms, key=lambda arm: arm.name != plan.first)]
     launches: dict[str, Launch] = {}
     try:
@@ -76,7 +76,7 @@ def launch_pair(arms: Sequence[Arm], plan: PairPlan, names: Sequence[str]) -> di
             agreed = collections.ChainMap(*(one.agreed for one in launches.values()))
             plan = dataclasses.replace(plan, agreed=agreed)
             with scratch_folder() as scratch:
-                launches |= run_pair(together, plan, names, scratch=scratch)
+                launches |= run_pair(together, plan, scratch=scratch)
         return {arm.name: launches[arm.name] for arm in arms}
     except OSError as error:
         raise WriteError(
@@ -85,21 +85,19 @@ def launch_pair(arms: Sequence[Arm], plan: PairPlan, names: Sequence[str]) -> di
         ) from error
 
 
-def run_pair(
-    arms: Sequence[Arm], plan: PairPlan, names: Sequence[str] | None, *, scratch: Path
-) -> dict[str, Launch]:
+def run_pair(arms: Sequence[Arm], plan: PairPlan, *, scratch: Path) -> dict[str, Launch]:
     """Run one launch of each arm, and return the launches by the arm's name; no process stays.
 
     The arm that runs the first round starts first: what a launch meets in memory and on the cores
-    depends on what was started just before it. They run the named cells that both have, in order,
-    or all of them. The socket, logs and temporary files go to `scratch`.
+    depends on what was started just before it. The socket, logs and temporary files go to
+    `scratch`.
     """
     for name, source in _COPIED.items():
         shutil.copyfile(source, scratch / f"{name}.py")
     with (
         contextlib.ExitStack() as processes,
         # Closed before they are ended: an arm that waits for an answer then goes by itself.
-        contextlib.closing(Server(arms, plan, names, scratch / "channel")) as server,
+        contextlib.closing(Server(arms, plan, scratch / "channel")) as server,
     ):
         for arm in sorted(arms, key=lambda arm: arm.name != plan.first):
             process = _process(server.launches[arm.name], plan, scratch)

@@ -69,21 +69,24 @@ def lay_benchmarks(tree: Path, head: overlay.Head, paths: Sequence[Path]) -> lis
     return sorted(file.relative_to(tree) for file in changed)
 
 
-def copy_same_files(head: Path, tree: Path) -> None:
-    """Fill submodules and git-lfs files with what `head` has fetched of the base's commit."""
+def copy_same_files(head: Path, tree: Path) -> bool:
+    """Fill submodules and git-lfs files as `head` has fetched them; False where it has others."""
+    is_whole = True
     for path, commit in repository.submodules(tree).items():
-        if repository.check_out_from(head / path, commit, tree / path):
-            copy_same_files(head / path, tree / path)
-            shutil.rmtree(tree / path / ".git")
+        here, there = head / path, tree / path
+        if repository.check_out_from(here, commit, there) and copy_same_files(here, there):
+            shutil.rmtree(there / ".git")
         else:
-            shutil.rmtree(tree / path)
+            shutil.rmtree(there)
             overlay.make_folder(tree, path)
+            is_whole &= not any(here.glob("*"))
     for path in _pointers(tree):
         if (head / path).is_file():
             with (head / path).open("rb") as opened:
                 digest = hashlib.file_digest(opened, "sha256").hexdigest()
             if digest.encode() in (tree / path).read_bytes():
                 overlay.copy_file(head, tree, path)
+    return is_whole
 
 
 def missing_files(tree: Path) -> list[Path]:

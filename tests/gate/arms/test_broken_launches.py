@@ -283,7 +283,7 @@ from perfsuite.gate.arms.launch import run_pair
 arms = {[*arms]!r}
 plan = PairPlan(number=1, first="base", hash_seed=1, core=0, timeout_s=60)
 with tempfile.TemporaryDirectory() as scratch:
-    run_pair(arms, plan, None, scratch=Path(scratch))
+    run_pair(arms, plan, scratch=Path(scratch))
 """)
 
 

@@ -17,7 +17,7 @@ def typical_mhz(folder: Path, *clocks_mhz: float) -> tuple[float, ...]:
     folder.mkdir()
     arm = Arm(name="head", tree=folder, import_roots=(), pytest_arguments=())
     plan = PairPlan(number=1, first="head", hash_seed=1, timeout_s=60.0)
-    server = Server([arm], plan, [], folder / "socket")
+    server = Server([arm], plan, folder / "socket")
     server._clocks_mhz["head"] = [(one,) for one in clocks_mhz]
     cell = {"cell": "test_step", "outcome": "passed", "reason": None, "rounds_s": []}
     ours, theirs = socket.socketpair()
@@ -59,7 +59,7 @@ def test_the_collector_runs_in_rounds_unless_both_arms_set_it_alike(
     names = ["base", "head"][: len(told)]
     arms = [Arm(name=name, tree=tmp_path, import_roots=(), pytest_arguments=()) for name in names]
     plan = PairPlan(number=1, first="head", hash_seed=1, timeout_s=60.0)
-    server = Server(arms, plan, [], tmp_path / "socket")
+    server = Server(arms, plan, tmp_path / "socket")
     times = {"iterations": 3, "iteration_s": 0.01, "first_s": 1.0}
 
     with contextlib.closing(server):

@@ -362,6 +362,30 @@ def test_a_submodule_is_copied_without_what_head_has_not_fetched_in_it(
     assert copied.keys() == {".gitmodules", "pkg/code.py", "bench/test_a.py"}
 
 
+def test_a_submodule_is_lacked_where_head_has_other_files_for_one_inside_of_it(
+    repository: Path, tmp_path: Path
+) -> None:
+    for name in ("inner", "part"):
+        git(tmp_path, "clone", "--quiet", str(repository), name)
+        (tmp_path / name / "pkg/code.py").write_text(name)
+        commit_all(tmp_path / name)
+    allowed = ("-c", "protocol.file.allow=always", "submodule", "--quiet")
+    git(tmp_path / "part", *allowed, "add", f"file://{tmp_path}/inner", "inner")
+    commit_all(tmp_path / "part")
+    git(repository, *allowed, "add", f"file://{tmp_path}/part", "part")
+    commit_all(repository)
+    base = find_base(repository, "HEAD")
+    git(repository, "-C", "part", "rm", "--quiet", "--cached", "inner")
+    (repository / "part/inner/code.py").write_text("of head")  # what was a submodule is a folder
+    assert isinstance(base, Base)
+
+    with base_tree(repository, base) as tree:
+        missing = missing_files(tree)
+        inside = list((tree / "part").iterdir())
+
+    assert (missing, inside) == ([Path("part")], [])
+
+
 def test_a_whole_tree_lacks_nothing(repository: Path, tmp_path: Path) -> None:
     with base_tree(repository, base_of(repository)) as tree:
         assert missing_files(tree) == []
