@@ -86,6 +86,8 @@ def copy_same_files(head: Path, tree: Path) -> bool:
                 digest = hashlib.file_digest(opened, "sha256").hexdigest()
             if digest.encode() in (tree / path).read_bytes():
                 overlay.copy_file(head, tree, path)
+            else:
+                is_whole &= overlay.read_start(head / path, len(_LFS_POINTER)) == _LFS_POINTER
     return is_whole
 
 

@@ -288,13 +288,18 @@ def test_git_lfs_is_not_run_and_its_pointers_are_told(repository: Path, tmp_path
     assert missing == [Path("a.bin")]
 
 
+# Of a file with the text "content".
+LFS_POINTER = (
+    "version https://git-lfs.github.com/spec/v1\n"
+    f"oid sha256:{hashlib.sha256(b'content').hexdigest()}\n"
+)
+
+
 def test_git_lfs_files_that_head_has_are_copied(repository: Path) -> None:
     git(repository, "stash", "--include-untracked")
     (repository / ".gitattributes").write_text("*.bin filter=lfs\n")
-    digest = hashlib.sha256(b"content").hexdigest()
-    pointer = f"version https://git-lfs.github.com/spec/v1\noid sha256:{digest}\n"
     for name in ("same.bin", "changed.bin", "pointer.bin"):
-        (repository / name).write_text(pointer)
+        (repository / name).write_text(LFS_POINTER)
     commit_all(repository)
     (repository / "same.bin").write_text("content")
     (repository / "changed.bin").write_text("more content")
@@ -340,9 +345,8 @@ def test_a_submodule_is_as_the_base_has_committed_it_and_nothing_is_fetched(
     assert missing == [Path("libs/part")]
 
 
-def test_a_submodule_is_copied_without_what_head_has_not_fetched_in_it(
-    repository: Path, tmp_path: Path
-) -> None:
+def add_nested_submodule(repository: Path, tmp_path: Path) -> Base:
+    """Commit "part" as a submodule, and in it "inner", which head does not fetch."""
     for name in ("inner", "part"):
         git(tmp_path, "clone", "--quiet", str(repository), name)
         (tmp_path / name / "pkg/code.py").write_text(name)
@@ -354,6 +358,13 @@ def test_a_submodule_is_copied_without_what_head_has_not_fetched_in_it(
     commit_all(repository)
     base = find_base(repository, "HEAD")
     assert isinstance(base, Base)
+    return base
+
+
+def test_a_submodule_is_copied_without_what_head_has_not_fetched_in_it(
+    repository: Path, tmp_path: Path
+) -> None:
+    base = add_nested_submodule(repository, tmp_path)
 
     with base_tree(repository, base) as tree:
         copied = texts_below(tree / "part")
@@ -365,25 +376,42 @@ def test_a_submodule_is_copied_without_what_head_has_not_fetched_in_it(
 def test_a_submodule_is_lacked_where_head_has_other_files_for_one_inside_of_it(
     repository: Path, tmp_path: Path
 ) -> None:
-    for name in ("inner", "part"):
-        git(tmp_path, "clone", "--quiet", str(repository), name)
-        (tmp_path / name / "pkg/code.py").write_text(name)
-        commit_all(tmp_path / name)
-    allowed = ("-c", "protocol.file.allow=always", "submodule", "--quiet")
-    git(tmp_path / "part", *allowed, "add", f"file://{tmp_path}/inner", "inner")
-    commit_all(tmp_path / "part")
-    git(repository, *allowed, "add", f"file://{tmp_path}/part", "part")
-    commit_all(repository)
-    base = find_base(repository, "HEAD")
-    git(repository, "-C", "part", "rm", "--quiet", "--cached", "inner")
+    base = add_nested_submodule(repository, tmp_path)
+    git(repository / "part", "rm", "--quiet", "--cached", "inner")
     (repository / "part/inner/code.py").write_text("of head")  # what was a submodule is a folder
-    assert isinstance(base, Base)
 
     with base_tree(repository, base) as tree:
         missing = missing_files(tree)
         inside = list((tree / "part").iterdir())
 
     assert (missing, inside) == ([Path("part")], [])
+
+
+@pytest.mark.parametrize(
+    ("in_head", "in_base"),
+    [("content", "content"), ("more content", None), (LFS_POINTER, LFS_POINTER)],
+)
+def test_a_submodule_is_lacked_where_head_has_another_version_of_a_git_lfs_file_in_it(
+    repository: Path, tmp_path: Path, in_head: str, in_base: str | None
+) -> None:
+    git(tmp_path, "clone", "--quiet", str(repository), "part")
+    (tmp_path / "part/.gitattributes").write_text("*.bin filter=lfs\n")
+    (tmp_path / "part/large.bin").write_text(LFS_POINTER)
+    commit_all(tmp_path / "part")
+    allowed = ("-c", "protocol.file.allow=always", "submodule", "--quiet", "add")
+    git(repository, *allowed, f"file://{tmp_path}/part", "part")
+    commit_all(repository)
+    (repository / "part/large.bin").write_text(in_head)
+    base = find_base(repository, "HEAD")
+    assert isinstance(base, Base)
+
+    with base_tree(repository, base) as tree:
+        missing = missing_files(tree)
+        large = tree / "part/large.bin"
+        found = large.read_text() if large.exists() else None
+
+    assert found == in_base
+    assert missing == ([] if found else [Path("part")])
 
 
 def test_a_whole_tree_lacks_nothing(repository: Path, tmp_path: Path) -> None:
