@@ -1,10 +1,9 @@
 """A rank's turns: a round waits until the other arm of a comparison is blocked."""
 
-import gc
 import json
 import os
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from multiprocessing.connection import wait
 from typing import Any, NamedTuple
@@ -55,11 +54,10 @@ class Turns:
         """Say that what this process waits for goes on in the other arm's turns."""
         self._send(kind="waits")
 
-    def agree(self, num_iterations: int, iteration_s: float) -> Agreed:
+    def agree(self, num_iterations: int, iteration_s: float, collector: Sequence[float]) -> Agreed:
         """Return what both arms run, where this one alone would run so many, of so many seconds."""
         shape = {"iterations": num_iterations, "iteration_s": iteration_s, "first_s": _FIRST_S}
-        collector = [gc.isenabled(), *gc.get_threshold(), gc.get_freeze_count()]
-        self._send(kind="shape", **shape, collector=collector)
+        self._send(kind="shape", **shape, collector_state=[*collector])
         answer = json.loads(self._receive())
         # A gate that does not say whether they count and profile has them do both.
         return Agreed(**{name: answer[name] for name in Agreed._fields if name in answer})

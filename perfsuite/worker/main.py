@@ -27,6 +27,7 @@ from perfsuite.units import counted
 from perfsuite.worker.jobs import verify
 from perfsuite.worker.jobs.cell import run_cell
 from perfsuite.worker.jobs.profile import take_profile
+from perfsuite.worker.measure.collector import freeze_loaded
 from perfsuite.worker.store import group_store, patience, prefer_loopback
 
 _PROOFS = (messages.RecordRun, messages.CheckRun, messages.RecordSteps, messages.CheckSteps)
@@ -43,8 +44,7 @@ _NOT_THE_USERS = (str(Path(__file__).parent.parent), str(Path(torch.__file__).pa
 
 def serve(start: messages.RankStart, pipe: Connection) -> None:
     """Do the job, send the reply, and leave when the controller has it."""
-    # What the server has loaded stays: a collection that walks it takes 0.2 s, and copies it.
-    gc.freeze()
+    freeze_loaded()
     board = Board(Path(start.folder) / "progress", start.request.world_size).writer(start.rank)
     try:
         device = _set_up_torch(start)

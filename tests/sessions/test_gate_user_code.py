@@ -25,6 +25,7 @@ CHANGES = {
     "rate": ("RATE = 0.1", "RATE = 0.11"),
     "breaks": ("# whole", "torch._dynamo.graph_break()"),
     "heap": ("gc.disable()", "pass"),
+    "tidy": ("pass", "gc.collect()"),
 }
 MODULES = {
     "work": "def think():\n    sum(range(20_000))\n",
@@ -44,6 +45,7 @@ MODULES = {
         "def think(kept):\n    kept.append([[number] for number in range(40_000)])\n"
         "    del kept[300_000:-5]\n"
     ),
+    "tidy": "import gc\n\ndef tidy():\n    pass\n",
 }
 CELLS = """
     import os
@@ -104,6 +106,10 @@ CELLS = """
         kept = heap.set_up()
         train(think=lambda: heap.think(kept), num_steps=60)
 
+    def tidied():
+        import tidy
+        train(think=tidy.tidy)
+
     def broken_graph():
         import breaks
         train(score=breaks.score)
@@ -122,7 +128,7 @@ CELLS = """
     def test_collector(loop_benchmark):
         loop_benchmark(uncollected, steps=40, warmup=3)
 
-    @pytest.mark.parametrize(("loop", "ranks"), [(slower, 1), (twin, 2)])
+    @pytest.mark.parametrize(("loop", "ranks"), [(slower, 1), (tidied, 1), (twin, 2)])
     def test_times(loop_benchmark, loop, ranks):
         loop_benchmark(loop, ranks=ranks, steps=20, warmup=3)
 """
@@ -147,6 +153,7 @@ def test_loops_are_told_apart_by_their_times_and_by_what_they_compute(tmp_path: 
         "*::test_mathematics[renamed] PASS *",
         "*::test_mathematics[reordered] PASS *",
         "*::test_times[slower-1] FAIL +*",
+        "*::test_times[tidied-1] FAIL +*",
         "*::test_times[twin-2] PASS *",
         "*::test_collector: *the arms set Python's collector differently, so it ran in timed "
         "rounds*",
@@ -169,6 +176,7 @@ def test_loops_are_told_apart_by_their_times_and_by_what_they_compute(tmp_path: 
         "test_mathematics[reordered]": ("PASS", "pairs", "rounding"),
         "test_mathematics[faster_rate]": ("FAIL", "numerics", "changed"),
         "test_times[slower-1]": ("FAIL", "pairs", "same bits"),
+        "test_times[tidied-1]": ("FAIL", "pairs", "same bits"),
         "test_times[twin-2]": ("PASS", "pairs", "same bits"),
     }
     # Its pairs differ by more than four of them decide beside seven other cells.

@@ -42,8 +42,6 @@ from perfsuite.stats.intervals import trimmed_mean
 from perfsuite.system.gpus import open_clocks
 
 _LOOK_S = 0.5
-# Of objects that the arms froze, how many times the fewer: a rank freezes as many in both.
-_FROZEN_ALIKE = 1.05
 # How often, within the time that idle launches may be silent, the gate looks whether they work; how
 # much of one processor working ones use at least; and how much longer they may be silent.
 _LOOKS = 10
@@ -262,10 +260,8 @@ class Server:
 
 def _set_collector_alike(shapes: Sequence[Mapping[str, Any]]) -> bool:
     """Whether both arms left Python's collector alike, as far as they tell; of one nobody knows."""
-    if len(shapes) < 2 or not all("collector" in shape for shape in shapes):
-        return len(shapes) == 2
-    (*theirs, before), (*ours, after) = (shape["collector"] for shape in shapes)
-    return theirs == ours and bool(max(before, after) <= _FROZEN_ALIKE * min(before, after))
+    states = [shape["collector_state"] for shape in shapes if "collector_state" in shape]
+    return len(shapes) == 2 and (len(states) < 2 or states[0] == states[1])
 
 
 @dataclass

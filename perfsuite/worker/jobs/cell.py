@@ -23,6 +23,7 @@ from perfsuite.worker.jobs.activities import HIDDEN_IN_THREADS, Activity, start_
 from perfsuite.worker.jobs.user_code import start_user_code
 from perfsuite.worker.measure import counters
 from perfsuite.worker.measure.clock import largest_over_ranks, start_together
+from perfsuite.worker.measure.collector import collector_state
 from perfsuite.worker.measure.device import is_accelerator, memory_stats, synchronize
 from perfsuite.worker.measure.environment import describe_environment
 from perfsuite.worker.measure.iterations import Iterations
@@ -118,9 +119,12 @@ class ArmTurns:
 
     def agree(self, num_iterations: int, iteration_s: float, largest: Largest) -> Agreed:
         """Return what all ranks of both arms run; `largest` is taken over the ranks."""
+        state = collector_state()
+        # Of all ranks, the largest and the smallest.
+        states = self.largest([*state, *(-one for one in state)], largest)
         told = [0.0] * len(Agreed._fields)
         if self._first is not None:
-            told = [*map(float, self._first.agree(num_iterations, iteration_s))]
+            told = [*map(float, self._first.agree(num_iterations, iteration_s, states))]
         told = self.largest(told, largest)
         return Agreed(int(told[0]), int(told[1]), *map(bool, told[2:]))
 

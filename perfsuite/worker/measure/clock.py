@@ -1,6 +1,5 @@
-"""What timing needs: a clock that waits for the device, and no garbage collection meanwhile."""
+"""What timing needs: a clock that waits for the device, and what ranks do together."""
 
-import gc
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -47,33 +46,3 @@ def largest_over_ranks(
     largest = torch.tensor(values, dtype=torch.float64, device=device)
     dist.all_reduce(largest, op=dist.ReduceOp.MAX, group=group)
     return largest.tolist()
-
-
-def collection_s(clock: Callable[[], float] = time.perf_counter) -> float:
-    """Collect all garbage, and return the seconds that this took because there was some."""
-    began_s = clock()
-    found = gc.collect()
-    with_garbage_s = clock() - began_s
-    if not found:
-        return 0.0
-    began_s = clock()
-    gc.collect()
-    return max(0.0, with_garbage_s - (clock() - began_s))
-
-
-@contextmanager
-def collector_off() -> Iterator[None]:
-    """Collect all garbage, then run the block without automatic garbage collection."""
-    # Then gc.collect() takes a millisecond instead of a hundred: it skips what was alive before. A
-    # rank froze that when it began, and leaves it so: to walk torch's modules copies them.
-    was_enabled, was_frozen = gc.isenabled(), gc.get_freeze_count() > 0
-    gc.disable()
-    gc.collect()
-    gc.freeze()
-    try:
-        yield
-    finally:
-        if not was_frozen:
-            gc.unfreeze()
-        if was_enabled:
-            gc.enable()

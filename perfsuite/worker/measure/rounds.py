@@ -15,7 +15,12 @@ from fractions import Fraction
 from perfsuite.errors import PerfsuiteError
 from perfsuite.ranks.messages import RoundTimes
 from perfsuite.records.stages import Stage
-from perfsuite.worker.measure.clock import collection_s, collector_off
+from perfsuite.worker.measure.collector import (
+    collection_s,
+    collector_off,
+    is_frozen_by_user,
+    whole_heap,
+)
 from perfsuite.worker.measure.iterations import Iterations
 from perfsuite.worker.measure.stages import StageClock
 
@@ -94,12 +99,14 @@ def measure_rounds(
     """Append this rank's own times of each round to `rounds`.
 
     The garbage collector runs between rounds, and what the garbage of a round costs it belongs to
-    the time of that round; in rounds that are `collecting` it runs as the code has set it.
+    the time of that round; in rounds that are `collecting` it runs as the code has set it. What the
+    code collects by itself takes as long as in a process where nothing is frozen.
     `take_turn` is entered for each round, its preparation and `after_round`. The first rounds keep
     spans, until `most_spans`. With `run_up`, the stage of one iteration more before each round, the
     device times it, from border to border. A round is longer by `slowdown` of itself: 0.05 = 5 %.
     """
     num_spans = 0
+    whole = nullcontext if is_frozen_by_user() else whole_heap
     with nullcontext() if collecting else collector_off():
         synchronize()
         stages.collect()
@@ -109,13 +116,14 @@ def measure_rounds(
                 synchronize()
                 if run_up is not None:
                     yield run_up
-                start_s = clock()
-                for _ in range(num_iterations):
+                with whole():
+                    start_s = clock()
+                    for _ in range(num_iterations):
+                        stages.mark_border()
+                        yield stages
                     stages.mark_border()
-                    yield stages
-                stages.mark_border()
-                synchronize()
-                duration_s = clock() - start_s
+                    synchronize()
+                    duration_s = clock() - start_s
                 if run_up is not None:
                     duration_s = _on_device(math.fsum(stages.steps_s()), duration_s, num_iterations)
                 duration_s += 0.0 if collecting else collection_s(clock)

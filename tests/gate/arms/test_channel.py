@@ -35,19 +35,17 @@ def test_a_clock_between_two_steps_of_a_gpus_clock_is_seen(tmp_path: Path) -> No
     assert typical_mhz(tmp_path / "one", 1980) == (1980.0,)
 
 
-# What an arm tells of Python's collector: whether it runs, its thresholds, objects that it froze.
-USUAL = (True, 700, 10, 10, 300_000)
+# What an arm tells of Python's collector: the largest and the smallest of all ranks.
+USUAL = (True, 700, 10, 10, False, 0, True, 700, 10, 10, False, 0)
 
 
 @pytest.mark.parametrize(
     ("told", "is_collecting"),
     [
         ([USUAL, USUAL], False),
-        ([USUAL, (*USUAL[:4], 301_000)], False),  # of what a rank froze a little is freed
-        ([USUAL, (*USUAL[:4], 600_000)], True),
-        ([(*USUAL[:4], 600_000), USUAL], True),
+        ([USUAL, (*USUAL[:4], True, *USUAL[5:])], True),
         ([USUAL, (False, *USUAL[1:])], True),
-        ([(True, 50_000, *USUAL[2:]), USUAL], True),
+        ([(*USUAL[:7], 50_000, *USUAL[8:]), USUAL], True),
         ([USUAL], True),  # one arm after the other: what the second does nobody knows
         ([None, USUAL], False),  # an older base does not tell
         ([USUAL, None], False),
@@ -64,7 +62,7 @@ def test_the_collector_runs_in_rounds_unless_both_arms_set_it_alike(
 
     with contextlib.closing(server):
         server._shapes = {
-            name: times if one is None else {**times, "collector": [*one]}
+            name: times if one is None else {**times, "collector_state": [*one]}
             for name, one in zip(names, told, strict=True)
         }
         agreed = server._agree_on_shape(names)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -24,6 +25,7 @@ from perfsuite.ranks.messages import (
     RunCell,
 )
 from perfsuite.ranks.progress import Board
+from perfsuite.ranks.turns import Agreed
 from perfsuite.records.stages import Stage, untimed
 from perfsuite.worker.jobs import cell
 from perfsuite.worker.jobs.activities import Repeatable
@@ -95,18 +97,16 @@ def accelerator(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def measure(folder: Path, round_s: float = 1e-9) -> CellMeasured:
     plan = MeasurePlan(num_rounds=NUM_ROUNDS, round_s=round_s)
-    request = GroupRequest(
-        job=RunCell(activity="train", plan=plan),
-        world_size=1,
-        policy=GroupPolicy(),
-        needs_group=False,
-    )
+    job = RunCell(activity="train", plan=plan)
+    return cell.run_cell(job, started(folder, job), CPU, Board(folder / "progress", 1).writer(0))
+
+
+def started(folder: Path, job: RunCell) -> RankStart:
+    request = GroupRequest(job=job, world_size=1, policy=GroupPolicy(), needs_group=False)
     (assignment,) = all_assignments(1, device="cpu", num_gpus=0)
-    start = RankStart(
+    return RankStart(
         request=request, assignment=assignment, folder=str(folder), core=None, cores=(0,)
     )
-    assert isinstance(request.job, RunCell)
-    return cell.run_cell(request.job, start, CPU, Board(folder / "progress", 1).writer(0))
 
 
 @pytest.mark.usefixtures("accelerator")
@@ -325,3 +325,35 @@ def test_model_flops_that_torch_has_no_formula_for_are_missing_and_not_fewer(
     why = "torch has no formula for the FLOPs of aten.mkldnn_rnn_layer"
     assert measured.missing["model_flops"] == why
     assert measured.counts.ops
+
+
+@pytest.mark.parametrize("is_first_off", [True, False])
+def test_an_arm_tells_the_gate_how_each_of_its_ranks_sets_the_collector(
+    tmp_path: Path, is_first_off: bool
+) -> None:
+    class Gate:
+        def agree(self, num_iterations: int, _: float, collector: list[float]) -> Agreed:
+            told.append(collector)
+            return Agreed(num_iterations, 5, collecting=True)
+
+    def largest(values: list[float]) -> list[float]:
+        if len(values) > len(Agreed._fields):  # of another rank, whose collector is the other way
+            other = [float(is_first_off), *values[1:6], -float(is_first_off), *values[7:]]
+            return [*map(max, values, other)]
+        return values
+
+    told: list[list[float]] = []
+    start = started(tmp_path, RunCell(activity="train", plan=MeasurePlan()))
+    turns = cell.ArmTurns(start, on_wait=lambda: None)
+    turns._first = Gate()  # type: ignore[assignment]
+    try:
+        if is_first_off:
+            gc.disable()
+        agreed = turns.agree(3, 0.01, largest)
+    finally:
+        gc.enable()
+
+    assert agreed == Agreed(3, 5, collecting=True)
+    (collector,) = told
+    assert (collector[0], collector[6]) == (1, 0)
+    assert collector[1:4] == [*gc.get_threshold()]

@@ -10,6 +10,7 @@ import torch
 
 from perfsuite.errors import PerfsuiteError
 from perfsuite.ranks.messages import RoundTimes
+from perfsuite.worker.measure import collector
 from perfsuite.worker.measure.iterations import run_iterations
 from perfsuite.worker.measure.rounds import (
     LEAST_ON_ACCELERATOR,
@@ -297,6 +298,51 @@ def test_a_slowdown_is_exact_and_waits_for_the_device_no_more_often():
     host = TickingHost()
     on_cpu = measure(host, lambda stage: host.spend(1.0), slowdown=0.05)
     assert [times.duration_s for times in on_cpu] == pytest.approx([3.15] * 2, rel=1e-4)
+
+
+@pytest.mark.parametrize("collecting", [True, False])
+@pytest.mark.parametrize("is_users", [True, False])
+def test_a_collection_that_the_code_asks_for_looks_at_all_that_it_has_not_frozen(
+    monkeypatch, collecting, is_users
+):
+    class Node:
+        pass
+
+    seen = []
+
+    def iterate(stage):
+        node = Node()
+        node.itself = node
+        seen.append(weakref.ref(node))
+        del node
+        gc.freeze()  # as an earlier round's end would
+        gc.collect()
+
+    try:
+        gc.unfreeze()
+        collector.freeze_loaded()
+        many = [[number] for number in range(5_000)]
+        if is_users:
+            gc.freeze()
+        measure(FakeHost(), iterate, collecting=collecting)
+        assert len(many) == 5_000
+        assert [ref() is not None for ref in seen] == [is_users] * 6
+        assert collector._thaw not in gc.callbacks
+    finally:
+        gc.unfreeze()
+        collector.freeze_loaded()
+
+
+def test_callbacks_that_the_code_removes_are_removed():
+    def iterate(stage):
+        gc.callbacks.clear()
+
+    kept = [*gc.callbacks]
+    try:
+        measure(FakeHost(), iterate)
+        assert gc.callbacks == []
+    finally:
+        gc.callbacks[:] = kept
 
 
 @pytest.mark.parametrize("was_frozen", [True, False])
