@@ -7,7 +7,6 @@ change is in `gate/arms/launched/arm_plugin.py`, which can import nothing of thi
 """
 
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
@@ -81,17 +80,6 @@ def compare_with_stored(config: pytest.Config, compare: Any) -> None:
     session = session_of(config)
     session.compare = compare
     session.handle_loading()
-
-
-def replace_json_writer(config: pytest.Config, write: Callable[[Path, Any], bool]) -> None:
-    """Have --benchmark-json written by `write(path, document)`, which returns whether it was."""
-    session = session_of(config)
-
-    def save_json(output_json: Any) -> None:
-        if write(Path(session.json), output_json):
-            session.logger.info(f"Wrote benchmark data in: {session.json}", purple=True)
-
-    session.save_json = save_json
 
 
 def write_nothing(config: pytest.Config) -> None:

@@ -165,17 +165,18 @@ class RunSaver:
 
     def replace_writers(self) -> None:
         """Make pytest-benchmark's own files whole or absent."""
-        if recorder.session_of(self._config) is not None:
-            recorder.replace_json_writer(self._config, self._write_json)
+        if (session := recorder.session_of(self._config)) is not None:
+            session.save_json = self._save_json
             use_storage(self._config, self.fail)
 
-    def _write_json(self, path: Path, output_json: Any) -> bool:
+    def _save_json(self, output_json: Any) -> None:
+        session = recorder.session_of(self._config)
         try:
-            write_atomically(path, encode_run(output_json))
+            write_atomically(Path(session.json), encode_run(output_json))
         except WriteError as error:
             self.fail(error)
-            return False
-        return True
+            return
+        session.logger.info(f"Wrote benchmark data in: {session.json}", purple=True)
 
 
 def commit_info(config: pytest.Config) -> dict[str, Any]:
