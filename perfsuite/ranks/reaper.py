@@ -25,14 +25,6 @@ def _begin(controller: int) -> None:
     # The controller has blocked SIGINT until it is ignored here. Ranks inherit that.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
-    _start_watcher(controller)
-    # From here on, when a rank dies, its children become children of the server.
-    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-    warnings.filterwarnings("ignore", "forkserver: waitpid returned unexpected pid")
-    Finalize(None, _end_children, [os.getpid()], exitpriority=0)  # not in a rank
-
-
-def _start_watcher(controller: int) -> None:
     server = os.getpid()
     child = os.fork()
     if child == 0:
@@ -40,6 +32,10 @@ def _start_watcher(controller: int) -> None:
             _watch(controller, server)
         os._exit(0)
     os.waitpid(child, 0)
+    # From here on, when a rank dies, its children become children of the server.
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    warnings.filterwarnings("ignore", "forkserver: waitpid returned unexpected pid")
+    Finalize(None, _end_children, [server], exitpriority=0)  # not in a rank
 
 
 def _watch(controller: int, server: int) -> None:
