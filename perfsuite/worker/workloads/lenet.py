@@ -77,12 +77,8 @@ def _workload(name: str, build_dataset: Callable[[Split], Dataset[object]]) -> W
         build_dataset=build_dataset,
         loss=F.cross_entropy,
         build_optimizer=partial(SGD, lr=_LEARNING_RATE, momentum=0.9),
-        blocks=_blocks,
+        blocks=list,
     )
-
-
-def _blocks(model: nn.Module) -> list[nn.Module]:
-    return list(model.children())
 
 
 def _augmented(build_dataset: Callable[[Split], TensorDataset], split: Split) -> Dataset[object]:
