@@ -19,7 +19,7 @@ from typing import Literal
 
 from perfsuite.gate.judge.trial import CellPolicy
 from perfsuite.records.run_file import StoredCell, StoredRun
-from perfsuite.stats.intervals import robust_sd
+from perfsuite.stats.intervals import exceeded_t, robust_sd
 from perfsuite.stats.trend import as_ratio, find_trend
 from perfsuite.units import format_ratio, format_seconds
 
@@ -43,7 +43,7 @@ _MIN_MOVED_SD = 0.001
 _PRIOR_DF = 8.0
 _PRIOR_HOLDS_TO = 1.25
 # A cell at its limit passes the screen in at most 2.5 % of sessions: a quarter of what may pass.
-_CONFIDENCE = 0.975
+_TAIL = 0.025
 _WEEK = timedelta(weeks=1)
 
 
@@ -197,16 +197,13 @@ def _probe_shifts(
 
 
 def _decide(fit: _Fit, fits: Sequence[_Fit], policy: CellPolicy) -> Screened:
-    # Imported here, because it takes a second, and some sessions screen nothing.
-    from scipy.special import stdtrit
-
     prior_df = min(_PRIOR_DF, sum(other.df for other in fits) - fit.df)
     prior_variance = statistics.median([other.variance for other in fits])
     if fit.variance > _PRIOR_HOLDS_TO * prior_variance:
         prior_df *= _PRIOR_HOLDS_TO * prior_variance / fit.variance
     df = prior_df + fit.df
     variance = (prior_df * prior_variance + fit.df * fit.variance) / df
-    margin = float(stdtrit(df, _CONFIDENCE)) * math.sqrt(variance * fit.leverage)
+    margin = float(exceeded_t(_TAIL, df)) * math.sqrt(variance * fit.leverage)
     low, high = fit.difference - margin, fit.difference + margin
     is_fine = max(high, fit.from_newest) < math.log1p(policy.limit)
     is_faster = high < math.log1p(-policy.tolerance)
