@@ -262,7 +262,7 @@ def _policy_of(request: GateRequest, name: str, markers: Mapping[str, Any]) -> C
             tolerance=tolerance,
             limit=limit,
             floor_s=parsed("floor", parse_seconds, floor_s),
-            slacks=(parse_slacks(dict(markers.get("counts", {})), "perf marker"),),
+            slacks=(parse_slacks(dict(markers.get("counts", {}))),),
             refuses_numerics_change=request.refuses_numerics_change,
         )
     except (TypeError, ValueError) as error:

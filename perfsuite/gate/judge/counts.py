@@ -117,15 +117,16 @@ class CountComparison:
         return tuple(change for change in self.changes if change.kind == "decrease")
 
 
-def parse_slacks(counts: Mapping[str, object], source: str) -> dict[str, Slack | None]:
+def parse_slacks(counts: Mapping[str, object]) -> dict[str, Slack | None]:
     """Return the slacks that a `perf` marker's `counts` names; None for a count switched off.
 
-    Raises a SettingError, with the source, for what is no count or has none of the three forms.
+    Raises a SettingError for what is no count or has none of the three forms.
     """
     slacks: dict[str, Slack | None] = {}
     for name, value in counts.items():
         if name not in COUNT_NAMES:
-            raise SettingError(f"counts names {name!r} ({source}); use {', '.join(COUNT_NAMES)}")
+            allowed = ", ".join(COUNT_NAMES)
+            raise SettingError(f"counts names {name!r} (perf marker); use {allowed}")
         if value in ("exact", "off"):
             slacks[name] = EXACT if value == "exact" else None
             continue
@@ -133,8 +134,8 @@ def parse_slacks(counts: Mapping[str, object], source: str) -> dict[str, Slack |
             slacks[name] = Slack(ratio=parse_ratio(str(value)))
         except ValueError as error:
             raise SettingError(
-                f"counts has {name} = {value!r} ({source}); use 'exact', 'off', or a ratio such as "
-                "'2%'"
+                f"counts has {name} = {value!r} (perf marker); use 'exact', 'off', or a ratio such "
+                "as '2%'"
             ) from error
     return slacks
 

@@ -16,10 +16,7 @@ _MARKER_PARSERS: dict[str, tuple[Callable[[Any], Any], str]] = {
     "tolerance": (parse_ratio, "a ratio such as '2%'"),
     "limit": (parse_ratio, "a ratio such as '5%'"),
     "floor": (parse_seconds, "a duration such as '50us'"),
-    "counts": (
-        lambda value: parse_slacks(dict(value), "perf marker"),
-        "a dict such as {'flops': 'exact'}",
-    ),
+    "counts": (lambda value: parse_slacks(dict(value)), "a dict such as {'flops': 'exact'}"),
     "matrix": one_of(*MATRICES),
 }
 # Nothing is counted in a plain benchmark, and what else its marker says is another plugin's.
