@@ -19,6 +19,7 @@ _WORKTREE_OPTIONS = (
     *("-c", "filter.lfs.process=", "-c", "filter.lfs.smudge=", "-c", "filter.lfs.required=false"),
     *("-c", "worktree.useRelativePaths=false", "-c", "submodule.recurse=false"),
 )
+_SHA256_DIGITS = 64
 _CHECK_OUT = ("reset", "--quiet", "--hard", "--no-recurse-submodules")
 
 USE_FOLDER = "use --base-dir=DIR (pytest: --perf-base-dir)"
@@ -168,14 +169,25 @@ def submodules(tree: Path) -> dict[Path, str]:
     }
 
 
-def check_out_from(checkout: Path, commit: str, folder: Path) -> bool:
-    """Check a commit that a checkout has fetched out in an empty folder; say whether it has."""
+def submodule_stores(top: Path) -> list[Path]:
+    """Return where git keeps the objects of submodules, of those that were removed too."""
+    # A linked worktree has submodules of its own.
+    found = {answer(top, "rev-parse", f"--git-{kind}dir") for kind in ("", "common-")} - {None}
+    return [one.resolve() for kept in found for one in (top / kept).glob("modules/**/objects")]
+
+
+def check_out_from(checkout: Path, stores: list[Path], commit: str, folder: Path) -> bool:
+    """Check out, in an empty folder, a commit that a checkout or a store has; say whether one has.
+
+    A clone would lack what no branch leads to, as a shallow one fetches it.
+    """
     objects = answer(checkout, "rev-parse", "--git-path", "objects")
-    if objects is None or run_git(folder, "init", "--quiet").returncode != 0:
+    kind = "sha256" if len(commit) == _SHA256_DIGITS else "sha1"
+    if run_git(folder, "init", "--quiet", f"--object-format={kind}").returncode != 0:
         return False
-    # A clone would lack what no branch leads to, as a shallow one fetches it.
-    shared = folder / ".git" / "objects" / "info" / "alternates"
-    shared.write_text(f"{(checkout / objects).resolve()}\n")
+    shared = [*stores, *([] if objects is None else [(checkout / objects).resolve()])]
+    listed = folder / ".git" / "objects" / "info" / "alternates"
+    listed.write_text("".join(f"{store}\n" for store in shared))
     return run_git(folder, *_WORKTREE_OPTIONS, *_CHECK_OUT, commit).returncode == 0
 
 

@@ -69,12 +69,14 @@ def lay_benchmarks(tree: Path, head: overlay.Head, paths: Sequence[Path]) -> lis
     return sorted(file.relative_to(tree) for file in changed)
 
 
-def copy_same_files(head: Path, tree: Path) -> bool:
+def copy_same_files(head: Path, tree: Path, stores: list[Path] | None = None) -> bool:
     """Fill submodules and git-lfs files as `head` has fetched them; False where it has others."""
-    is_whole = True
+    is_whole, stores = True, repository.submodule_stores(head) if stores is None else stores
     for path, commit in repository.submodules(tree).items():
         here, there = head / path, tree / path
-        if repository.check_out_from(here, commit, there) and copy_same_files(here, there):
+        is_empty = here.is_dir() and not any(here.iterdir())  # as is one that was not fetched
+        has_it = not is_empty and repository.check_out_from(here, stores, commit, there)
+        if has_it and copy_same_files(here, there, stores):
             shutil.rmtree(there / ".git")
         else:
             shutil.rmtree(there)

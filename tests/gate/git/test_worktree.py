@@ -345,16 +345,58 @@ def test_a_submodule_is_as_the_base_has_committed_it_and_nothing_is_fetched(
     assert missing == [Path("libs/part")]
 
 
+@pytest.mark.parametrize("is_linked", [False, True])
+@pytest.mark.parametrize("replaced", ["removed", "by a folder"])
+def test_a_submodule_that_head_has_removed_is_that_of_the_base(
+    repository: Path, tmp_path: Path, replaced: str, is_linked: bool
+) -> None:
+    base = add_nested_submodule(repository, tmp_path)
+    if is_linked:
+        git(repository, "worktree", "add", "--quiet", "--detach", str(tmp_path / "linked"))
+        repository = tmp_path / "linked"
+    git(repository, *FROM_FILES, "update", "--init", "--recursive")
+    git(repository, "rm", "--quiet", "part")
+    if replaced == "by a folder":
+        (repository / "part/inner/pkg").mkdir(parents=True)
+        (repository / "part/inner/pkg/code.py").write_text("of head")
+    commit_all(repository)
+
+    with base_tree(repository, base) as tree:
+        missing = missing_files(tree)
+        copied = texts_below(tree / "part")
+
+    assert missing == []
+    assert copied["pkg/code.py"] == "part"
+    assert copied["inner/pkg/code.py"] == "inner"
+
+
+def test_a_submodule_may_name_its_commits_by_sha256(tmp_path: Path) -> None:
+    for name in ("part", "whole"):
+        (tmp_path / name).mkdir()
+        git(tmp_path / name, "init", "--quiet", "--object-format=sha256")
+        (tmp_path / name / "code.py").write_text(name)
+        commit_all(tmp_path / name)
+    git(tmp_path / "whole", *FROM_FILES, "add", f"file://{tmp_path}/part", "part")
+    commit_all(tmp_path / "whole")
+    base = find_base(tmp_path / "whole", "HEAD")
+    assert isinstance(base, Base)
+
+    with base_tree(tmp_path / "whole", base) as tree:
+        assert (tree / "part/code.py").read_text() == "part"
+
+
+FROM_FILES = ("-c", "protocol.file.allow=always", "submodule", "--quiet")
+
+
 def add_nested_submodule(repository: Path, tmp_path: Path) -> Base:
     """Commit "part" as a submodule, and in it "inner", which head does not fetch."""
     for name in ("inner", "part"):
         git(tmp_path, "clone", "--quiet", str(repository), name)
         (tmp_path / name / "pkg/code.py").write_text(name)
         commit_all(tmp_path / name)
-    allowed = ("-c", "protocol.file.allow=always", "submodule", "--quiet", "add")
-    git(tmp_path / "part", *allowed, f"file://{tmp_path}/inner", "inner")
+    git(tmp_path / "part", *FROM_FILES, "add", f"file://{tmp_path}/inner", "inner")
     commit_all(tmp_path / "part")
-    git(repository, *allowed, f"file://{tmp_path}/part", "part")
+    git(repository, *FROM_FILES, "add", f"file://{tmp_path}/part", "part")
     commit_all(repository)
     base = find_base(repository, "HEAD")
     assert isinstance(base, Base)
@@ -398,8 +440,7 @@ def test_a_submodule_is_lacked_where_head_has_another_version_of_a_git_lfs_file_
     (tmp_path / "part/.gitattributes").write_text("*.bin filter=lfs\n")
     (tmp_path / "part/large.bin").write_text(LFS_POINTER)
     commit_all(tmp_path / "part")
-    allowed = ("-c", "protocol.file.allow=always", "submodule", "--quiet", "add")
-    git(repository, *allowed, f"file://{tmp_path}/part", "part")
+    git(repository, *FROM_FILES, "add", f"file://{tmp_path}/part", "part")
     commit_all(repository)
     (repository / "part/large.bin").write_text(in_head)
     base = find_base(repository, "HEAD")
