@@ -245,23 +245,19 @@ class Server:
         iteration_s = [shape["iteration_s"] for shape in shapes]
         iterations = agree_on_iterations([shape["iterations"] for shape in shapes], iteration_s)
         round_s = iterations * max(iteration_s)
+        # None where an arm does not tell; where one runs after the other, nobody knows both.
+        states = [shape.get("collector_state") for shape in shapes]
         rounds = self._plan.num_rounds.get(cell) or first_num_rounds(round_s, shapes[0]["first_s"])
         agreed = {
             "iterations": iterations,
             "rounds": rounds,
             "counts": cell not in self._plan.uncounted,
             "profiles": self._plan.profiles,
-            "collecting": not _set_collector_alike(shapes),
+            "collecting": len(states) < 2 or (None not in states and states[0] != states[1]),
         }
         for arm in arms:
             self.launches[arm].agreed[cell] = agreed
         return agreed
-
-
-def _set_collector_alike(shapes: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether both arms left Python's collector alike, as far as they tell; of one nobody knows."""
-    states = [shape["collector_state"] for shape in shapes if "collector_state" in shape]
-    return len(shapes) == 2 and (len(states) < 2 or states[0] == states[1])
 
 
 @dataclass

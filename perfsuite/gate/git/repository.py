@@ -19,7 +19,6 @@ _WORKTREE_OPTIONS = (
     *("-c", "filter.lfs.process=", "-c", "filter.lfs.smudge=", "-c", "filter.lfs.required=false"),
     *("-c", "worktree.useRelativePaths=false", "-c", "submodule.recurse=false"),
 )
-_SHA256_DIGITS = 64
 _CHECK_OUT = ("reset", "--quiet", "--hard", "--no-recurse-submodules")
 
 USE_FOLDER = "use --base-dir=DIR (pytest: --perf-base-dir)"
@@ -172,8 +171,9 @@ def submodules(tree: Path) -> dict[Path, str]:
 def submodule_stores(top: Path) -> list[Path]:
     """Return where git keeps the objects of submodules, of those that were removed too."""
     # A linked worktree has submodules of its own.
-    found = {answer(top, "rev-parse", f"--git-{kind}dir") for kind in ("", "common-")} - {None}
-    return [one.resolve() for kept in found for one in (top / kept).glob("modules/**/objects")]
+    found = {answer(top, "rev-parse", f"--git-{kind}dir") for kind in ("", "common-")}
+    folders = ((top / one).resolve() for one in found if one is not None)
+    return [store for folder in folders for store in folder.glob("modules/**/objects")]
 
 
 def check_out_from(checkout: Path, stores: list[Path], commit: str, folder: Path) -> bool:
@@ -182,7 +182,7 @@ def check_out_from(checkout: Path, stores: list[Path], commit: str, folder: Path
     A clone would lack what no branch leads to, as a shallow one fetches it.
     """
     objects = answer(checkout, "rev-parse", "--git-path", "objects")
-    kind = "sha256" if len(commit) == _SHA256_DIGITS else "sha1"
+    kind = "sha256" if len(commit) == 64 else "sha1"  # by the digits of its name
     if run_git(folder, "init", "--quiet", f"--object-format={kind}").returncode != 0:
         return False
     shared = [*stores, *([] if objects is None else [(checkout / objects).resolve()])]

@@ -120,11 +120,10 @@ class ArmTurns:
     def agree(self, num_iterations: int, iteration_s: float, largest: Largest) -> Agreed:
         """Return what all ranks of both arms run; `largest` is taken over the ranks."""
         state = collector_state()
-        # Of all ranks, the largest and the smallest.
-        states = self.largest([*state, *(-one for one in state)], largest)
+        extremes = self.largest([*state, *(-one for one in state)], largest)
         told = [0.0] * len(Agreed._fields)
         if self._first is not None:
-            told = [*map(float, self._first.agree(num_iterations, iteration_s, states))]
+            told = [*map(float, self._first.agree(num_iterations, iteration_s, extremes))]
         told = self.largest(told, largest)
         return Agreed(int(told[0]), int(told[1]), *map(bool, told[2:]))
 

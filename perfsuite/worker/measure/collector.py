@@ -8,15 +8,12 @@ import gc
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import Any
 
-_FULL = 2  # the generation of a collection that looks at all objects
-
-_num_frozen = 0  # objects that this module froze, and left so
+_num_frozen = 0  # objects that this module froze
 
 
 def freeze_loaded() -> None:
-    """Freeze what the process has loaded: a collection that walks it takes 0.2 s, and copies it."""
+    """Freeze what the process holds: a collection that walks it takes 0.2 s, and copies it."""
     global _num_frozen
     gc.freeze()
     _num_frozen = gc.get_freeze_count()
@@ -43,9 +40,9 @@ def whole_heap() -> Iterator[None]:
             gc.callbacks.remove(_thaw)
 
 
-def _thaw(phase: str, info: dict[str, Any]) -> None:
-    if info["generation"] == _FULL:
-        (gc.unfreeze if phase == "start" else gc.freeze)()
+def _thaw(phase: str, info: dict[str, int]) -> None:
+    if info["generation"] == 2:  # the oldest, so all are collected
+        (gc.unfreeze if phase == "start" else freeze_loaded)()
 
 
 def collection_s(clock: Callable[[], float] = time.perf_counter) -> float:
@@ -64,17 +61,14 @@ def collection_s(clock: Callable[[], float] = time.perf_counter) -> float:
 def collector_off() -> Iterator[None]:
     """Collect all garbage, then run the block without automatic garbage collection."""
     was_enabled, was_frozen = gc.isenabled(), gc.get_freeze_count() > 0
-    is_users = is_frozen_by_user()
     gc.disable()
     gc.collect()
-    if not is_users:  # what it has not frozen, its own collections look at
-        gc.freeze()
+    if not is_frozen_by_user():  # what it has not frozen, its own collections look at
+        freeze_loaded()
     try:
         yield
     finally:
         if not was_frozen:
             gc.unfreeze()
-        elif not is_users:
-            freeze_loaded()
         if was_enabled:
             gc.enable()
