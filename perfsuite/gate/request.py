@@ -208,7 +208,8 @@ class BaseSide:
             return None
 
         def run(names: Sequence[str], is_enough: Callable[[Loaded], bool]) -> Launch:
-            say(f"looking what is loaded by {counted(len(names), 'cell')} of head")
+            cells = counted(len(names), "cell")
+            say(f"running {cells} of head once: what loads no changed module needs no pair")
             return self.run_head(names, is_enough)
 
         if self.base is None:

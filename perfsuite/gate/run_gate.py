@@ -358,8 +358,7 @@ class _Session:
         }
         if not skipped:
             return
-        cells = counted(len(skipped), "cell")
-        self.say(f"looking whether the base measures what is skipped now: {cells}")
+        self.say(f"running in the base what head skips: {counted(len(skipped), 'cell')}")
         with self.side.tree() as plain:
             self.side.prepare(plain, self.say, self.differs)
             own = self.side.own_arm(plain)

@@ -159,7 +159,7 @@ def test_where_no_cell_loads_what_is_uncommitted_the_commit_itself_is_judged(
 
     gated.expect(
         10,
-        "looking what is loaded by 1 cell of head",
+        "running 1 cell of head once: what loads no changed module needs no pair",
         "profiling what moved: 1 cell",
         # Its clock takes the microseconds of no function.
         "FAIL: +200.0 % *; no stage, count or function moved by itself",

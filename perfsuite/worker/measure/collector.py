@@ -5,11 +5,12 @@ instead of a hundred. A collection that the code asks for looks at all objects, 
 """
 
 import gc
+import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
-_num_frozen = 0  # objects that this module froze
+_num_frozen, _is_off = 0, False  # objects that this module froze, and whether it switched it off
 
 
 def freeze_loaded() -> None:
@@ -60,7 +61,8 @@ def collection_s(clock: Callable[[], float] = time.perf_counter) -> float:
 @contextmanager
 def collector_off() -> Iterator[None]:
     """Collect all garbage, then run the block without automatic garbage collection."""
-    was_enabled, was_frozen = gc.isenabled(), gc.get_freeze_count() > 0
+    global _is_off
+    was_frozen, _is_off = gc.get_freeze_count() > 0, gc.isenabled()
     gc.disable()
     gc.collect()
     if not is_frozen_by_user():  # what it has not frozen, its own collections look at
@@ -70,5 +72,17 @@ def collector_off() -> Iterator[None]:
     finally:
         if not was_frozen:
             gc.unfreeze()
-        if was_enabled:
+        if _is_off:
             gc.enable()
+        _is_off = False
+
+
+def _be_as_set() -> None:
+    if not is_frozen_by_user():
+        gc.unfreeze()
+    if _is_off:
+        gc.enable()
+
+
+# A loader worker is a fork that collects by itself, and looks at all objects, as it does alone.
+os.register_at_fork(after_in_child=_be_as_set)

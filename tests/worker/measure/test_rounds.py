@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import weakref
 from contextlib import nullcontext
 from fractions import Fraction
@@ -329,6 +330,41 @@ def test_a_collection_that_the_code_asks_for_looks_at_all_that_it_has_not_frozen
         assert [ref() is not None for ref in seen] == [is_users] * 6
         assert collector._thaw not in gc.callbacks
     finally:
+        gc.unfreeze()
+        collector.freeze_loaded()
+
+
+@pytest.mark.parametrize("is_enabled", [True, False])
+@pytest.mark.parametrize("is_users", [True, False])
+def test_a_loader_worker_that_starts_in_a_round_has_the_collector_as_the_code_has_set_it(
+    is_enabled, is_users
+):
+    seen = []
+
+    def iterate(stage):
+        read, write = os.pipe()
+        if os.fork() == 0:
+            os.write(write, bytes([gc.isenabled(), gc.get_freeze_count() > 0]))
+            os._exit(0)
+        os.wait()
+        seen.append(tuple(os.read(read, 2)))
+        os.close(read)
+        os.close(write)
+
+    many = [[number] for number in range(5_000)]
+    try:
+        gc.unfreeze()
+        collector.freeze_loaded()
+        many += [[number] for number in range(5_000)]
+        if is_users:
+            gc.freeze()
+        if not is_enabled:
+            gc.disable()
+        measure(FakeHost(), iterate)
+        assert seen == [(is_enabled, is_users)] * 6
+        assert len(many) == 10_000
+    finally:
+        gc.enable()
         gc.unfreeze()
         collector.freeze_loaded()
 
