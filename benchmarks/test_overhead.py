@@ -103,7 +103,7 @@ def time_marked_steps(num_pairs: int, num_steps: int, work_s: float) -> list[tup
     from perfsuite.ranks.messages import RoundTimes, UserCode
     from perfsuite.ranks.progress import Board
     from perfsuite.worker.jobs.user_code import UserLoop
-    from perfsuite.worker.measure.collector import collector_off
+    from perfsuite.worker.measure.clock import collector_off
     from perfsuite.worker.measure.rounds import measure_rounds
     from perfsuite.worker.measure.stages import StageClock
 

@@ -51,11 +51,7 @@ def option_ratio(option: str, text: str) -> float:
 
 
 def option_bounds(tolerance: str | None, limit: str, *, prefix: str = "--") -> tuple[float, float]:
-    """Return the values of --tolerance and --limit, or of options with another prefix.
-
-    >>> option_bounds("3%", "5%"), option_bounds(None, "5%")
-    ((0.03, 0.05), (0.02, 0.05))
-    """
+    """Return the values of --tolerance and --limit, or of options with another prefix."""
     most = option_ratio(f"{prefix}limit", limit)
     if tolerance is None:
         return default_tolerance(most), most
@@ -136,11 +132,7 @@ def _scaled(number: float, units: Sequence[str], base: int, whole: float) -> tup
 
 
 def format_ratio(ratio: float) -> str:
-    """Return a ratio as a percentage.
-
-    >>> format_ratio(0.034), format_ratio(0.5)
-    ('3.4 %', '50.0 %')
-    """
+    """Return a ratio as a percentage: 0.034 is "3.4 %"."""
     return f"{ratio * 100:.1f} %"
 
 
@@ -178,11 +170,7 @@ def listed(names: Collection[object], most: int = 3) -> str:
 
 
 def short_commit(commit: str) -> str:
-    """Return a commit's name with as many digits as git shows; two may look alike.
-
-    >>> short_commit("5db0efb7ac6bdcd7cfd9f58b9eebfe8798f3638b")
-    '5db0efb'
-    """
+    """Return the seven digits of a commit's name that git shows; two may look alike."""
     return commit[:7]
 
 

@@ -11,8 +11,10 @@ from perfsuite.units import (
     format_count,
     format_ratio,
     format_seconds,
+    option_bounds,
     parse_ratio,
     parse_seconds,
+    short_commit,
 )
 
 anything_measured = st.floats(min_value=0, max_value=1e12, allow_nan=False)
@@ -141,3 +143,16 @@ def test_a_larger_number_is_never_written_in_a_smaller_unit(smaller: float, larg
 def test_a_number_below_its_largest_unit_has_at_most_four_digits(number: float) -> None:
     for text in (format_bytes(number), format_count(number)):
         assert len(text.split()[0].replace(".", "")) <= 4, text
+
+
+@pytest.mark.parametrize(
+    ("tolerance", "bounds"), [("3%", (0.03, 0.05)), (None, (0.02, 0.05)), ("5%", (0.05, 0.05))]
+)
+def test_a_tolerance_that_is_not_given_follows_the_limit(
+    tolerance: str | None, bounds: tuple[float, float]
+) -> None:
+    assert option_bounds(tolerance, "5%") == bounds
+
+
+def test_a_commit_is_written_with_seven_digits() -> None:
+    assert short_commit("5db0efb7ac6bdcd7cfd9f58b9eebfe8798f3638b") == "5db0efb"

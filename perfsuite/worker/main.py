@@ -27,7 +27,7 @@ from perfsuite.units import counted
 from perfsuite.worker.jobs import verify
 from perfsuite.worker.jobs.cell import run_cell
 from perfsuite.worker.jobs.profile import take_profile
-from perfsuite.worker.measure.collector import freeze_loaded
+from perfsuite.worker.measure.clock import freeze_loaded
 from perfsuite.worker.store import group_store, patience, prefer_loopback
 
 _PROOFS = (messages.RecordRun, messages.CheckRun, messages.RecordSteps, messages.CheckSteps)

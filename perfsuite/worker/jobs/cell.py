@@ -22,8 +22,7 @@ from perfsuite.worker.jobs import loader_workers
 from perfsuite.worker.jobs.activities import HIDDEN_IN_THREADS, Activity, start_activity
 from perfsuite.worker.jobs.user_code import start_user_code
 from perfsuite.worker.measure import counters
-from perfsuite.worker.measure.clock import largest_over_ranks, start_together
-from perfsuite.worker.measure.collector import collector_state
+from perfsuite.worker.measure.clock import collector_state, largest_over_ranks, start_together
 from perfsuite.worker.measure.device import is_accelerator, memory_stats, synchronize
 from perfsuite.worker.measure.environment import describe_environment
 from perfsuite.worker.measure.iterations import Iterations

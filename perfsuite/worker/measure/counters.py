@@ -14,7 +14,7 @@ import torch
 from torch.nn.modules.module import register_module_forward_pre_hook
 
 from perfsuite.records.stages import untimed
-from perfsuite.worker.measure.collector import collector_off
+from perfsuite.worker.measure.clock import collector_off
 from perfsuite.worker.measure.dispatch import StepMode, communicated_bytes, is_communication
 from perfsuite.worker.measure.iterations import Iterations
 from perfsuite.worker.measure.operators import read_trace

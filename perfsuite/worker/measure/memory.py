@@ -14,7 +14,7 @@ from torch import Tensor
 
 from perfsuite.ranks.messages import PeakMemory
 from perfsuite.records.stages import Stage, untimed
-from perfsuite.worker.measure.collector import collector_off
+from perfsuite.worker.measure.clock import collector_off
 from perfsuite.worker.measure.device import is_accelerator, memory_stats, reset_peak, synchronize
 from perfsuite.worker.measure.dispatch import StepMode, tensors_in
 from perfsuite.worker.measure.iterations import Iterations

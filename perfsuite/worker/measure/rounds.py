@@ -15,7 +15,12 @@ from fractions import Fraction
 from perfsuite.errors import PerfsuiteError
 from perfsuite.ranks.messages import RoundTimes
 from perfsuite.records.stages import Stage
-from perfsuite.worker.measure import collector
+from perfsuite.worker.measure.clock import (
+    collection_s,
+    collector_off,
+    is_frozen_by_user,
+    whole_heap,
+)
 from perfsuite.worker.measure.iterations import Iterations
 from perfsuite.worker.measure.stages import StageClock
 
@@ -101,8 +106,8 @@ def measure_rounds(
     device times it, from border to border. A round is longer by `slowdown` of itself: 0.05 = 5 %.
     """
     num_spans = 0
-    whole = nullcontext if collector.is_frozen_by_user() else collector.whole_heap
-    with nullcontext() if collecting else collector.collector_off():
+    whole = nullcontext if is_frozen_by_user() else whole_heap
+    with nullcontext() if collecting else collector_off():
         synchronize()
         stages.collect()
         for _ in range(num_rounds):
@@ -121,7 +126,7 @@ def measure_rounds(
                     duration_s = clock() - start_s
                 if run_up is not None:
                     duration_s = _on_device(math.fsum(stages.steps_s()), duration_s, num_iterations)
-                duration_s += 0.0 if collecting else collector.collection_s(clock)
+                duration_s += 0.0 if collecting else collection_s(clock)
                 duration_s += _spend(slowdown * duration_s, clock)
                 spans = stages.spans() if num_spans < most_spans else ()
                 num_spans += len(spans)

@@ -90,9 +90,7 @@ def accelerator(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cell, "memory_stats", lambda _: {"num_alloc_retries": next(retries)})
     joules = iter([1000.0, 1045.0])
     monkeypatch.setattr(cell, "read_energy", lambda index: (f"GPU-{index}", next(joules)))
-    monkeypatch.setattr(
-        rounds.collector, "collection_s", lambda _: 0.0
-    )  # another test left garbage
+    monkeypatch.setattr(rounds, "collection_s", lambda _: 0.0)  # another test left garbage
     monkeypatch.setattr(rounds, "_LEAST_WARM_UP_S", 0.0)  # its clock need not rise
     monkeypatch.setattr(rounds, "_STEADY", float("inf"))
 

@@ -11,7 +11,7 @@ import torch
 
 from perfsuite.errors import PerfsuiteError
 from perfsuite.ranks.messages import RoundTimes
-from perfsuite.worker.measure import collector
+from perfsuite.worker.measure import clock
 from perfsuite.worker.measure.iterations import run_iterations
 from perfsuite.worker.measure.rounds import (
     LEAST_ON_ACCELERATOR,
@@ -321,17 +321,17 @@ def test_a_collection_that_the_code_asks_for_looks_at_all_that_it_has_not_frozen
 
     try:
         gc.unfreeze()
-        collector.freeze_loaded()
+        clock.freeze_loaded()
         many = [[number] for number in range(5_000)]
         if is_users:
             gc.freeze()
         measure(FakeHost(), iterate, collecting=collecting)
         assert len(many) == 5_000
         assert [ref() is not None for ref in seen] == [is_users] * 6
-        assert collector._thaw not in gc.callbacks
+        assert clock._thaw not in gc.callbacks
     finally:
         gc.unfreeze()
-        collector.freeze_loaded()
+        clock.freeze_loaded()
 
 
 @pytest.mark.parametrize("is_enabled", [True, False])
@@ -354,7 +354,7 @@ def test_a_loader_worker_that_starts_in_a_round_has_the_collector_as_the_code_ha
     many = [[number] for number in range(5_000)]
     try:
         gc.unfreeze()
-        collector.freeze_loaded()
+        clock.freeze_loaded()
         many += [[number] for number in range(5_000)]
         if is_users:
             gc.freeze()
@@ -366,7 +366,7 @@ def test_a_loader_worker_that_starts_in_a_round_has_the_collector_as_the_code_ha
     finally:
         gc.enable()
         gc.unfreeze()
-        collector.freeze_loaded()
+        clock.freeze_loaded()
 
 
 def test_callbacks_that_the_code_removes_are_removed():
