@@ -16,8 +16,7 @@ from perfsuite.records.workload import load_workload
 from perfsuite.system.gpus import visible_gpus
 from perfsuite.system.usage import UsageLog, open_meter
 from perfsuite.worker.jobs.loader_workers import open_batches
-from perfsuite.worker.measure import operators
-from perfsuite.worker.measure.clock import DeviceClock, start_together
+from perfsuite.worker.measure import clock, operators
 from perfsuite.worker.measure.iterations import run_iterations
 from perfsuite.worker.measure.stages import StageClock
 from perfsuite.worker.training.evaluation import MetricSums, Tally, evaluate_split
@@ -58,7 +57,9 @@ def take_profile(
         uuid = None if device.type == "cpu" else visible_gpus()[device.index or 0].uuid
         meter = stack.enter_context(open_meter(uuid))
         board.enter_phase("measure")
-        start_together()
+        if not clock.is_frozen_by_user():
+            stack.enter_context(clock.whole_heap())
+        clock.start_together()
         usage = None if meter is None else UsageLog(meter)
         epochs = profiled.run(job.num_epochs)
         samples = () if usage is None else usage.stop()
@@ -90,7 +91,7 @@ class _ProfiledTraining:
         self._training = training
         self._evaluated = evaluated
         self._board = board
-        self._clock = DeviceClock(trainer.device)
+        self._clock = clock.DeviceClock(trainer.device)
         # The host's clock everywhere: it waits for the device before it is read.
         cpu = torch.device("cpu")
         self._stages = StageClock(cpu, on_enter=board.enter_stage, clock=self._clock)

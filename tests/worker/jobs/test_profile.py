@@ -234,3 +234,29 @@ def test_a_workloads_own_metric_is_the_mean_over_each_sample_once(parallel: str)
     assert taken.metrics["class"] == pytest.approx(1.0)
     assert taken.accuracy is None
     assert taken.missing["accuracy"] == "accuracy is not the workload's metric"
+
+
+def test_a_collection_that_a_step_asks_for_looks_at_all_that_the_rank_has_loaded() -> None:
+    left_out: list[int] = []
+
+    def look(phase: str, info: dict[str, int]) -> None:
+        import gc
+
+        if phase == "start" and info["generation"] == 2:
+            left_out.append(gc.get_freeze_count())
+
+    def loss(outputs: Any, targets: Any) -> Any:
+        import gc
+
+        gc.callbacks.append(look)  # behind perfsuite's own
+        gc.collect()
+        gc.callbacks.remove(look)
+        return outputs.square().mean()
+
+    def metric(outputs: Any, targets: Any) -> dict[str, float]:
+        return {"left out": float(sum(left_out)), "collections": float(len(left_out))}
+
+    taken = profile(tiny(loss=loss, metric=metric), Recipe()).profile
+
+    assert taken.metrics["collections"] >= NUM_TRAINED / 2
+    assert taken.metrics["left out"] == 0.0
