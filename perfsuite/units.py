@@ -28,11 +28,7 @@ _FACTOR = 1000
 
 
 def parse_ratio(text: str) -> float:
-    """Return "2%" or "0.02" as the ratio 0.02; raises ValueError for other texts, as for "2".
-
-    >>> parse_ratio("2%"), parse_ratio("2.5 %"), parse_ratio("0.02")
-    (0.02, 0.025, 0.02)
-    """
+    """Return "2%" or "0.02" as the ratio 0.02; raises ValueError for other texts, as for "2"."""
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(%?)\s*", text)
     if match is None or (not match[2] and float(match[1]) >= 1):
         raise ValueError(f"{text!r} is not a ratio; write '2%' or '0.02'")
@@ -72,11 +68,7 @@ def default_tolerance(limit: float) -> float:
 
 
 def parse_seconds(text: str) -> float:
-    """Return "50us", "1.5 ms" or "3" as seconds; raises ValueError for other and too long ones.
-
-    >>> parse_seconds("50us"), parse_seconds("3"), parse_seconds("1.5 ms")
-    (5e-05, 3.0, 0.0015)
-    """
+    """Return "50us", "1.5 ms" or "3" as seconds; raises ValueError for other and too long ones."""
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(ns|us|µs|ms|s|min)?\s*", text)
     if match is None:
         allowed = ", ".join(unit for unit in _SECONDS if unit != "µs")
@@ -88,11 +80,7 @@ def parse_seconds(text: str) -> float:
 
 
 def format_seconds(seconds: float) -> str:
-    """Return a duration with three significant digits.
-
-    >>> format_seconds(0.00213), format_seconds(1.5e-5), format_seconds(72.8), format_seconds(0.0)
-    ('2.13 ms', '15.0 us', '72.8 s', '0 s')
-    """
+    """Return a duration with three significant digits: "2.13 ms", "15.0 us", "0 s"."""
     if seconds == 0:
         return "0 s"
     units = {"s": 1.0, "ms": 1e-3, "us": 1e-6}
@@ -102,21 +90,13 @@ def format_seconds(seconds: float) -> str:
 
 
 def format_bytes(num_bytes: float) -> str:
-    """Return a number of bytes in binary units.
-
-    >>> format_bytes(0), format_bytes(246824), format_bytes(3 * 2**30)
-    ('0 B', '241 KiB', '3.00 GiB')
-    """
+    """Return a number of bytes in binary units: "0 B", "241 KiB", "3.00 GiB"."""
     size, unit = _scaled(num_bytes, _BINARY, 1024, 1023.5)
     return f"{size:.0f} B" if unit == "B" else f"{_three_digits(size)} {unit}"
 
 
 def format_count(count: float) -> str:
-    """Return a count with a decimal prefix.
-
-    >>> format_count(177), format_count(72445440), format_count(15800.2)
-    ('177', '72.4 M', '15.8 k')
-    """
+    """Return a count with a decimal prefix: "177", "72.4 M", "15.8 k"."""
     size, prefix = _scaled(count, _DECIMAL, 1000, _ROUNDS_UP * 1000)
     return f"{_three_digits(size)} {prefix}" if prefix else f"{size:.0f}"
 
@@ -150,21 +130,13 @@ def format_change(ratio: float) -> str:
 
 
 def counted(number: int, noun: str) -> str:
-    """Return how many of them there are.
-
-    >>> counted(1, "cell"), counted(0, "cell"), counted(2, "process")
-    ('1 cell', '0 cells', '2 processes')
-    """
+    """Return how many of them there are: "1 cell", "0 cells", "2 processes"."""
     plural = "es" if noun.endswith("s") else "s"
     return f"{number} {noun}{plural * (number != 1)}"
 
 
 def listed(names: Collection[object], most: int = 3) -> str:
-    """Return the first few of them.
-
-    >>> listed(["a", "b"]), listed(["a", "b", "c", "d", "e"])
-    ('a, b', 'a, b, c and 2 more')
-    """
+    """Return the first few of them: "a, b, c and 2 more"."""
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(map(str, itertools.islice(names, most))) + more
 

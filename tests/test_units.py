@@ -7,10 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perfsuite.units import (
+    counted,
     format_bytes,
     format_count,
     format_ratio,
     format_seconds,
+    listed,
     option_bounds,
     parse_ratio,
     parse_seconds,
@@ -152,6 +154,17 @@ def test_a_tolerance_that_is_not_given_follows_the_limit(
     tolerance: str | None, bounds: tuple[float, float]
 ) -> None:
     assert option_bounds(tolerance, "5%") == bounds
+
+
+def test_a_number_of_things_is_one_or_several() -> None:
+    assert [counted(1, "cell"), counted(0, "cell"), counted(2, "process")] == [
+        *("1 cell", "0 cells", "2 processes")
+    ]
+
+
+def test_a_long_list_says_how_many_more_there_are() -> None:
+    assert listed(["a", "b", "c"]) == "a, b, c"
+    assert listed(["a", "b", "c", "d", "e"]) == "a, b, c and 2 more"
 
 
 def test_a_commit_is_written_with_seven_digits() -> None:

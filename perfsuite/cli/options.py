@@ -152,6 +152,9 @@ def open_session(
 
 def pytest_command(paths: Sequence[str] | None, select: str | None) -> Command:
     """Return the call of pytest that a verb stands for, with its paths and its -k."""
+    for path in paths or ():
+        if not Path(path.partition("::")[0]).exists():
+            raise SettingError(f"{path} does not exist; name files or folders with benchmarks")
     selection = () if select is None else ("-k", select)
     return Command.of_this_process(Path.cwd(), (*(paths or ()), *selection), os.environ)
 

@@ -935,7 +935,7 @@ def test_too_few_gpus_refuse_the_machine_before_the_first_test(project: pytest.P
 
     assert result.ret == 12
     assert any(
-        "perfsuite: 64 GPUs are required (--perf-require-gpus), and" in line
+        "perfsuite: --perf-require-gpus is 64, and the number of visible GPUs is" in line
         for line in result.outlines + result.errlines
     )
 

@@ -7,7 +7,7 @@ import typer
 from rich.console import Console
 
 from perfsuite.cli.options import DeviceName, Seed, WorkloadName, open_session, takes_recipe
-from perfsuite.cli.output import JsonFile, write_json
+from perfsuite.cli.output import JsonFile, say, write_json
 from perfsuite.errors import ExitCode, SettingError
 from perfsuite.experiments import verify as experiment
 from perfsuite.experiments.rank_session import MAX_VERIFIED_STEPS, Session
@@ -64,9 +64,13 @@ def _verify_every(
     find_workload(workload)
     recipes = experiment.every_recipe()
     reports, num_failed = [], 0
-    with Console(stderr=True, highlight=False).status(f"0 of {len(recipes)} recipes") as status:
+    console = Console(stderr=True, highlight=False)
+    with console.status(f"0 of {len(recipes)} recipes") as status:
         for report, fails in experiment.verify_every(session, workload, recipes, num_steps):
             reports.append(report)
             num_failed += fails
-            status.update(f"{len(reports)} of {len(recipes)} recipes: {report.recipe['parallel']}")
+            done = f"{len(reports)} of {len(recipes)} recipes: {report.recipe['parallel']}"
+            status.update(done)
+            if not console.is_terminal:
+                say(f"{done}, {report.status}")
     return reports, num_failed

@@ -155,8 +155,8 @@ class MeasuredSession:
         found = self.session.hardware.num_gpus if required else 0
         if found < required:
             pytest.exit(
-                f"perfsuite: {required} GPUs are required (--perf-require-gpus), and {found} "
-                "are visible; run on another machine, or lower the number",
+                f"perfsuite: --perf-require-gpus is {required}, and the number of visible GPUs is "
+                f"{found}; run on another machine, or lower it",
                 returncode=errors.ExitCode.REFUSED,
             )
         is_whole = not session.testsfailed or session.config.option.continue_on_collection_errors

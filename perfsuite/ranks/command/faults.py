@@ -1,5 +1,6 @@
 """What went wrong in a command, one sentence each, with the last words of its output."""
 
+import itertools
 import re
 import signal
 import subprocess
@@ -14,7 +15,7 @@ _RANK = re.compile(r"^(?:\[[\w-]+\d\]: ?)+", re.MULTILINE)
 # A progress bar may stand before it. The lines after its first are indented, up to the one that
 # says what was raised.
 _TRACEBACK = re.compile(r"Traceback \(most recent call last\):\n(?:[ \t].*\n|\n)+(\S.*)$", re.M)
-_OF_LAUNCHER = "torch.distributed.elastic"
+_OF_LAUNCHER, _LOG_OF_LAUNCHER = "torch.distributed.elastic", "torch/distributed/elastic/"
 # What C++ says where torch's threads outlive Python: the exception that ended Python is the cause.
 _ABORTED_AT_EXIT = "terminate called without an active exception"
 # torchrun names the signal that ended a rank.
@@ -23,9 +24,11 @@ _SIGNAL = r"\((SIG\w+)\) received by PID {process}\b"
 
 
 def last_words(output: str) -> str:
-    r"""Return what the last traceback says that tells of no other rank, else the last line."""
-    lines = [line.strip() for line in output.splitlines() if line.strip()]
-    return next(iter([*_tracebacks(output)[-1:], *lines[-1:]]), "it printed nothing")
+    """Return what the last traceback says that tells of no other rank, else the last line."""
+    lines = [line.strip() for line in output.splitlines() if any(map(str.isalnum, line))]
+    own = list(itertools.takewhile(lambda line: _LOG_OF_LAUNCHER not in line, lines))
+    said = [*_tracebacks(output)[-1:], *own[-1:], *lines[-1:]]
+    return said[0] if said else "it printed nothing"
 
 
 def _tracebacks(output: str) -> list[str]:

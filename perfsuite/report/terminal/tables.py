@@ -25,8 +25,9 @@ def progress_line(line: CellLine) -> str:
         return f"{line.fullname}: {line.outcome}" + (f": {reason[0]}" if reason else "")
     columns = columns_of("step_time_s", "spread_ratio", "samples_per_s")
     step, spread, samples = (column.text(row) for column in columns)
+    rate = "" if samples == "-" else f", {samples} samples/s"
     outcome = "" if line.outcome == "passed" else f" ({line.outcome})"
-    return f"{line.fullname}: {step} {spread} a step, {samples} samples/s{outcome}"
+    return f"{line.fullname}: {step} {spread} a step{rate}{outcome}"
 
 
 def report_table(rows: Sequence[Row]) -> str:

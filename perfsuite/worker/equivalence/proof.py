@@ -1,5 +1,6 @@
 """What a check is given, what it gathers, and the one row of the report that follows."""
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -146,6 +147,8 @@ def _decisive(failures: list[Discrepancy]) -> Discrepancy:
 def _describe(found: Discrepancy) -> str:
     subject = found.what if found.name is None else f"{found.what} of {found.name!r}"
     where = "" if found.rank is None else f" on rank {found.rank}"
+    if math.isnan(found.limit):
+        return f"the {subject} at step {found.step}{where} is not finite in plain training either"
     allowed = (
         f"where equal bits are due ({found.formula})"
         if found.limit == 0

@@ -236,3 +236,10 @@ class _AllReduce(Repeatable):
 
     def held_tensors(self) -> Iterator[Tensor]:
         return iter((self._tensor,))
+
+
+def keep_loss(loss: Tensor) -> float | Tensor:
+    """Return what a loss is now: the user may go on with the tensor, as with a running sum."""
+    # Within a step of 5 ms a copy takes 30 to 50 us longer than a value, which is there on a CPU.
+    is_there = loss.is_cpu and type(loss) is Tensor and not torch.compiler.is_compiling()
+    return loss.item() if is_there else loss.detach().clone()

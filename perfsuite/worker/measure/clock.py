@@ -8,13 +8,17 @@ import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from perfsuite.worker.measure.device import synchronize
 
-_num_frozen, _is_off = 0, False  # objects that this module froze, and whether it switched it off
+# Objects that this module froze, whether it switched the collector off, whether code looked at all.
+_num_frozen, _is_off, _is_thawed = 0, False, False
+_LOOKS = {"get_objects": gc.get_objects, "get_referrers": gc.get_referrers}
 
 
 class DeviceClock:
@@ -74,17 +78,30 @@ def collector_state() -> list[int]:
 
 @contextmanager
 def whole_heap() -> Iterator[None]:
-    """Have each full collection in the block look at what is frozen, too."""
+    """Have each full collection, and what else looks at all objects, look at frozen ones too."""
+    global _is_thawed
+    if _is_thawed:
+        freeze_loaded()
+        _is_thawed = False
     gc.callbacks.append(_thaw)
+    vars(gc).update({name: partial(_look, look) for name, look in _LOOKS.items()})
     try:
         yield
     finally:
+        vars(gc).update(_LOOKS)
         gc.callbacks[:] = [one for one in gc.callbacks if one is not _thaw]  # if it still is
 
 
 def _thaw(phase: str, info: dict[str, int]) -> None:
     if info["generation"] == 2:  # the oldest, so all are collected
         (gc.unfreeze if phase == "start" else freeze_loaded)()
+
+
+def _look(look: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+    global _is_thawed
+    _is_thawed = True  # until the next block: garbage must not be frozen before it is collected
+    gc.unfreeze()
+    return look(*arguments, **options)
 
 
 def collection_s(clock: Callable[[], float] = time.perf_counter) -> float:

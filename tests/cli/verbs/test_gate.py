@@ -117,6 +117,8 @@ class Gate:
 @pytest.fixture
 def gate(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Gate:
     monkeypatch.chdir(tmp_path)
+    for name in ("a.py", "b", "benchmarks"):
+        (tmp_path / name).touch()
     return Gate(monkeypatch)
 
 
@@ -515,3 +517,17 @@ def test_identical_code_passes_and_the_json_gives_the_verdict_again(
     assert decision.mean_ratio == cell["mean_ratio"]
     assert list(decision.interval) == cell["interval"]
     assert repository.git("worktree", "list").count("\n") == 0
+
+
+@pytest.mark.parametrize("verb", ["gate", "calibrate"])
+def test_a_path_that_does_not_exist_is_a_mistake(
+    verb: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    assert call_verb(verb, "benchmrks/test_a.py::test_b") == 2
+
+    assert capsys.readouterr().err == (
+        "perfsuite: benchmrks/test_a.py::test_b does not exist; name files or folders with "
+        "benchmarks\n"
+    )

@@ -59,6 +59,8 @@ def test_many_recipes_are_counted_and_one_is_explained(
 
     assert ended.exit_code == 22
     assert ended.stdout.splitlines()[-1] == last
+    told = ["1 of 1 recipes: single, not exercised"] if arguments else []
+    assert ended.stderr.splitlines() == told
 
 
 @pytest.mark.parametrize("error", [RecipeError("no blocks"), WorkloadError("no dataset")])

@@ -20,6 +20,7 @@ from tiny_suites import is_alive, make_arms, outcomes, pair
 from perfsuite.errors import WriteError
 from perfsuite.gate.arms import launch as launch_module
 from perfsuite.gate.arms.arm import Launch, PairPlan
+from perfsuite.gate.arms.launched.arm_plugin import _reason
 
 pytestmark = pytest.mark.slow
 
@@ -262,6 +263,13 @@ def test_the_reason_is_what_pytest_says_of_it(
     whole: dict[str, Launch], name: str, reason: str | None
 ) -> None:
     assert whole["head"].cells[f"test_cells.py::{name}"].reason == reason
+
+
+def test_the_reason_of_a_rank_that_failed_is_its_sentence_and_not_the_end_of_its_stack() -> None:
+    told = "RankFailureError: rank 1 of 2 ended, in phase 'measure'\n  where it is:\n    File a.py"
+    report = pytest.TestReport("a", ("a.py", 1, "a"), {}, "failed", told, "call")
+
+    assert _reason(report) == "RankFailureError: rank 1 of 2 ended, in phase 'measure'"
 
 
 @pytest.mark.parametrize("name", ["test_measures_nothing", "test_skipped", "test_exits"])

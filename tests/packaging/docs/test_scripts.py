@@ -120,7 +120,7 @@ def test_a_job_of_slurm_judges_a_change_in_its_own_exit_code(
     judged = machine.call(command, **node)
 
     assert refused.returncode == 12, refused.stdout
-    assert "perfsuite: 8 GPUs are required (--perf-require-gpus), and 0 are visible" in (
+    assert "perfsuite: --perf-require-gpus is 8, and the number of visible GPUs is 0;" in (
         refused.stdout
     )
     assert judged.returncode == 0, judged.stdout

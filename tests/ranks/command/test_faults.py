@@ -52,6 +52,24 @@ def test_an_exit_code_that_no_signal_has_is_one_of_the_command(
     assert end.exit_code == expected
 
 
+def test_the_last_words_before_torchruns_own_are_those_of_a_rank() -> None:
+    log = "E1128 11:45:27.734000 2057 torch/distributed/elastic/multiprocessing/api.py:1002] "
+    output = (
+        "python: can't open file 'nothere.py': [Errno 2] No such file or directory\n"
+        f"{log}failed (exitcode: 2) local_rank: 0 (pid: 2066) of binary: python\n"
+        "Traceback (most recent call last):\n"
+        '  File "torchrun", line 8, in <module>\n'
+        "torch.distributed.elastic.multiprocessing.errors.ChildFailedError: \n"
+        "==========\nnothere.py FAILED\n----------\nRoot Cause (first observed failure):\n"
+        "==========\n"
+    )
+
+    assert last_words(output) == (
+        "python: can't open file 'nothere.py': [Errno 2] No such file or directory"
+    )
+    assert last_words("----\n====\n") == "it printed nothing"
+
+
 @pytest.mark.parametrize(
     "output",
     [

@@ -132,6 +132,11 @@ def test_a_cell_that_ended_gets_one_line_however_it_ended() -> None:
         "benchmarks/test_it.py::test_it[a]: 2.00 ms ± 74.1 % a step, 16.0 k samples/s"
     )
     assert progress_line(failed) == "b::t: failed: boom"
+    own = line(TRAINED)
+    assert own.perfsuite is not None
+    record = msgspec.structs.replace(own.perfsuite, samples_per_s=None)
+    own = msgspec.structs.replace(own, perfsuite=record)
+    assert progress_line(own) == "benchmarks/test_it.py::test_it[a]: 2.00 ms ± 74.1 % a step"
 
 
 def test_hostile_names_are_shown_as_they_are() -> None:

@@ -740,3 +740,24 @@ def test_a_rank_that_ended_and_one_that_has_more_to_tell_fail_with_both_numbers(
         "mine: when one rank had taken 5 steps, another had taken only 3 and waited or ended; give "
         "all ranks equally many steps"
     ] * 2
+
+
+def test_a_rank_that_waits_for_others_after_its_own_last_step_says_so(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def never(_: Any) -> list[float]:
+        raise RuntimeError("Timed out waiting 30000ms for recv operation to complete")
+
+    monkeypatch.setenv("RANK", "1")
+    loop = UserLoop(code("loop"), lambda: None, never)
+    loop.begin(ask(9), lambda: None)
+    for _ in range(3):
+        loop.step_done()
+
+    with pytest.raises(PerfsuiteError) as raised:
+        loop.finish()
+
+    assert str(raised.value) == (
+        "mine: after 3 steps rank 1 ended by itself, and another went on; give all ranks equally "
+        "many steps"
+    )

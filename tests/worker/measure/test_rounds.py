@@ -334,6 +334,32 @@ def test_a_collection_that_the_code_asks_for_looks_at_all_that_it_has_not_frozen
         clock.freeze_loaded()
 
 
+def test_code_that_looks_at_all_objects_sees_those_that_were_loaded():
+    class Node:
+        pass
+
+    kept, seen, alive = [Node()], [], []
+
+    def iterate(stage):
+        node = Node()
+        node.itself = node
+        alive.append(weakref.ref(node))
+        looked = gc.get_objects(), gc.get_referrers(kept[0])
+        seen.append(tuple(any(one is kept for one in found) for found in looked))
+
+    looks = gc.get_objects, gc.get_referrers
+    try:
+        gc.unfreeze()
+        clock.freeze_loaded()
+        measure(FakeHost(), iterate)
+        assert seen == [(True, True)] * 6
+        assert [ref() for ref in alive] == [None] * 6
+        assert (gc.get_objects, gc.get_referrers) == looks
+    finally:
+        gc.unfreeze()
+        clock.freeze_loaded()
+
+
 @pytest.mark.parametrize("is_enabled", [True, False])
 @pytest.mark.parametrize("is_users", [True, False])
 def test_a_loader_worker_that_starts_in_a_round_has_the_collector_as_the_code_has_set_it(

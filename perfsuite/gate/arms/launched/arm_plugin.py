@@ -344,6 +344,8 @@ def _reason(report: pytest.TestReport | pytest.CollectReport) -> str:
     if crash is not None:
         return str(crash.message).partition("\n")[0]
     lines = str(report.longrepr).strip().splitlines() or [report.outcome]
+    if isinstance(report.longrepr, str):  # of perfsuite, or of pytest.fail
+        return lines[0]
     is_told = any(map(str.isalpha, lines[-1]))  # a traceback may end in the mark below its line
     return lines[-1 if is_told else 0].removeprefix("E").strip()
 
