@@ -280,7 +280,7 @@ class UserLoop(_UserCode):
         try:
             self.start_together()
         except RuntimeError as error:
-            if self._is_over:
+            if self._is_over or self._what == "command":  # of which the controller says more
                 raise
             raise PerfsuiteError(
                 f"{self._name}: after {self._num_ends} steps rank {os.environ['RANK']} ended by "
