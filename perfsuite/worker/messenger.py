@@ -36,10 +36,9 @@ def serve(start: MessengerStart, pipe: Connection) -> None:
     try:
         outgoing, incoming = connect(is_host=place.hosts_store), connect()
     except StoreError as error:
-        told = str(error).partition("\n")[0]
         controller.give_up(
             f"rank {place.rank} of {place.world_size} cannot reach the store at "
-            f"{place.host}:{place.port} (MASTER_ADDR, MASTER_PORT): {told}; "
+            f"{place.host}:{place.port} (MASTER_ADDR, MASTER_PORT): {_first_line(error)}; "
             "give torchrun a --master-addr that every host can reach, and open the port"
         )
         return
@@ -93,8 +92,7 @@ def _send_on(store: Store, controller: _Controller, world_size: int) -> None:
                 time.sleep(pause_s)
                 pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
     except StoreError as error:
-        reason = str(error).partition("\n")[0]
-        controller.give_up(f"the store of torchrun is gone: {reason}")
+        controller.give_up(f"the store of torchrun is gone: {_first_line(error)}")
     except (BrokenPipeError, ConnectionResetError):
         return  # the controller is gone, and so is this process in a moment
 
@@ -153,3 +151,7 @@ def _post(store: Store, content: bytes) -> None:
 
 def _key(number: int) -> str:
     return f"letter {number}"
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).partition("\n")[0]

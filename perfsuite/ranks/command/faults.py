@@ -27,8 +27,7 @@ def last_words(output: str) -> str:
     """Return what the last traceback says that tells of no other rank, else the last line."""
     lines = [line.strip() for line in output.splitlines() if any(map(str.isalnum, line))]
     own = list(itertools.takewhile(lambda line: _LOG_OF_LAUNCHER not in line, lines))
-    said = [*_tracebacks(output)[-1:], *own[-1:], *lines[-1:]]
-    return said[0] if said else "it printed nothing"
+    return next(iter([*_tracebacks(output)[-1:], *own[-1:], *lines[-1:]]), "it printed nothing")
 
 
 def _tracebacks(output: str) -> list[str]:

@@ -1,6 +1,6 @@
 """What timing needs: a clock that waits for the device, and Python's collector off meanwhile.
 
-What lives on is frozen, so garbage takes 1 ms and not 100; a collection of the code's looks at it.
+What lives on is frozen, so garbage takes 1 ms and not 100; what code asks for looks at it, too.
 """
 
 import gc
@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 from perfsuite.worker.measure.device import synchronize
 
-# Objects that this module froze, whether it switched the collector off, whether code looked at all.
+# Objects that this module froze; whether it switched the collector off; whether code thawed them.
 _num_frozen, _is_off, _is_thawed = 0, False, False
 _LOOKS = {"get_objects": gc.get_objects, "get_referrers": gc.get_referrers}
 
