@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import msgspec
 
 from perfsuite.errors import RecipeError
-from perfsuite.ranks.messages import CellMeasured, RoundTimes, RunCell, RunChecked
+from perfsuite.ranks.messages import CellMeasured, RoundTimes, RunCell, RunChecked, Watched
 from perfsuite.records import cell, equivalence
 from perfsuite.records.equivalence import EquivalenceReport, Numerics
 from perfsuite.records.recipe import Recipe
@@ -26,8 +26,6 @@ _CLEARLY = 2.0
 
 # Of one rank.
 Rounds = Sequence[RoundTimes]
-# By stage, the seconds outside and inside of collectives.
-Watched = dict[str, tuple[float, float]]
 
 
 def combine(
@@ -241,30 +239,33 @@ def own_stage_times(
     for name, of_stage in totals.items():
         times_s = [max(0.0, seconds) / (num_rounds * num_iterations) for seconds in of_stage]
         watched = zip(*watched_by_rank, strict=True)
-        inside = [[one.get(name, (0.0, 0.0)) for one in ranks] for ranks in watched]
+        inside = [[one.get(name, (0.0, 0.0, 0)) for one in ranks] for ranks in watched]
         own_s[name] = _without_waiting_inside(times_s, inside)
     return own_s or None
 
 
 def _without_waiting_inside(
-    times_s: Sequence[float], watched: Sequence[Sequence[tuple[float, float]]]
+    times_s: Sequence[float], watched: Sequence[Sequence[tuple[float, float, int]]]
 ) -> tuple[float, ...]:
     """Each rank's time in a stage, without the waiting that is hidden in it."""
-    found = []
+    longest_s, found = max(times_s), []
     for rank, time_s in enumerate(times_s):
-        waited_s = time_s * min((_lead_ratio(ranks, rank) for ranks in watched), default=0.0)
-        hidden_s = max(0.0, waited_s - (max(times_s) - time_s))
-        found.append(time_s - hidden_s)
+        waited_s = min((_waited_s(ranks, rank, longest_s) for ranks in watched), default=0.0)
+        found.append(max(0.0, time_s - max(0.0, waited_s - (longest_s - time_s))))
     return tuple(found)
 
 
-def _lead_ratio(ranks: Sequence[tuple[float, float]], rank: int) -> float:
-    """The part of a watched stage that a rank waited for one that clearly had more to do."""
-    own_s, communication_s = ranks[rank]
-    lead_s = max(one for one, _ in ranks) - own_s
+def _waited_s(ranks: Sequence[tuple[float, float, int]], rank: int, longest_s: float) -> float:
+    """The seconds of a watched stage that a rank waited for one that clearly had more to do."""
+    own_s, communication_s, num_operators = ranks[rank]
+    last_s, exchange_s, most_operators = max(ranks)
+    lead_s = last_s - own_s
     if lead_s <= (_CLEARLY - 1.0) * own_s or not communication_s:
         return 0.0
-    return min(lead_s, communication_s) / (own_s + communication_s)
+    # To watch an operator takes time, too, so a rank with fewer leads by more than it does alone.
+    watching_s = max(0.0, last_s + exchange_s - longest_s)
+    fewer = max(0, most_operators - num_operators) / max(1, most_operators)
+    return min(lead_s - watching_s * fewer, communication_s)
 
 
 def step_percentiles(rounds_by_rank: Sequence[Rounds]) -> cell.StepPercentiles | None:

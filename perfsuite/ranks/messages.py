@@ -215,6 +215,8 @@ class FunctionReturned:
 
 # A stage, and when it began and ended, in seconds since its round did.
 Span = tuple[str, float, float]
+# Of a watched iteration, by stage: seconds outside and inside of collectives, and its operators.
+Watched = dict[str, tuple[float, float, int]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -265,8 +267,8 @@ class CellMeasured:
     missing: dict[str, str]  # why a number is None, by its name in the record
     # Where `rounds` have no times of stages.
     stage_rounds: list[RoundTimes] = field(default_factory=list)
-    # Of untimed iterations on a CPU: each stage's seconds out of and in collectives.
-    watched_s: list[dict[str, tuple[float, float]]] = field(default_factory=list)
+    # Of untimed iterations on a CPU.
+    watched_s: list[Watched] = field(default_factory=list)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,7 +1,5 @@
 """What the equivalence checks report, in plain values: one row for each check of a recipe."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
@@ -59,7 +57,7 @@ class EquivalenceRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
         error: float | None = None,
         limit: float | None = None,
         planted: Mapping[str, bool] | None = None,
-    ) -> EquivalenceRow:
+    ) -> "EquivalenceRow":
         """Return the row of a recipe; `planted` says of each planted bug whether it was found."""
         return cls(
             parallel=recipe.parallel,
@@ -108,7 +106,7 @@ class EquivalenceReport(msgspec.Struct, frozen=True, kw_only=True):
         return self.is_equivalent
 
     @property
-    def numerics(self) -> Numerics:
+    def numerics(self) -> "Numerics":
         """The worst row in the form that a cell's record keeps."""
         return msgspec.convert(self.worst, Numerics, from_attributes=True)
 

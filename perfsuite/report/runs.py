@@ -1,7 +1,5 @@
 """Runs of pytest-benchmark, with or without records of ours, and their cells as rows."""
 
-from __future__ import annotations
-
 import contextlib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -35,7 +33,7 @@ class Run(RunHead):
     rows: tuple[Row, ...]  # in the file's order, then cells that were judged and not measured
     num_failed: int = 0  # tests that failed by themselves
     missing: tuple[str, ...] = ()  # a line for each missing cell, and why
-    parts: tuple[Run, ...] = ()  # the shards
+    parts: tuple["Run", ...] = ()  # the shards
     gaps: tuple[str, ...] = ()  # a line for each that keeps it from being a whole session
     remarks: tuple[str, ...] = ()  # lines on what its verdicts rest on
 

@@ -4,8 +4,6 @@ A `RemotePath` has the few methods of `pathlib.Path` that stored runs need, and 
 error of a client library arrives as an OSError with its reason in one line.
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import functools
@@ -65,7 +63,7 @@ class RemotePath:
     def __str__(self) -> str:
         return printable(f"{self.protocol}://{self.key}")
 
-    def __truediv__(self, name: str) -> RemotePath:
+    def __truediv__(self, name: str) -> "RemotePath":
         return RemotePath(self.protocol, f"{self.key}/{name}")
 
     @property
@@ -79,11 +77,11 @@ class RemotePath:
         return self.name.rpartition(".")[0] or self.name
 
     @property
-    def parent(self) -> RemotePath:
+    def parent(self) -> "RemotePath":
         """The folder."""
         return RemotePath(self.protocol, self.key.rpartition("/")[0])
 
-    def glob(self, pattern: str) -> Iterator[RemotePath]:
+    def glob(self, pattern: str) -> Iterator["RemotePath"]:
         """Yield the matching files, part by part; raises an OSError, like all methods below."""
         part, is_deeper, rest = pattern.partition("/")
         try:

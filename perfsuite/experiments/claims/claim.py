@@ -1,7 +1,5 @@
 """What a claim is, and what its experiment comes to."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Callable
@@ -25,7 +23,7 @@ class ClaimFinding:
     reason: str
     is_broken: bool = False
 
-    def on(self, workload: str) -> ClaimFinding:
+    def on(self, workload: str) -> "ClaimFinding":
         """Return the finding with the workload that it rests on."""
         figures, reason = {"workload": workload, **self.figures}, f"on {workload} {self.reason}"
         return dataclasses.replace(self, figures=figures, reason=reason)

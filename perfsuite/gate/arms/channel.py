@@ -17,8 +17,6 @@ Each line is a JSON object with a "kind"; "?" marks those that wait for an answe
     finished                         the session is over
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import json
@@ -142,7 +140,7 @@ class Server:
                 self.launches[name].failure = f"its pytest ended early with {how}"
                 self._finish(name)
 
-    def _handle(self, peer: _Peer, message: dict[str, Any]) -> None:
+    def _handle(self, peer: "_Peer", message: dict[str, Any]) -> None:
         kind = message["kind"]
         if kind == "hello":
             peer.arm = message["arm"]

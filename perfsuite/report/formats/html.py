@@ -4,8 +4,6 @@ The page fetches nothing, and its own policy forbids it: styles and script are n
 hashes, so that no name of a cell can run. Every value is escaped by the template engine.
 """
 
-from __future__ import annotations
-
 import base64
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence

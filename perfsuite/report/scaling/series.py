@@ -8,8 +8,6 @@ and the exposed part of the reduction: all of it at worst, and at best what is l
 backward pass, since no gradient is there before it begins.
 """
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
@@ -59,7 +57,7 @@ class ScaledCell:
     # commit included, or of the rounds of the only one; `basis` says which.
     samples_s: tuple[float, ...]
     basis: Basis
-    base: ScaledCell | None = None  # of its series, unless it is that
+    base: "ScaledCell | None" = None  # of its series, unless it is that
     expected: Estimate | None = None  # by the model, in a series
 
     @property

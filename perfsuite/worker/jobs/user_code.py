@@ -1,7 +1,5 @@
 """A user's own training step, or whole loop, as an activity of a cell. Runs in a rank."""
 
-from __future__ import annotations
-
 import inspect
 import math
 import numbers
@@ -48,7 +46,7 @@ def start_user_code(code: UserCode, start: RankStart) -> activities.Activity:
     return UserLoop(code, function, largest, digests_weights=start.request.policy.turns is not None)
 
 
-def build_step(code: UserCode, start: RankStart) -> UserStep:
+def build_step(code: UserCode, start: RankStart) -> "UserStep":
     """Return the step that a user's function builds under the cell's seed."""
     return UserStep(code, _load(code, start))
 

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch.nn.modules.module import register_module_forward_pre_hook
 
+from perfsuite.ranks.messages import Watched
 from perfsuite.records.stages import untimed
 from perfsuite.worker.measure.clock import collector_off
 from perfsuite.worker.measure.dispatch import StepMode, communicated_bytes, is_communication
@@ -60,7 +61,7 @@ class IterationCounts:
     model_flops: int = 0
     collectives: int = 0
     collective_bytes: int = 0
-    watched_s: dict[str, tuple[float, float]] = field(compare=False)
+    watched_s: Watched = field(compare=False)
     without_formula: str | None = None  # an operator whose FLOPs are in none of these
     frees_late: bool = False  # another stream may use memory that the training has given back
     in_threads: bool = False  # a module with parameters ran in another thread

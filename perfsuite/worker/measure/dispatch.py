@@ -18,6 +18,8 @@ from torch import Tensor
 # torch documents what it has under this path although the module has an underscore.
 from torch.utils import _python_dispatch
 
+from perfsuite.ranks.messages import Watched
+
 
 class StepMode(_python_dispatch.TorchDispatchMode, ABC):  # type: ignore[no-untyped-call]
     """Sees every operator that runs in its `with` block, on plain tensors, except in loading.
@@ -36,9 +38,8 @@ class StepMode(_python_dispatch.TorchDispatchMode, ABC):  # type: ignore[no-unty
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._is_loading = False
-        self._communication_s = 0.0
-        # Of each stage on a CPU, outside and inside of collectives.
-        self.watched_s: dict[str, tuple[float, float]] = {}
+        self._communication_s, self._num_operators = 0.0, 0
+        self.watched_s: Watched = {}
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -63,15 +64,17 @@ class StepMode(_python_dispatch.TorchDispatchMode, ABC):  # type: ignore[no-unty
     def stage(self, name: str) -> Iterator[None]:
         """Enter a stage; the iteration is given this method as its `Stage`."""
         self._is_loading = name == "load"
-        before_s, began_s = self._communication_s, time.perf_counter()
+        before_s, num_before = self._communication_s, self._num_operators
+        began_s = time.perf_counter()
         try:
             yield
         finally:
             self._is_loading = False
+            own_s, inside_s, num = self.watched_s.get(name, (0.0, 0.0, 0))
             communication_s = self._communication_s - before_s
-            own_s = time.perf_counter() - began_s - communication_s
-            before = self.watched_s.get(name, (0.0, 0.0))
-            self.watched_s[name] = before[0] + own_s, before[1] + communication_s
+            own_s += time.perf_counter() - began_s - communication_s
+            num += self._num_operators - num_before
+            self.watched_s[name] = own_s, inside_s + communication_s, num
 
     def __torch_dispatch__(
         self,
@@ -84,6 +87,7 @@ class StepMode(_python_dispatch.TorchDispatchMode, ABC):  # type: ignore[no-unty
             return NotImplemented
         if self._is_loading:
             return func(*args, **(kwargs or {}))
+        self._num_operators += 1
         return self.observe(func, args, kwargs or {})
 
 

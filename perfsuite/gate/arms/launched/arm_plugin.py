@@ -4,8 +4,6 @@ It is copied into the launches of both arms, whose interpreters and perfsuite ma
 end of its socket is `perfsuite.gate.arms.channel`, which documents the messages.
 """
 
-from __future__ import annotations
-
 import faulthandler
 import gc
 import json

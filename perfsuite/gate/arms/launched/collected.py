@@ -1,7 +1,5 @@
 """What an arm reports about the tests that it has collected; copied beside the arm's plugin."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 from types import FunctionType, ModuleType

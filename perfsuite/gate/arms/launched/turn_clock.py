@@ -1,7 +1,5 @@
 """The clock of a plain benchmark in an arm: it takes turns, and times all that its arm caused."""
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import os
@@ -26,7 +24,7 @@ class TurnClock:
     """
 
     clock: Callable[[], float]
-    core: SharedCore
+    core: "SharedCore"
     wait_for_turn: Callable[[], object]
     end_turn: Callable[[], object]
     collects_garbage: bool  # at the end of each round, where pytest-benchmark keeps it from running
