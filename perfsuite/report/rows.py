@@ -26,8 +26,6 @@ _SHORTEST_S = 1e-9
 _LONGEST_S = 1e6
 # Part of a step, or what rounds differ by where that is more: ranks on busy cores differ by less.
 _RANK_LAGS = 0.10
-# In the reason of a cell that passed, which says of each number why there is none.
-_OF_NUMERICS = re.compile(r"(?:^|; )no numerics: (.+?)(?=; no [\w ]+: |$)")
 # What pytest raises where the test itself says so, and not the machine, and what people read.
 _SKIPS = {"Skipped": "SKIPPED", "XFailed": "XFAIL"}
 
@@ -280,11 +278,19 @@ def slow_rank_lines(rows: Sequence[Row]) -> list[str]:
     return [f"SLOW RANK {row.name}: {row.slow_rank}" for row in rows if row.slow_rank is not None]
 
 
-def no_power_lines(lines: Sequence[CellLine]) -> list[str]:
-    """Return a line with the reason for each cell whose check could not have found a mistake."""
-    without = [line for line in lines if at("perfsuite.numerics.status")(line) == "no power"]
-    reasons = ((line.fullname, _OF_NUMERICS.search(line.reason or "")) for line in without)
-    return [f"NO POWER {name}: {why[1]}" for name, why in reasons if why is not None]
+def missing_lines(lines: Sequence[CellLine]) -> list[str]:
+    """Return a line with the reason for each cell whose check had no power, or without counts."""
+    found = []
+    for line in lines:
+        has_power = at("perfsuite.numerics.status")(line) != "no power"
+        has_recipe = line.perfsuite is None or at("perfsuite.recipe")(line) is not None
+        told = (has_power, "POWER", "numerics"), (has_recipe, "COUNTS", "ops")
+        # The reason of a cell that passed says of each number why there is none.
+        for is_fine, word, name in told:
+            why = re.search(rf"(?:^|; )no {name}: (.+?)(?=; no [\w ]+: |$)", line.reason or "")
+            if not is_fine and why is not None:
+                found.append(f"NO {word} {line.fullname}: {why[1]}")
+    return found
 
 
 def skipped_lines(lines: Sequence[CellLine]) -> list[str]:

@@ -377,6 +377,8 @@ def test_loops_that_go_wrong_fail_in_one_sentence(project: pytest.Pytester) -> N
             "because memory ran out), in phase *",
             "RankFailureError: rank 1 of 2 made no progress for 6 s (--perf-timeout), in phase *",
             "*in late*",
+            "NO COUNTS *::test_last: the loop ended by itself after 10 steps, before the two that "
+            "are counted",
         ]
     )
     result.assert_outcomes(failed=11, passed=1)

@@ -24,7 +24,7 @@ from perfsuite.plugin.session.phases import Raised
 from perfsuite.plugin.session.torchrun import TorchrunSession
 from perfsuite.records.cell import CellLine, encode_line
 from perfsuite.records.verdict import CellVerdict
-from perfsuite.report.rows import no_power_lines, row_of_line, skipped_lines, slow_rank_lines
+from perfsuite.report.rows import missing_lines, row_of_line, skipped_lines, slow_rank_lines
 from perfsuite.report.summary import verdict_sentence
 from perfsuite.report.terminal.gate import annotation_lines, verdict_lines
 from perfsuite.report.terminal.tables import progress_line, report_table
@@ -312,7 +312,7 @@ class MeasuredSession:
         lines = list(self._lines.values())
         if rows := [row for row in map(row_of_line, lines) if row is not None]:
             terminalreporter.section("perfsuite", sep="=")
-            remarks = (*slow_rank_lines(rows), *no_power_lines(lines), *skipped_lines(lines))
+            remarks = (*slow_rank_lines(rows), *missing_lines(lines), *skipped_lines(lines))
             for text in (report_table(rows), *remarks):
                 terminalreporter.write_line(legible(text))
             if self._writes and not self._saver.write_errors:

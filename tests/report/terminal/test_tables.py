@@ -5,7 +5,7 @@ import msgspec
 from perfsuite.records.cell import CellLine, CellRecord, Counts, Memory, StageTimes
 from perfsuite.records.equivalence import Numerics
 from perfsuite.records.recipe import Recipe
-from perfsuite.report.rows import no_power_lines, row_of_line, skipped_lines
+from perfsuite.report.rows import missing_lines, row_of_line, skipped_lines
 from perfsuite.report.terminal.tables import progress_line, report_table, text_table
 
 NO_STAGES = {"forward": None, "backward": None, "optimizer": None, "evaluation": None}
@@ -93,8 +93,20 @@ def test_a_cell_whose_check_had_no_power_has_a_line_that_says_why() -> None:
         perfsuite=msgspec.structs.replace(proven.perfsuite, numerics=numerics),
     )
 
-    assert no_power_lines([proven, unproven]) == [
+    assert missing_lines([proven, unproven]) == [
         "NO POWER benchmarks/test_it.py::test_it[a]: all gradients are zero; or none"
+    ]
+
+
+def test_a_users_own_cell_without_counts_has_a_line_that_says_why() -> None:
+    ours = msgspec.structs.replace(line(TRAINED), reason="no memory: a; no ops: it ended early")
+    assert ours.perfsuite is not None
+    own = msgspec.structs.replace(
+        ours, perfsuite=msgspec.structs.replace(ours.perfsuite, recipe=None)
+    )
+
+    assert missing_lines([ours, own]) == [
+        "NO COUNTS benchmarks/test_it.py::test_it[a]: it ended early"
     ]
 
 
