@@ -16,6 +16,7 @@ import shutil
 import signal
 import sys
 import tempfile
+import warnings
 from collections.abc import Callable, Collection
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -80,6 +81,8 @@ def enter_rank(start: RankStart, pipe: Connection) -> None:
             sys.path.insert(0, root)
     if start.core is not None:
         os.sched_setaffinity(0, {start.core})
+        # torch counts that core alone, and loader workers run on all.
+        warnings.filterwarnings("ignore", "This DataLoader will create")
     elif start.request.policy.device != "cpu":
         os.sched_setaffinity(0, start.cores)
     pkgutil.resolve_name(start.request.policy.entry)(start, pipe)
