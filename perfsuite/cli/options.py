@@ -51,14 +51,9 @@ Tolerance = Annotated[str | None, typer.Option(help="Accepted slowdown; else 0.4
 Limit = Annotated[str, typer.Option(help="Slowdown that must not pass.")]
 MaxPairs = Annotated[int, typer.Option(min=LEAST_MAX_PAIRS, help="Launches of each side, at most.")]
 MaxMinutes = Annotated[float, typer.Option(min=0, help="Start no pair that would end after this.")]
+_OF_SEED = "Of the order of launches; drawn, and shown, unless given."
 DrawnSeed = Annotated[
-    int,
-    typer.Option(
-        min=0,
-        default_factory=draw_seed,
-        show_default=False,
-        help="Of the order of launches; drawn, and shown, unless given.",
-    ),
+    int, typer.Option(min=0, default_factory=draw_seed, show_default=False, help=_OF_SEED)
 ]
 
 # Of the session of a command; its plugin lies beside it.

@@ -96,6 +96,57 @@ def benchmarks_of(project: pytest.Pytester) -> dict[str, Any]:
     return {one["name"]: one for one in found}
 
 
+def test_a_step_whose_data_has_ended_has_no_time(project: pytest.Pytester) -> None:
+    test = """
+        import torch
+
+        def steps(batches, every=1, lr=0.01):
+            model = torch.nn.Linear(4, 2)
+            optimizer = torch.optim.SGD(model.parameters(), lr=lr)
+            loss, num_taken = None, 0
+
+            def step():
+                nonlocal loss, num_taken
+                for batch in batches:
+                    loss = model(batch).square().mean()
+                    loss.backward()
+                    num_taken += 1
+                    if num_taken % every == 0:
+                        optimizer.step()
+                        optimizer.zero_grad()
+                    break
+                return loss
+
+            return step
+
+        def ended():
+            return steps(iter([torch.full((8, 4), float(number)) for number in range(1, 6)]))
+
+        def accumulating():
+            return steps([torch.ones(8, 4)], every=12)
+
+        def still():
+            return steps([torch.ones(8, 4)], lr=0.0)
+
+        def test_ended(step_benchmark):
+            step_benchmark(ended, rounds=2, iterations=4)
+
+        def test_accumulating(step_benchmark):
+            step_benchmark(accumulating, rounds=2, iterations=4)
+
+        def test_still(step_benchmark):
+            step_benchmark(still, rounds=2, iterations=4)
+    """
+
+    result = run(project, test)
+
+    result.assert_outcomes(passed=2, failed=1)
+    result.stdout.fnmatch_lines(
+        "WorkloadError: ended: after step 5 of * no optimizer stepped and the loss stayed *, so "
+        "what is timed trains nothing; does its data end? begin it again"
+    )
+
+
 def test_what_a_step_computes_in_threads_of_its_own_has_no_count(
     project: pytest.Pytester,
 ) -> None:

@@ -42,7 +42,7 @@ OPTIONS: Final[dict[str, tuple[tuple[str, ...], str]]] = {
     "wait": (("forever", "-1", "1day", "", LONG), "a duration from 0"),
     "shard": (
         ("0/4", "5/4", "a/b", "4", "-1/4", "1/4/2", "", f"1/{LONG}"),
-        "I/N for the I-th of N shards, such as 2/4, with I from 1 to N and N up to 99999",
+        "I/N for the I-th of N shards, such as 2/4; N may be 99999 at most",
     ),
 }
 

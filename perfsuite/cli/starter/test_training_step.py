@@ -18,10 +18,7 @@ WORKLOAD = "lenet-digits"
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_training_step(train_benchmark, num_workers, parallel, precision, checkpointing):
     recipe = Recipe(
-        num_workers=num_workers,
-        parallel=parallel,
-        precision=precision,
-        checkpointing=checkpointing,
+        num_workers=num_workers, parallel=parallel, precision=precision, checkpointing=checkpointing
     )
     outcome = train_benchmark(WORKLOAD, recipe)
     assert outcome.losses_are_finite

@@ -113,10 +113,7 @@ _PARSERS: dict[str, tuple[Callable[[str], Any], str]] = {
     "timeout": (_positive_seconds, "a duration above 0, such as 120 or 2min"),
     "collective-timeout": (_positive_seconds, "a duration above 0, such as 30 or 500ms"),
     "wait": (parse_seconds, "a duration from 0"),
-    "shard": (
-        parse_shard,
-        "I/N for the I-th of N shards, such as 2/4, with I from 1 to N and N up to 99999",
-    ),
+    "shard": (parse_shard, "I/N for the I-th of N shards, such as 2/4; N may be 99999 at most"),
 }
 
 

@@ -11,24 +11,19 @@ _COLUMNS = columns_of(
     *("cell", "workload", "parallel", "precision", "checkpointing", "num_workers"),
     *("step_time_s", "spread_ratio", "samples_per_s", "load_ratio", "peak_bytes"),
 )
+# After "text", the names of commands.
+_NAMES = dict(zip("<>|'µ", ("less", "greater", "bar", "quotesingle", "mu"), strict=True))
+_NAMES |= {"\\": "backslash", "~": "asciitilde", "^": "asciicircum", "`": "asciigrave"}
 _SPECIAL = {
     **{char: f"\\{char}" for char in "{}$&%#_"},
     # So that neither -- nor ?` becomes another character, and [ does not open an argument.
     **{char: f"{{{char}}}" for char in "-?!,[]*"},
-    "\\": r"\textbackslash{}",
-    "~": r"\textasciitilde{}",
-    "^": r"\textasciicircum{}",
-    "<": r"\textless{}",
-    ">": r"\textgreater{}",
-    "|": r"\textbar{}",
+    **{char: rf"\text{name}{{}}" for char, name in _NAMES.items()},
     # By its number: the fonts of an unchanged LaTeX have no command for it.
     '"': r"\symbol{34}",
-    "'": r"\textquotesingle{}",
-    "`": r"\textasciigrave{}",
     "\n": " ",
     "\r": " ",
     "±": r"$\pm$",
-    "µ": r"\textmu{}",
 }
 
 

@@ -1,6 +1,7 @@
 """What one iteration of a cell is: a step, a loaded or evaluated batch, a reduction."""
 
 import sys
+import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -12,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.optim import Optimizer
 
-from perfsuite.errors import PerfsuiteError
+from perfsuite.errors import PerfsuiteError, WorkloadError
 from perfsuite.ranks.messages import COUNTED, RankStart, RunCell
 from perfsuite.ranks.pickling import unpack
 from perfsuite.records.cell import TensorDigest
@@ -243,3 +244,21 @@ def keep_loss(loss: Tensor) -> float | Tensor:
     # Within a step of 5 ms a copy takes 30 to 50 us longer than a value, which is there on a CPU.
     is_there = loss.is_cpu and type(loss) is Tensor and not torch.compiler.is_compiling()
     return loss.item() if is_there else loss.detach().clone()
+
+
+@contextmanager
+def staying(what: str) -> Iterator[None]:
+    """Refuse a step that would end the rank."""
+    try:
+        yield
+    except SystemExit as ended:
+        raise WorkloadError(f"{what} ended by {describe_exit(ended)}; have it return") from ended
+
+
+def describe_exit(ended: SystemExit) -> str:
+    """Return what a SystemExit says, and where it was raised."""
+    place = traceback.extract_tb(ended.__traceback__)[-1]
+    told = f"sys.exit({ended.code!r}) at {place.filename}:{place.lineno}"
+    if place.filename.endswith("argparse.py"):
+        told += " for its arguments: sys.argv has none here; set it, or have a function take them"
+    return told

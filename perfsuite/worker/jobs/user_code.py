@@ -6,10 +6,9 @@ import numbers
 import os
 import sys
 import threading
-import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -73,6 +72,7 @@ class _UserCode(activities.Activity):
         self._told: Any = None
         self._unchecked: list[Any] = []
         self._num_checked = 0
+        self._last_loss, self._changed_at = math.nan, 0  # and the step that first had it
         self.losses: list[float] = []
 
     def stage(self, name: str) -> AbstractContextManager[None]:
@@ -108,6 +108,8 @@ class _UserCode(activities.Activity):
         for number, loss in enumerate(losses, self._num_checked + 1):
             if not math.isfinite(loss):
                 raise NonFiniteError(f"the loss is {loss} at step {number}; {ADVICE}")
+            if loss != self._last_loss:
+                self._last_loss, self._changed_at = loss, number
         self.losses += losses[: activities.NUM_RECORDED_LOSSES - len(self.losses)]
         self._num_checked += len(losses)
         self._unchecked.clear()
@@ -132,29 +134,13 @@ class _MarkedStage:
         self._code._leave()
 
 
-@contextmanager
-def _staying(what: str) -> Iterator[None]:
-    """Refuse a step that would end the rank."""
-    try:
-        yield
-    except SystemExit as ended:
-        raise WorkloadError(f"{what} ended by {_describe_exit(ended)}; have it return") from ended
-
-
-def _describe_exit(ended: SystemExit) -> str:
-    place = traceback.extract_tb(ended.__traceback__)[-1]
-    told = f"sys.exit({ended.code!r}) at {place.filename}:{place.lineno}"
-    if place.filename.endswith("argparse.py"):
-        told += " for its arguments: sys.argv has none here; set it, or have a function take them"
-    return told
-
-
 class UserStep(_UserCode, activities.Repeatable):
     """A function that takes one training step each time."""
 
     def __init__(self, code: UserCode, build_step: Callable[[], Any]) -> None:
         super().__init__(code)
-        with _staying(code.name):
+        self._updated_at = 0  # the last step in which an optimizer stepped
+        with activities.staying(code.name):
             built = build_step()
         self._step = step = built if isinstance(built, Step) else Step(built)
         self.model = model = step.model
@@ -171,8 +157,22 @@ class UserStep(_UserCode, activities.Repeatable):
 
     def run(self, asked: Iterations[None], begin_step: Callable[[], None]) -> None:
         """Take steps, and hear what they tell."""
-        with listening(self):
+        with register_optimizer_step_post_hook(self._note_update), listening(self):
             super().run(asked, begin_step)
+
+    def _note_update(self, *_: Any) -> None:
+        self._updated_at = self._num_checked + len(self._unchecked) + 1
+
+    def end(self, num_rounds: int) -> dict[str, str]:
+        """Return that nothing is missing; raises a WorkloadError where it trains no more."""
+        last = max(self._updated_at, self._changed_at)
+        if self._updated_at and self._num_checked - last > last:
+            raise WorkloadError(
+                f"{self._name}: after step {last} of {self._num_checked} no optimizer stepped and "
+                f"the loss stayed {self._last_loss:g}, so what is timed trains nothing; does its "
+                "data end? begin it again"
+            )
+        return {}
 
     def iterate(self, stage: Stage) -> None:
         """Take one step."""
@@ -188,7 +188,7 @@ class UserStep(_UserCode, activities.Repeatable):
         return None if told is None else float(told)
 
     def _take(self) -> None:
-        with _staying(f"the step of {self._name}"):
+        with activities.staying(f"the step of {self._name}"):
             loss = self._step.run()
         if loss is not None:
             self.log_loss(loss)
@@ -255,7 +255,7 @@ class UserLoop(_UserCode):
         except StopLoop:
             pass
         except SystemExit as ended:
-            self._ended_by = _describe_exit(ended)
+            self._ended_by = activities.describe_exit(ended)
             if ended.code and not self._is_over:
                 raise WorkloadError(f"{self._name}: the loop ended by {self._ended_by}") from ended
         except Exception:

@@ -4,9 +4,9 @@ Mixed precision training, Micikevicius et al. 2018. O0 to O3 are Apex-like: the 
 `apex.amp` (apex/amp/frontend.py, removed 2025-05) with torch's autocast for patched functions.
 """
 
-import dataclasses
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
@@ -29,7 +29,7 @@ BATCHNORM_LAYERS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatch
 _DIVISOR = 16
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class PrecisionPolicy:
     """What one precision means."""
 
@@ -50,6 +50,7 @@ class PrecisionPolicy:
 
 
 _FP16, _BF16 = torch.float16, torch.bfloat16
+_O3 = PrecisionPolicy(name="O3", parameter_dtype=_FP16)
 _POLICIES = (
     PrecisionPolicy(name="fp64", parameter_dtype=torch.float64),
     PrecisionPolicy(name="fp32"),
@@ -62,14 +63,8 @@ _POLICIES = (
     PrecisionPolicy(name="fp8-rowwise", autocast_dtype=_BF16, float8_recipe="rowwise"),
     PrecisionPolicy(name="O0"),
     PrecisionPolicy(name="O1", autocast_dtype=_FP16, loss_scale="dynamic"),
-    PrecisionPolicy(
-        name="O2",
-        parameter_dtype=_FP16,
-        keeps_batchnorm_fp32=True,
-        master_weights=True,
-        loss_scale="dynamic",
-    ),
-    PrecisionPolicy(name="O3", parameter_dtype=_FP16),
+    replace(_O3, name="O2", keeps_batchnorm_fp32=True, master_weights=True, loss_scale="dynamic"),
+    _O3,
 )
 # By the precision of a `Recipe`.
 PRECISION_POLICIES = {policy.name: policy for policy in _POLICIES}
@@ -107,7 +102,7 @@ def use_float8(
     on_cuda = device.type == "cuda"
     capability = torch.cuda.get_device_capability(device) if on_cuda else None
     hardware = Hardware(device=device.type, compute_capability=capability)
-    config = dataclasses.replace(
+    config = replace(
         Float8LinearConfig.from_recipe_name(policy.float8_recipe),
         emulate=why_not_timed(Recipe(precision=policy.name), hardware) is not None,
         pad_inner_dim=True,

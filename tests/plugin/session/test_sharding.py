@@ -31,7 +31,7 @@ CELLS = [f"test_inner.py::test_cell[{letter}]" for letter in "abcde"]
 OTHER = "test_inner.py::test_other"
 # One of our settings, which makes the session of a plain suite ours.
 OURS = ("--perf-seed=0",)
-ALLOWED = "use I/N for the I-th of N shards, such as 2/4, with I from 1 to N and N up to 99999"
+ALLOWED = "use I/N for the I-th of N shards, such as 2/4; N may be 99999 at most"
 
 
 @pytest.fixture(autouse=True)
