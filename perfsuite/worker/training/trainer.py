@@ -110,7 +110,12 @@ def _build_model(workload: Workload, precision: mixed_precision.PrecisionPolicy)
         wrong = "parameters without a shape (nn.LazyLinear); run a batch through it there"
     elif torch.float64 in {one.dtype for one in model.parameters()} - {precision.parameter_dtype}:
         wrong = "parameters in float64; build them in float32, or use precision='fp64'"
+    elif not model.training:
+        wrong = "a model in eval mode, as from_pretrained does; return it after model.train()"
     else:
+        for module in model.modules():
+            if type(module).train is not nn.Module.train:  # where it may freeze a part of itself
+                module.train()
         return model
     raise WorkloadError(f"workload {workload.name!r}: build_model returned {wrong}")
 

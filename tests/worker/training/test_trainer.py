@@ -207,6 +207,10 @@ def test_an_optimizer_that_needs_a_closure_is_refused(
             lambda: nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4).double()),
             "parameters in float64; build them in float32, or use precision='fp64'",
         ),
+        (
+            lambda: nn.Linear(4, 4).eval(),
+            "a model in eval mode, as from_pretrained does; return it after model.train()",
+        ),
     ],
 )
 def test_a_model_that_cannot_be_trained_as_it_is_is_refused(
@@ -214,6 +218,32 @@ def test_a_model_that_cannot_be_trained_as_it_is_is_refused(
 ) -> None:
     with refusal(WorkloadError, f"workload 'small': build_model returned {what}"):
         make_trainer(make_workload(build_model=build))
+
+
+class Frozen(nn.Module):
+    """Keeps its statistics, as a training's `model.train()` has it do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(4)
+        self.dropout = nn.Dropout(0.5)
+
+    def train(self, mode: bool = True) -> Frozen:
+        super().train(mode)
+        self.norm.eval()
+        return self
+
+
+def test_a_part_of_a_model_that_freezes_itself_in_train_is_frozen(
+    make_trainer: Any, make_workload: Any
+) -> None:
+    def build() -> nn.Module:
+        return nn.Sequential(nn.Linear(4, 4), Frozen(), nn.Dropout(0.5).eval())
+
+    linear, frozen, kept = make_trainer(make_workload(build_model=build)).model
+
+    assert [linear.training, frozen.training, frozen.dropout.training] == [True, True, True]
+    assert [frozen.norm.training, kept.training] == [False, False]
 
 
 def test_a_model_in_float64_is_trained_in_it(make_trainer: Any, make_workload: Any) -> None:
