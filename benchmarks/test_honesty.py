@@ -272,6 +272,31 @@ def test_a_slow_rank_is_named_with_its_stage_in_a_users_step(
     expect_slow_rank(outcome, stage, max(rank_group(2, time_by_hand, train, NUM_STEPS)))
 
 
+def test_a_slow_rank_is_named_where_no_stage_is_marked(step_benchmark: Any) -> None:
+    delay = spin_on(1, SHORT_DELAY_S)
+
+    def build_step() -> Any:
+        import torch
+
+        model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(8, 2))
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+
+        def step() -> Any:
+            delay()
+            loss = model(torch.ones(BATCH_SIZE, 8)).square().mean()
+            loss.backward()
+            optimizer.step()
+            return loss
+
+        return step
+
+    record = step_benchmark(build_step, ranks=2, rounds=10, iterations=NUM_STEPS // 10).record
+
+    first_s, second_s = record.rank_stages_s["other"]
+    assert second_s - first_s == pytest.approx(SHORT_DELAY_S, rel=ALLOWED_RATIO)
+    assert record.slow_ranks == {"other": 1}
+
+
 @pytest.mark.parametrize("stage", ["load", "forward", "backward", "optimizer"])
 def test_a_slow_rank_is_named_with_its_stage_in_a_users_loop(
     loop_benchmark: Any, rank_group: Any, stage: str

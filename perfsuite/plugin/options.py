@@ -30,18 +30,13 @@ class Option:
 
 
 _SHOWN = (
-    Option(
-        "device", "auto|cpu|cuda", "auto", "where cells run; auto is cuda where a GPU is visible"
-    ),
+    Option("device", "auto|cpu|cuda", "auto", "where cells run; auto is cuda where there is a GPU"),
     Option("require-gpus", "N", "0", "refuse to run (exit 12) with fewer visible GPUs"),
     Option("rounds", "N", "10", "timed rounds of each cell"),
     Option("matrix", "smoke|default|full", "default", "how many of the cells run"),
     Option("numerics", "on|off", "on", "before timing, check that a cell computes as one process"),
     Option("identical", "pass|judge", "pass", "cells that no change touches pass, or are judged"),
-    Option(
-        *("numerics-change", "tell|fail", "tell"),
-        "report or fail a cell whose first losses differ from the base's, in the gate",
-    ),
+    Option("numerics-change", "tell|fail", "tell", "tell or fail a cell whose first losses moved"),
     Option("policy", "enforce|advisory", "enforce", "advisory: exit codes 10 to 13 become 0"),
     Option("gate", "on|off", "on", "judge cells under --benchmark-compare, or leave it as it is"),
     Option("limit", "RATIO", "5%", "slowdown that must not pass"),
@@ -60,9 +55,7 @@ _HIDDEN = (
     Option("base-dir", "DIR", "", "a folder to compare with, instead of a revision"),
     Option("max-pairs", "N", "40", "launches of each side, at most; from 200 cells on 12 more"),
     Option("seed", "N", "0", "seed of weights, data order and random numbers"),
-    Option(
-        "collective-timeout", "SECONDS", "30", "how long a rank waits for another before it fails"
-    ),
+    Option("collective-timeout", "SECONDS", "30", "a rank fails that waits longer for another"),
     Option("report", "DIR", "results", "folder of run.json and cells.jsonl, from the rootdir"),
     Option("durations", "PATH", "", "run or folder that says how long cells took"),
 )

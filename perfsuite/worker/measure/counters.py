@@ -89,8 +89,11 @@ def count_iteration() -> Iterations[IterationCounts]:
         counter.found.in_threads |= bool(parameters) and is_other
 
     stance = torch.compiler.set_stance("force_eager")
-    with register_module_forward_pre_hook(look), stance, counter:
+    with register_module_forward_pre_hook(look), stance, counter, counter.stage("other"):
         yield counter.stage
+    whole, *stages = counter.watched_s.pop("other"), *counter.watched_s.values()
+    own_s, inside_s, num = (one - sum(parts) for one, *parts in zip(whole, *stages, strict=True))
+    counter.watched_s["other"] = own_s, inside_s, int(num)
     counter.found.model_flops = counter.found.flops - counter.recomputed_flops()
     return counter.found
 

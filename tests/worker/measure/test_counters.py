@@ -420,3 +420,20 @@ def test_garbage_of_an_iteration_is_counted_without_what_an_epochs_start_adds():
 
     assert run_iterations(count_garbage(), iterate) == 3
     assert run_iterations(count_garbage(), lambda stage: None) == 0
+
+
+def test_what_runs_outside_of_stages_is_watched_as_other() -> None:
+    tensor = torch.ones(4)
+
+    def step(stage: Any) -> None:
+        tensor.add_(1)
+        with stage("forward"):
+            tensor.mul_(2).sub_(1)
+        tensor.add_(1).mul_(2).sub_(3)
+
+    watched = run_iterations(count_iteration(), step).watched_s
+    alone = run_iterations(count_iteration(), lambda _: tensor.add_(1)).watched_s
+
+    assert {name: num for name, (_, _, num) in watched.items()} == {"forward": 2, "other": 4}
+    assert {name: num for name, (_, _, num) in alone.items()} == {"other": 1}
+    assert all(own_s > 0 == inside_s for own_s, inside_s, _ in (*watched.values(), alone["other"]))
