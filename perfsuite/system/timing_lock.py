@@ -77,7 +77,8 @@ class TimingLock:
             raise BusyMachineError(
                 f"{busy}, and --perf-wait=0 does not wait; run again when it has ended"
             )
-        self._say(f"perfsuite: {busy}; waiting for it (pytest: --perf-wait=0 would not)")
+        most = f"{self._wait_s:g} s at most"
+        self._say(f"perfsuite: {busy}; waiting for it, {most} (pytest: --perf-wait=0 would not)")
         try:
             self._lock.acquire(timeout=self._wait_s)
         except Timeout as error:

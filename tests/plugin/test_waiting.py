@@ -69,7 +69,7 @@ def wait_until_seen(
     said = ""
     expected = (
         f"perfsuite: another timing session (process {holder.pid}) holds this machine; waiting for "
-        "it (pytest: --perf-wait=0 would not)\n"
+        "it, 60 s at most (pytest: --perf-wait=0 would not)\n"
     )
     while not said.endswith(expected):
         line = second.stdout.readline()

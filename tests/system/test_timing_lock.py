@@ -82,7 +82,7 @@ def test_a_second_session_waits_and_says_who_holds_the_machine(
 
     assert said == [
         f"perfsuite: another timing session (process {other.process.pid}) holds this machine; "
-        "waiting for it (pytest: --perf-wait=0 would not)"
+        "waiting for it, 10 s at most (pytest: --perf-wait=0 would not)"
     ]
     assert (tmp_path / f"perfsuite-{os.getuid()}.holder").read_text() == str(os.getpid())
     lock.release()

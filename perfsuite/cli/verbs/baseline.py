@@ -197,6 +197,8 @@ def _parse_increase(text: str) -> dict[str, Any]:
 
 def _parse_looser(values: list[str]) -> dict[str, Any]:
     pairs = [value.partition("=") for value in values]
-    if not all(separator for _, separator, _ in pairs):
-        raise SettingError(f"--looser is {' '.join(values)!r}; use NAME=VALUE, such as limit=8%")
+    names = ("limit", "tolerance", "floor", "policy", "gate")
+    if not all(name in names and separator for name, separator, _ in pairs):
+        allowed = f"use NAME=VALUE, such as limit=8%, with one of {', '.join(names)}"
+        raise SettingError(f"--looser is {' '.join(values)!r}; {allowed}")
     return {name: text for name, _, text in pairs}

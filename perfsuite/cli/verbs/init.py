@@ -64,7 +64,7 @@ def init(
     for path in written:
         if advice and path.endswith(".yml"):
             typer.echo(f"change {path}: it installs {requirement}; {advice}")
-    typer.echo(f"next: pip install '{requirement}'; pytest benchmarks --perf-matrix=smoke")
+    typer.echo(f"next: pip install '{requirement}'; pytest benchmarks")
     typer.echo(
         "then: commit; 'pytest benchmarks --benchmark-compare' judges the next change, and ends in "
         "13 as long as every cell is new: nothing to compare yet"

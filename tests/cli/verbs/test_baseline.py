@@ -315,7 +315,13 @@ def test_accept_adds_to_what_is_there(perfsuite: Call, tmp_path: Path) -> None:
         ),
         (
             [CELL, "--looser", "limit", *WHY],
-            "--looser is 'limit'; use NAME=VALUE, such as limit=8%",
+            "--looser is 'limit'; use NAME=VALUE, such as limit=8%, with one of limit, tolerance, "
+            "floor, policy, gate",
+        ),
+        (
+            [CELL, "--looser", "limt=8%", *WHY],
+            "--looser is 'limt=8%'; use NAME=VALUE, such as limit=8%, with one of limit, "
+            "tolerance, floor, policy, gate",
         ),
         (
             [CELL, "--looser", "limit=much", *WHY],

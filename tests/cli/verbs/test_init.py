@@ -48,8 +48,7 @@ def test_an_empty_repository_gets_everything(tmp_path: Path) -> None:
     assert result.exit_code == 0
     assert result.output.splitlines() == [
         *(f"wrote {path}" for path in WRITTEN),
-        "next: pip install 'perfsuite[torch,workloads]==1.4.0'; pytest benchmarks "
-        "--perf-matrix=smoke",
+        "next: pip install 'perfsuite[torch,workloads]==1.4.0'; pytest benchmarks",
         "then: commit; 'pytest benchmarks --benchmark-compare' judges the next change, and ends in "
         "13 as long as every cell is new: nothing to compare yet",
     ]
