@@ -46,6 +46,8 @@ def combine(
     staged = [rank.stage_rounds or rank.rounds for rank in ranks]
     own_s = own_stage_times(staged, first.num_iterations, [rank.watched_s for rank in ranks])
     missing = without_speed | _why_missing(ranks, own_s)
+    if job.user_code is not None and job.user_code.kind == "step" and not any(told):
+        missing["losses"] = "its step returns none; return it, or call perfsuite.log_loss"
     num_devices = None
     if job.recipe is not None and job.recipe.plan.properties.runs_threads:
         num_devices = min(job.recipe.plan.size, len(first.environment.accelerators))

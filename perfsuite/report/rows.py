@@ -279,12 +279,13 @@ def slow_rank_lines(rows: Sequence[Row]) -> list[str]:
 
 
 def missing_lines(lines: Sequence[CellLine]) -> list[str]:
-    """Return a line with the reason for each cell whose check had no power, or without counts."""
+    """Return a line with the reason for each cell without power, counts or loss."""
     found = []
     for line in lines:
         has_power = at("perfsuite.numerics.status")(line) != "no power"
         has_recipe = line.perfsuite is None or at("perfsuite.recipe")(line) is not None
-        told = (has_power, "POWER", "numerics"), (has_recipe, "COUNTS", "ops")
+        told = [(has_power, "POWER", "numerics"), (has_recipe, "COUNTS", "ops")]
+        told.append((has_recipe, "LOSS", "losses"))
         # The reason of a cell that passed says of each number why there is none.
         for is_fine, word, name in told:
             why = re.search(rf"(?:^|; )no {name}: (.+?)(?=; no [\w ]+: |$)", line.reason or "")

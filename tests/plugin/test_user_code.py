@@ -128,6 +128,10 @@ def test_a_step_whose_data_has_ended_has_no_time(project: pytest.Pytester) -> No
         def still():
             return steps([torch.ones(8, 4)], lr=0.0)
 
+        def silent():
+            step = steps([torch.ones(8, 4)])
+            return lambda: step() and None
+
         def test_ended(step_benchmark):
             step_benchmark(ended, rounds=2, iterations=4)
 
@@ -136,15 +140,23 @@ def test_a_step_whose_data_has_ended_has_no_time(project: pytest.Pytester) -> No
 
         def test_still(step_benchmark):
             step_benchmark(still, rounds=2, iterations=4)
+
+        def test_silent(step_benchmark):
+            assert not step_benchmark(silent, rounds=2, iterations=4).losses_are_finite
     """
 
     result = run(project, test)
 
-    result.assert_outcomes(passed=2, failed=1)
+    result.assert_outcomes(passed=3, failed=1)
     result.stdout.fnmatch_lines(
-        "WorkloadError: ended: after step 5 of * no optimizer stepped and the loss stayed *, so "
-        "what is timed trains nothing; does its data end? begin it again"
+        [
+            "WorkloadError: ended: after step 5 of * no optimizer stepped and the loss stayed *, "
+            "so what is timed trains nothing; does its data end? begin it again",
+            "NO LOSS *::test_silent: its step returns none; return it, or call perfsuite.log_loss",
+        ]
     )
+    (with_loss,) = [line for line in result.outlines if line.startswith("NO LOSS")]
+    assert "test_silent" in with_loss
 
 
 def test_what_a_step_computes_in_threads_of_its_own_has_no_count(
