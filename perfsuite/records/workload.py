@@ -33,7 +33,7 @@ class Workload:
 
     Attributes:
         name: Its name in reports.
-        build_model: () -> the model, in float32 on the CPU.
+        build_model: () -> the model, in float32 on the CPU and in train mode.
         build_dataset: (split) -> a map-style dataset of (inputs, target), None for a split that
             the workload does not have. `inputs` may be a tensor (`model(inputs)`), a tuple or list
             (`model(*inputs)`) or a dict (`model(**inputs)`).
