@@ -108,8 +108,7 @@ def takes_recipe(
 
     @functools.wraps(verb)
     def with_options(**values: Any) -> None:
-        recipe = Recipe(**fixed, **{name: values.pop(name) for name in options})
-        verb(**values, recipe=recipe)
+        verb(recipe=Recipe(**fixed, **{name: values.pop(name) for name in options}), **values)
 
     signature = inspect.signature(verb, eval_str=True)
     own = [

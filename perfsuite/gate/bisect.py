@@ -83,8 +83,7 @@ def bisect(
     suite, cell = _collect(request)
     with machine, _tree_of(suite, cell, ends[0]) as (tree, _):
         request = replace(request, cells=frozenset({cell}), base_dir=tree, heeds_exceptions=False)
-        search = _Search(request=request, bounds=bounds, suite=suite, cell=cell, say=say)
-        return search.run(*ends)
+        return _Search(request=request, bounds=bounds, suite=suite, cell=cell, say=say).run(*ends)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -166,8 +166,7 @@ class StoredHistory:
     def cells(self) -> list[str]:
         """Return the names of all cells that any run holds; of a renamed cell, that of today."""
         names = {name for _, run in self.runs for name in run.cells}
-        former = (names_of(name, self.accepted)[1:] for name in names)
-        return sorted(names.difference(*former))
+        return sorted(names.difference(*(names_of(name, self.accepted)[1:] for name in names)))
 
     def follow(self, cell: str | None, *, smallest: float) -> CellHistory:
         """Return what became of a cell, of the host for None, but for changes below `smallest`."""

@@ -91,8 +91,7 @@ def run_gate(
     """
     worktree.sweep_stale_trees(request.command.folder)
     if request.kept is None:
-        kept = head_files.kept_files(request.command.folder)
-        request = dataclasses.replace(request, kept=kept)
+        request = dataclasses.replace(request, kept=head_files.kept_files(request.command.folder))
     differs = {"head": describe_head(request.command.folder)}
     with scratch_folder() as caches:
         session = _begin(request, caches, differs, say, machine)

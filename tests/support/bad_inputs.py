@@ -193,7 +193,7 @@ VERBS: Final[tuple[tuple[tuple[str, ...], str], ...]] = (
     (("gate", "--steps", "1", "--", "python3"), "steps is 1; use a whole number from 2"),
     (("gate", "--name", " ", "--", "python3"), "name is ' '; use a text"),
     (("gate", "--metrics", "csv:a", "--", "python3"), "metrics is 'csv:a'; use jsonl:FILE:KEY"),
-    (("calibrate", "--planted", "slow"), "--planted is 'slow'"),
+    (("calibrate", "--planted", "slow"), "--planted is 'slow'; use a slowdown such as 5%"),
     (("calibrate", "--planted", "speed=2"), "which is no field of a recipe"),
     (("calibrate", "--tolerance", "x"), "--tolerance is 'x'"),
     (("report", "missing.json"), "missing.json: No such file or directory"),

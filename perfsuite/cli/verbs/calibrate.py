@@ -7,6 +7,7 @@ import typer
 
 from perfsuite.cli import options
 from perfsuite.cli.output import JsonFile, say, write_json
+from perfsuite.errors import SettingError
 from perfsuite.gate.calibrate import CalibrationResult, Plant, PlantedResult, calibrate
 from perfsuite.gate.judge.trial import Budget
 from perfsuite.gate.noise import (
@@ -21,7 +22,7 @@ from perfsuite.ranks.messages import INJECTABLE_FAULTS
 from perfsuite.records.recipe import parse_recipe
 from perfsuite.stats.sequential import DEFAULT_MAX_PAIRS, recommend
 from perfsuite.system.files import check_writable
-from perfsuite.units import counted, format_ratio, option_bounds, option_ratio
+from perfsuite.units import counted, format_ratio, option_bounds, parse_ratio
 
 
 @options.explained(
@@ -79,7 +80,11 @@ def _plant(text: str) -> Plant:
     if "=" in text:
         parse_recipe("--planted", [text])
     elif text not in INJECTABLE_FAULTS:
-        return Plant(ratio=option_ratio("--planted", text))
+        try:
+            return Plant(ratio=parse_ratio(text))
+        except ValueError as error:
+            allowed = f"a slowdown such as 5%, FIELD=VALUE, {' or '.join(INJECTABLE_FAULTS)}"
+            raise SettingError(f"--planted is {text!r}; use {allowed}") from error
     return Plant(in_recipe=text)
 
 

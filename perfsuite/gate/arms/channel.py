@@ -57,8 +57,7 @@ class Server:
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self._open = contextlib.ExitStack()
         self._selector = self._open.enter_context(selectors.DefaultSelector())
-        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._listener = self._open.enter_context(listener)
+        self._listener = self._open.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
         self._listener.bind(str(path))
         self._logs = {}
         for arm in arms:
@@ -152,8 +151,7 @@ class Server:
                 self._take_suite(arm, message)
             case "enter":
                 alone = message["cell"] in self._plan.one_by_one
-                entering = self._scheduler.enter(arm, alone=alone)
-                self._answer("enter", entering, {"is_alone": alone})
+                self._answer("enter", self._scheduler.enter(arm, alone=alone), {"is_alone": alone})
             case "shape":
                 self._shapes[arm] = message
                 self._logs[arm].look()  # what it trains with is open now

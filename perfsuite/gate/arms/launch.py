@@ -124,8 +124,7 @@ def _process(launch: Launch, plan: PairPlan, scratch: Path) -> Iterator[subproce
     # An empty value is none: the variable may be the user's.
     caches = {"PYTHONDONTWRITEBYTECODE": "" if arm.caches else "1"}
     if arm.caches is not None:
-        folder = arm.caches / arm.name
-        caches |= {name: str(folder / below) for name, below in _CACHES.items()}
+        caches |= {name: str(arm.caches / arm.name / below) for name, below in _CACHES.items()}
     environment = {
         **variables,
         **caches,

@@ -206,8 +206,7 @@ def _lacked_by_base(head: Loading, path: Path) -> str:
     advice = [_BUILD, *([] if is_built else [_SHARE]), _REMOVE]
     if not is_ignored(head.top, path):
         advice.append("add it to git where it belongs to the change")
-    folders = path.parents[-2::-1]
-    folder = next((one for one in folders if not tracked_files(head.top, [one])), None)
+    folder = next((one for one in path.parents[-2::-1] if not tracked_files(head.top, [one])), None)
     inside = "" if folder is None else f"in {folder}, "
     return (
         f"the head arm loaded {path}, {inside}which git does not track, so the base's tree began "

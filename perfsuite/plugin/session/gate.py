@@ -129,8 +129,7 @@ class SessionGate:
         for line in history.refused:
             self._say(f"not compared with {line}")
         # No stored run overrules what pairs have found of these very trees.
-        head = digest_tree(config.rootpath, outputs=request.outputs)
-        kept = kept_names(request.pairs_file, head)
+        kept = kept_names(request.pairs_file, digest_tree(config.rootpath, outputs=request.outputs))
         # A stored run has no launch of the base to compare the mathematics with.
         screens = not request.refuses_numerics_change
         waiting = frozenset(

@@ -88,8 +88,7 @@ class TorchrunSession:
         trouble = None
         if self._membership.is_first:
             try:
-                since_s = read_start_s(os.getppid())
-                finished = keep_finished(self._cells_file, since_s=since_s)
+                finished = keep_finished(self._cells_file, since_s=read_start_s(os.getppid()))
             except WriteError as error:
                 trouble = error
         self.finished, trouble = peers.gather("finished cells", (finished, trouble))[0]

@@ -856,6 +856,36 @@ def test_batches_that_change_their_shape_from_step_to_step_are_equivalent(
     assert statuses(report) == {"T1": "equivalent", "data": "equivalent"}
 
 
+class Temperature:
+    """A loss with a parameter of its own, which the optimizer has and the model does not."""
+
+    def __init__(self) -> None:
+        self.scale = nn.Parameter(torch.ones(()))
+
+    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return cross_entropy(outputs * self.scale, targets)
+
+    def build_optimizer(self, parameters: Any) -> torch.optim.Optimizer:
+        return torch.optim.SGD([*parameters, self.scale], lr=0.1)
+
+
+def test_a_parameter_of_the_loss_alone_is_named_in_one_process_and_a_mismatch_over_ranks(
+    check_equivalence: Check,
+) -> None:
+    own = Temperature()
+    fields = {"loss": own.loss, "build_optimizer": own.build_optimizer}
+    workload = make_workload(lambda: nn.Linear(6, 4), **fields)
+
+    alone = check_equivalence(workload, Recipe())
+
+    assert statuses(alone)["T1"] == "not exercised"
+    assert reason(alone, "T1") == (
+        "its optimizer updates parameters that the model does not have: put them into it"
+    )
+    over_ranks = check_equivalence(workload, Recipe(parallel="ddp:2"))
+    assert (statuses(over_ranks)["T0"], statuses(over_ranks)["T1"]) == ("mismatch", "mismatch")
+
+
 @pytest.mark.parametrize("parallel", SHARED_DATA)
 def test_batches_of_another_shape_on_each_rank_are_reduced_bit_for_bit_and_are_no_single_batch(
     check_equivalence: Check, parallel: str

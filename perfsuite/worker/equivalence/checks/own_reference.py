@@ -218,8 +218,7 @@ def _references(case: OwnCase) -> tuple[_Reference, _Reference]:
     # Without a cache, which would keep weights beyond the optimizer's step.
     dtype = _AUTOCAST[case.recipe.precision]
     autocast = partial(torch.autocast, case.device.type, dtype, cache_enabled=False)
-    plain = _Reference(case, autocast, is_nudged=True)
-    return _Reference(case, _nothing_cast), plain
+    return _Reference(case, _nothing_cast), _Reference(case, autocast, is_nudged=True)
 
 
 @contextmanager

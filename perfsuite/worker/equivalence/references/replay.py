@@ -48,9 +48,8 @@ class Replay(DrawMode):  # type: ignore[no-untyped-call]
         self._heads_first = heads_first
         self._num_calls = 0
         self._calls: dict[bytes, int] = {}
-        num_parts = len(parts or ())
         # Pairs of parts that have drawn the same numbers so far, and how unlikely that is.
-        self._alike = list(itertools.combinations(range(num_parts), 2))
+        self._alike = list(itertools.combinations(range(len(parts or ())), 2))
         self._surprise = 0.0
 
     def handle(self, call: Call, state: bytes) -> None:
