@@ -162,7 +162,7 @@ class Session:
             self._reports[key] = self.verify(workload, recipe)
         report = self._reports[key]
         if report.status == "mismatch":
-            raise EquivalenceError(f"not timed, because it computes something else: {report}")
+            raise EquivalenceError(f"not timed, because its numerics check fails: {report}")
         return report
 
     def verify(

@@ -117,7 +117,7 @@ def compare_with_reference(
     }
     report = EquivalenceReport(workload=code.name, recipe=described, rows=rows, inapplicable={})
     if report.status == "mismatch":
-        raise EquivalenceError(f"not timed, because it computes something else: {report}")
+        raise EquivalenceError(f"not timed, because its numerics check fails: {report}")
     if not report:
         missing["numerics"] = report.worst.reason
     return report.numerics, missing

@@ -445,7 +445,7 @@ def test_a_cell_that_computes_something_else_fails_and_is_not_timed(
     assert line.perfsuite is None
     assert line.reason is not None
     assert line.reason.startswith(
-        "EquivalenceError: not timed, because it computes something else: points under ddp:2, "
+        "EquivalenceError: not timed, because its numerics check fails: points under ddp:2, "
         "fp32: mismatch\nT0 mismatch: the "
     )
     assert not (project.path / "results" / "run.json").exists()

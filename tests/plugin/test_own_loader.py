@@ -109,7 +109,7 @@ def test_loaders_of_ones_own_are_measured_and_their_mistakes_told(
     assert set(trained["perfsuite"]["slow_ranks"]) >= {"load", "forward", "backward", "optimizer"}
     assert evaluated["perfsuite"]["stages_s"]["evaluation"] > 0
     same, longer, workers, cached = (line["reason"] for line in refused)
-    assert same.startswith("EquivalenceError: not timed, because it computes something else: ")
+    assert same.startswith("EquivalenceError: not timed, because its numerics check fails: ")
     assert "batch 1 of shard 1 is one of shard 0's; likeliest cause: build_loader does not" in same
     assert longer == (
         "WorkloadError: workload 'streamed': build_loader gives one rank 9 train batches an epoch, "

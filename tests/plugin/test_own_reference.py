@@ -397,7 +397,7 @@ def test_a_step_that_computes_something_else_is_not_timed_and_its_mistake_is_nam
         line
         for name, text in WRONG.items()
         for line in (
-            "EquivalenceError: not timed, because it computes something else: "
+            "EquivalenceError: not timed, because its numerics check fails: "
             f"{name} under 2 ranks, fp32: mismatch",
             text,
         )

@@ -53,7 +53,7 @@ def explain_gradients(tested: Tensors, expected: Tensors, bugs: Sequence[Bug]) -
 def explain_weights(discrepancy: Discrepancy) -> str | None:
     """Return the cause of parameters or buffers that differ, or of a loss that is not finite."""
     if discrepancy.what == "loss" and math.isinf(discrepancy.error):
-        return "a loss is not finite: lower the learning rate, or look at the data"
+        return "a loss is not finite: look at the data and the model, or lower the learning rate"
     if discrepancy.what == "buffer" and discrepancy.rank is not None:
         return (
             "BatchNorm, or another forward pass with side effects: each rank keeps the statistics "

@@ -1310,7 +1310,7 @@ def test_a_loss_that_is_not_finite_is_named(check_equivalence: Check) -> None:
     assert not report
     assert reason(report, "T1").startswith(
         "the loss at step 1 is not finite in plain training either; likeliest cause: a loss is not "
-        "finite: lower the learning rate, or look at the data"
+        "finite: look at the data and the model, or lower the learning rate"
     )
 
 
