@@ -154,7 +154,7 @@ def _judge(
         budget=request.budget,
         seed=bench.seed,
         priors={},
-        say=bench.say,
+        say=lambda text: None if _FILE.name in text else bench.say(text),  # in words of the gate
     )
     (trial,) = judgement.trials
     if trial.word in _UNMEASURED or trial.decision is None:

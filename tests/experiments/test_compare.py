@@ -50,12 +50,22 @@ class MadeUpJudge:
         self.arms: list[tuple[Arm, Arm]] = []
         self.policies: list[CellPolicy] = []
         self.word: str | None = None
+        self.said: list[str] = []
         self._ratios = ratios
 
     def __call__(
-        self, base: Arm, head: Arm, policies: Mapping[str, CellPolicy], *, budget: Budget, **_: Any
+        self,
+        base: Arm,
+        head: Arm,
+        policies: Mapping[str, CellPolicy],
+        *,
+        budget: Budget,
+        say: Callable[[str], None],
+        **_: Any,
     ) -> Judgement:
         ((name, asked),) = policies.items()
+        say("pair 2: 0 of 1 cell decided (9 s)")
+        say(f"  {name}: FAIL, +20.0 %")
         self.arms.append((base, head))
         self.policies.append(asked)
         cells = [json.loads(arm.environment[CELL_VARIABLE]) for arm in (base, head)]
@@ -89,7 +99,7 @@ def run(judge: MadeUpJudge, monkeypatch: pytest.MonkeyPatch, **changes: Any) -> 
     monkeypatch.setattr(compare_module, "judge", judge)
     session = changes.pop("session", session_of())
     request = ComparisonRequest(**({"a": A, "b": B, "budget": BUDGET} | changes))
-    return compare(Bench(session=session, seed=5, say=lambda line: None), request)
+    return compare(Bench(session=session, seed=5, say=judge.said.append), request)
 
 
 # --- words ---
@@ -130,6 +140,7 @@ def test_b_that_takes_longer_is_slower_by_what_the_pairs_say(
     assert found.interval[0] < 1.2 < found.interval[1]
     assert found.wall_s == 2.0
     assert len(judge.arms) == 1
+    assert judge.said == ["pair 2: 0 of 1 cell decided (9 s)"]  # and no word of the gate
 
 
 def test_equal_cells_are_the_same_within_a_margin_on_the_same_pairs(

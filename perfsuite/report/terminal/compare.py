@@ -40,7 +40,7 @@ def comparison_sentence(word: str, ratio: float, interval: tuple[float, float]) 
     if word == "same":
         margin = format_ratio(max(high - 1, 1 - low))
         return f"b is the same as a within {margin} ({format_change(ratio)}, {between})"
-    found = f"{format_change(ratio)} time per sample, {between}"
+    found = f"{format_change(ratio)} time per sample in pairs, {between}"
     if word == "undecided":
         return f"undecided: b takes {found}; give --max-pairs more"
     return f"b is {word} than a: {found}"

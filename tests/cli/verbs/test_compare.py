@@ -100,7 +100,7 @@ def test_the_table_ends_in_one_plain_sentence(
         "  ".join(filter(None, map(str.strip, line.split("  ")))) for line in lines
     ]
     assert lines[-2:] == [
-        "b is slower than a: +25.0 % time per sample, between +20.0 % and +30.0 %",
+        "b is slower than a: +25.0 % time per sample in pairs, between +20.0 % and +30.0 %",
         "2 pairs in 12 s, seed 3",
     ]
 

@@ -58,7 +58,7 @@ def test_numerics_are_told_with_their_power() -> None:
             "slower",
             1.25,
             (1.2, 1.3),
-            "b is slower than a: +25.0 % time per sample, between +20.0 % and +30.0 %",
+            "b is slower than a: +25.0 % time per sample in pairs, between +20.0 % and +30.0 %",
         ),
         (
             "same",
@@ -70,7 +70,7 @@ def test_numerics_are_told_with_their_power() -> None:
             "undecided",
             1.1,
             (0.9, 1.3),
-            "undecided: b takes +10.0 % time per sample, between -10.0 % and +30.0 %; "
+            "undecided: b takes +10.0 % time per sample in pairs, between -10.0 % and +30.0 %; "
             "give --max-pairs more",
         ),
         (
