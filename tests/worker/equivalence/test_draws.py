@@ -284,7 +284,8 @@ def is_last_rank() -> bool:
 
 
 def evaluate_on_last_rank(model: nn.Module) -> None:
-    model.train(not is_last_rank())
+    for part in model.children():  # a whole model in eval mode is refused
+        part.train(not is_last_rank())
 
 
 def drop_more_on_last_rank(model: nn.Module) -> None:
@@ -375,7 +376,10 @@ def test_draws_that_are_switched_off_in_the_reference_alone_are_found(
 ) -> None:
     def build_model() -> nn.Module:
         is_reference = any(frame.filename.endswith("single_process.py") for frame in stack())
-        return dropping().train(not is_reference)
+        model = dropping()
+        for part in model.children():
+            part.train(not is_reference)
+        return model
 
     workload = perceptron_workload(build_model=build_model, blocks=list)
 
