@@ -12,7 +12,7 @@ import typer
 from perfsuite.cli import options
 from perfsuite.cli.output import JsonFile, write_json
 from perfsuite.errors import SettingError
-from perfsuite.gate.baselines.accepted import Entry, append_entry, in_words
+from perfsuite.gate.baselines.accepted import LOOSENED, Entry, append_entry, in_words
 from perfsuite.gate.baselines.accepted import prune as prune_entries
 from perfsuite.gate.baselines.screen import MAX_SESSIONS
 from perfsuite.gate.baselines.select import sift_runs, trunk_of
@@ -197,8 +197,7 @@ def _parse_increase(text: str) -> dict[str, Any]:
 
 def _parse_looser(values: list[str]) -> dict[str, Any]:
     pairs = [value.partition("=") for value in values]
-    names = ("limit", "tolerance", "floor", "policy", "gate")
-    if not all(name in names and separator for name, separator, _ in pairs):
-        allowed = f"use NAME=VALUE, such as limit=8%, with one of {', '.join(names)}"
+    if not all(name in LOOSENED and separator for name, separator, _ in pairs):
+        allowed = f"use NAME=VALUE, such as limit=8%, with one of {', '.join(LOOSENED)}"
         raise SettingError(f"--looser is {' '.join(values)!r}; {allowed}")
     return {name: text for name, _, text in pairs}

@@ -103,6 +103,7 @@ class Increase(_Entry, frozen=True, kw_only=True, tag="count"):
 
 
 _PARSERS = {"limit": parse_ratio, "tolerance": parse_ratio, "floor": parse_seconds}
+LOOSENED = (*_PARSERS, "policy", "gate")
 
 
 class Loosening(_Entry, frozen=True, kw_only=True, tag="limit"):
@@ -126,8 +127,7 @@ class Loosening(_Entry, frozen=True, kw_only=True, tag="limit"):
     @property
     def values(self) -> dict[str, str]:
         """Those that it names."""
-        names = (*_PARSERS, "policy", "gate")
-        return {name: value for name in names if (value := getattr(self, name)) is not None}
+        return {name: value for name in LOOSENED if (value := getattr(self, name)) is not None}
 
     def most(self, name: str) -> float:
         """The looser limit, tolerance (by default of that limit) or floor (in seconds), else 0."""
