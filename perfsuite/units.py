@@ -84,8 +84,7 @@ def format_seconds(seconds: float) -> str:
     if seconds == 0:
         return "0 s"
     units = {"s": 1.0, "ms": 1e-3, "us": 1e-6}
-    large = (unit for unit, scale in units.items() if abs(seconds) >= _ROUNDS_UP * scale)
-    unit = next(large, "ns")
+    unit = next((unit for unit, scale in units.items() if abs(seconds) >= _ROUNDS_UP * scale), "ns")
     return f"{_three_digits(seconds / units.get(unit, 1e-9))} {unit}"
 
 

@@ -77,6 +77,7 @@ def _options(
 
 @app.command(
     context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
+    options_metavar="[PATHS] [PYTEST OPTIONS]",
     epilog="Example: perfsuite run benchmarks/ --perf-matrix=smoke",
 )
 def run(context: typer.Context) -> None:

@@ -39,14 +39,17 @@ def combine(
     samples = first.global_batch_size
     tokens = None if job.user_code is None else job.user_code.tokens_per_step
     told = [rank.losses for rank in ranks if rank.losses is not None]
-    # A user's own code may tell fewer on one rank than on another.
-    losses = zip(*told, strict=job.user_code is None)
+    losses = {
+        step: sum(one[step] for one in told) / len(told)
+        for step in (told[0] if told else ())
+        if all(step in one for one in told)  # a user's own code may tell fewer on one rank
+    }
     precision = None if job.recipe is None else job.recipe.precision
     speeds, without_speed = _speeds(precision, device, ranks, step_s)
     staged = [rank.stage_rounds or rank.rounds for rank in ranks]
     own_s = own_stage_times(staged, first.num_iterations, [rank.watched_s for rank in ranks])
     missing = without_speed | _why_missing(ranks, own_s)
-    if job.user_code is not None and job.user_code.kind == "step" and not any(told):
+    if job.user_code is not None and job.user_code.kind == "step" and not losses:
         missing["losses"] = "its step returns none; return it, or call perfsuite.log_loss"
     num_devices = None
     if job.recipe is not None and job.recipe.plan.properties.runs_threads:
@@ -73,7 +76,7 @@ def combine(
         memory=_memory(ranks),
         samples_per_s=None if samples is None else samples / step_s,
         tokens_per_s=None if tokens is None else tokens / step_s,
-        losses=tuple(sum(of_step) / len(of_step) for of_step in losses),
+        losses=tuple(loss for step, loss in losses.items() if step <= cell.NUM_FIRST_LOSSES),
         verdict=None,
         operators=first.operators,
         weights=add_digests([rank.weights for rank in ranks]),
@@ -85,6 +88,7 @@ def combine(
         hfu=speeds["hfu"],
         compile_s=compile_s,
         energy_j=None if "energy_j" in missing else _energy_j(ranks),
+        later_losses=tuple(one for one in losses.items() if one[0] > cell.NUM_FIRST_LOSSES) or None,
     )
     return cell.Outcome(
         step_times_s=tuple(step_times_s),

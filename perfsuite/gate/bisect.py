@@ -119,9 +119,7 @@ class _Search:
         self.say(f"the good end against itself, {good}")
         found = replace(found, bounds=bounds, ends=(bad, good))
         if good.mark != "good":
-            reason = (
-                f"cannot be distinguished from itself on this machine: {_figures(good.verdict)}"
-            )
+            reason = f"cannot be told from itself on this machine: {_figures(good.verdict)}"
             advice = "see what 'perfsuite doctor' says, or allow more --max-pairs"
             return replace(found, refusal=f"{short_commit(good_commit)} {reason}; {advice}")
         steps, possible = self._narrow(good_commit, bad_commit, bounds, most)

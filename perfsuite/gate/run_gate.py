@@ -133,8 +133,7 @@ def _begin(
     began_s = time.monotonic()
     head = collect(head_arm(request, None, caches), request.budget.timeout_s)
     collected_s = time.monotonic() - began_s
-    measured = [] if head.suite is None else [head.suite.root, *head.suite.pythonpath]
-    base = base_of(request, measured)
+    base = base_of(request, [head.suite.root, *head.suite.pythonpath] if head.suite else [])
     if isinstance(base, str):
         return base
     differs["base"] = str(request.base_dir) if base is None else base.described

@@ -36,7 +36,7 @@ _SHOWN = (
     Option("matrix", "smoke|default|full", "default", "how many of the cells run"),
     Option("numerics", "on|off", "on", "before timing, check that a cell computes as one process"),
     Option("identical", "pass|judge", "pass", "cells that no change touches pass, or are judged"),
-    Option("numerics-change", "tell|fail", "tell", "tell or fail a cell whose first losses moved"),
+    Option("numerics-change", "tell|fail", "tell", "tell or fail a cell whose losses moved"),
     Option("policy", "enforce|advisory", "enforce", "advisory: exit codes 10 to 13 become 0"),
     Option("gate", "on|off", "on", "judge cells under --benchmark-compare, or leave it as it is"),
     Option("limit", "RATIO", "5%", "slowdown that must not pass"),

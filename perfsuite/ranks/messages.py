@@ -254,7 +254,7 @@ class CellMeasured:
 
     rounds: list[RoundTimes] = field(default_factory=list)
     num_iterations: int = 0
-    losses: tuple[float, ...] | None = None  # of the first steps; None on a rank that holds none
+    losses: dict[int, float] | None = None  # by step, from 1; None on a rank that holds none
     global_batch_size: int | None  # over all ranks; None where an iteration has no samples
     counts: Counts = NO_COUNTS
     peak: PeakMemory | None = None  # of one iteration, as the next; None where nothing was counted

@@ -13,6 +13,9 @@ from perfsuite.records.equivalence import Numerics
 from perfsuite.records.verdict import Verdict
 from perfsuite.system.untrusted import MOST, Amount, Count, Label
 
+# Enough to see a loss fall; every cell runs at least as many steps with the default rounds.
+NUM_FIRST_LOSSES = 10
+
 MemoryMetric = Literal["live_storage_peak", "requested_peak", "max_memory_allocated"]
 RecipeValue = Annotated[int, msgspec.Meta(ge=-MOST, le=MOST)] | float | str | bool | None
 
@@ -135,6 +138,7 @@ class CellRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
         compile_s: Seconds that torch.compile took, on the slowest rank; None where it did nothing.
         energy_j: Joules of an iteration, of all devices; None where they do not count them, where
             one process uses several, and in a gate's launches, which share them.
+        later_losses: (step, loss) of steps 16, 32, 64 and so on, and of the last.
     """
 
     schema: Literal[1] = 1
@@ -163,6 +167,7 @@ class CellRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     weights: tuple[tuple[TensorDigest, ...], ...] | None = None
     compile_s: Amount | None = None
     energy_j: Amount | None = None
+    later_losses: tuple[tuple[Count, float], ...] | None = None
 
 
 class CellLine(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

@@ -191,6 +191,8 @@ def parse_parallel(text: str) -> ParallelPlan:
     """
     if text == "single":
         return ParallelPlan(mode="single", size=1)
+    if (sized := PARALLEL_MODES.get(text)) is not None:
+        raise RecipeError(f"parallel {text!r} does not say how many ranks; use {sized.form}")
     if text.startswith("mesh:"):
         axes = _parse_axes(text)
         return ParallelPlan(mode="mesh", size=math.prod(axis.size for axis in axes), axes=axes)

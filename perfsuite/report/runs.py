@@ -184,9 +184,7 @@ def with_reasons(run: Run) -> Run:
     ours = [row for row in run.rows if row.record is not None]
     if not ours or any(times_s.get(row.name) != row.rounds_s for row in ours):
         return run
-    notes = {
-        name: it.reason and printable(it.reason.partition("\n")[0]) for name, it in lines.items()
-    }
+    notes = {name: it.reason and printable(it.reason.split("\n")[0]) for name, it in lines.items()}
     rows = tuple(replace(row, note=notes.get(row.name, row.note)) for row in run.rows)
     missing = skipped_lines(list(lines.values()))
     for name, line in lines.items():

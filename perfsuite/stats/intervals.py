@@ -1,7 +1,5 @@
 """Centres, spreads and intervals of samples; scipy is imported late, since it costs 0.2 s."""
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections.abc import Sequence
@@ -92,8 +90,8 @@ def ratio_interval(samples: Sequence[float], others: Sequence[float]) -> Interva
 
 
 def exceeded_t(
-    tail: float, degrees_of_freedom: float | NDArray[np.float64]
-) -> NDArray[np.float64] | np.float64:
+    tail: float, degrees_of_freedom: "float | NDArray[np.float64]"
+) -> "NDArray[np.float64] | np.float64":
     """Return the value that Student's t exceeds with probability `tail`, for each df.
 
     >>> round(float(exceeded_t(0.025, 10)), 3)  # any table of t

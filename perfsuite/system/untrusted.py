@@ -54,9 +54,7 @@ def in_utc(when: datetime) -> datetime:
     try:
         return when.astimezone(UTC) if when.tzinfo else when.replace(tzinfo=UTC)
     except OverflowError as error:
-        raise ValueError(
-            f"holds the time {when.isoformat()}, which is out of range in UTC"
-        ) from error
+        raise ValueError(f"holds the time {when.isoformat()}, out of range in UTC") from error
 
 
 def printable(text: str) -> str:

@@ -1,7 +1,5 @@
 """DTensors without their import, which takes most of a second; who has one has loaded it."""
 
-from __future__ import annotations
-
 import sys
 from typing import TYPE_CHECKING, TypeGuard
 
@@ -11,7 +9,7 @@ if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
 
 
-def is_dtensor(tensor: Tensor | None) -> TypeGuard[DTensor]:
+def is_dtensor(tensor: Tensor | None) -> "TypeGuard[DTensor]":
     """Whether a tensor is distributed over a mesh."""
     module = sys.modules.get("torch.distributed.tensor")
     return module is not None and isinstance(tensor, module.DTensor)

@@ -96,7 +96,7 @@ def measured(model_flops: int | None, *accelerators: str) -> CellMeasured:
     return CellMeasured(
         rounds=(times(0.5), times(0.5)),
         num_iterations=1,
-        losses=(1.0,),
+        losses={1: 1.0},
         global_batch_size=8,
         counts=msgspec.structs.replace(NO_COUNTS, flops=flops, model_flops=model_flops),
         peak=None,

@@ -372,7 +372,7 @@ def test_a_machine_that_cannot_tell_a_commit_from_itself_searches_nothing(
     )
 
     assert shop.bisect().refusal == (
-        f"{shop.commits[0][:7]} cannot be distinguished from itself on this machine: FAIL, "
+        f"{shop.commits[0][:7]} cannot be told from itself on this machine: FAIL, "
         "+30.0 % (+29.0 % to +31.0 %); see what 'perfsuite doctor' says, or allow more --max-pairs"
     )
 

@@ -216,6 +216,7 @@ def test_the_record_has_exactly_the_keys_of_the_contract(project: pytest.Pyteste
         "weights",
         "compile_s",
         "energy_j",
+        "later_losses",
     ]
     assert list(record["stages_s"]) == [
         "load",

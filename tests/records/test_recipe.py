@@ -97,7 +97,6 @@ def test_only_a_pipeline_divides_a_batch_into_chunks(text: str, num_chunks: int)
     "text",
     [
         "",
-        "ddp",
         "ddp:",
         "ddp:-1",
         "ddp:two",
@@ -128,6 +127,7 @@ def test_an_unknown_mode_is_refused_with_all_forms(text: str) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
+        ("hsdp", "parallel 'hsdp' does not say how many ranks; use hsdp:RxS"),
         (
             "ddp:0",
             "parallel 'ddp:0' has a size of 0, and ddp needs at least 1; use ddp:2",

@@ -26,6 +26,7 @@ CHANGES = {
     "breaks": ("# whole", "torch._dynamo.graph_break()"),
     "heap": ("gc.disable()", "pass"),
     "tidy": ("pass", "gc.collect()"),
+    "batches": ("8", "8 if num_steps < 40 else 4"),
 }
 MODULES = {
     "work": "def think():\n    sum(range(20_000))\n",
@@ -46,6 +47,7 @@ MODULES = {
         "    del kept[300_000:-5]\n"
     ),
     "tidy": "import gc\n\ndef tidy():\n    pass\n",
+    "batches": "def size_after(num_steps):\n    return 8\n",
 }
 CELLS = """
     import os
@@ -114,6 +116,25 @@ CELLS = """
         import breaks
         train(score=breaks.score)
 
+    def shrinking():
+        import batches
+        network, taken = torch.nn.Linear(4, 4), []
+        optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
+
+        def step():
+            inputs = torch.randn(8, 4)[: batches.size_after(len(taken))]
+            taken.append(None)
+            loss = network(inputs).square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            return loss
+
+        return step
+
+    def test_shrinks(step_benchmark):
+        step_benchmark(shrinking)
+
     def test_compiled(loop_benchmark):
         loop_benchmark(broken_graph, steps=20, warmup=3)
 
@@ -149,6 +170,7 @@ def test_loops_are_told_apart_by_their_times_and_by_what_they_compute(tmp_path: 
         10,
         "*::test_compiled FAIL *",
         "*::test_ends INVALID*",
+        "*::test_shrinks INVALID*",
         "*::test_mathematics[faster_rate] FAIL *",
         "*::test_mathematics[renamed] PASS *",
         "*::test_mathematics[reordered] PASS *",
@@ -160,6 +182,8 @@ def test_loops_are_told_apart_by_their_times_and_by_what_they_compute(tmp_path: 
         "*::test_compiled: graph_breaks 0 -> 1 (+1), allowed 0 %*",
         "*::test_ends: the loop ended by itself, after * rounds in the base and * in head, so that "
         "neither times nor counts compare; let both take the steps that the test asks for*",
+        "*::test_shrinks: flops * -> * (-50.0 %), allowed 0 %, and nothing shows that a step still "
+        "trains as much (changed: loss at step 64 *",
         "*::test_mathematics[faster_rate]: mathematics: changed: * of parameter * at step 1 *",
         "*::test_times[slower-1]: *moved most: forward *",
     )

@@ -69,7 +69,7 @@ def accept(
     cell: Annotated[str, typer.Argument(help="The cell's full name, as pytest shows it.")],
     reason: str,
     expires: Annotated[datetime, typer.Option(formats=["%Y-%m-%d"], metavar="YYYY-MM-DD")],
-    slowdown: Annotated[float | None, typer.Option(metavar="RATIO")] = None,
+    slowdown: Annotated[str | None, typer.Option(metavar="RATIO")] = None,
     is_removed: Annotated[bool, typer.Option("--removed")] = False,
     is_quarantined: Annotated[bool, typer.Option("--quarantined")] = False,
     renamed_to: Annotated[str | None, typer.Option(metavar="CELL")] = None,
@@ -89,7 +89,7 @@ def accept(
     if len(increase or ()) > 1:
         raise SettingError("--increase is given several times; call this once for each count")
     kinds: dict[str, dict[str, Any] | None] = {
-        "slowdown": None if slowdown is None else {"ratio": slowdown},
+        "slowdown": None if slowdown is None else {"ratio": _ratio("--slowdown", slowdown)},
         "removed": {} if is_removed else None,
         "quarantined": {} if is_quarantined else None,
         "renamed": None if renamed_to is None else {"to": renamed_to},
@@ -187,12 +187,15 @@ def _table(storage: AnyPath, runs: list[tuple[AnyPath, dict[str, Any]]]) -> str:
 
 def _parse_increase(text: str) -> dict[str, Any]:
     count, separator, ratio = text.partition("=")
+    return {"count": count, "ratio": _ratio(f"--increase {count}", ratio) if separator else None}
+
+
+def _ratio(option: str, text: str) -> float:
     try:
-        return {"count": count, "ratio": float(ratio) if separator else None}
+        return float(text)
     except ValueError as error:
-        raise SettingError(
-            f"--increase is {text!r}; use COUNT or COUNT=RATIO, such as flops=1.2"
-        ) from error
+        allowed = "use a number above 1, such as 1.08 for 8 % more"
+        raise SettingError(f"{option} is {text!r}; {allowed}") from error
 
 
 def _parse_looser(values: list[str]) -> dict[str, Any]:

@@ -62,7 +62,7 @@ class CommandAfterDashes(typer.core.TyperCommand):
     base_env="Variable of the base alone.",
     timeout="A launch is stuck after so long without output or work.",
     identical="Let cells that no change touches pass, or judge them too.",
-    numerics_change="Tell, or fail, a cell whose first losses changed.",
+    numerics_change="Tell, or fail, a cell whose losses changed.",
     policy="advisory: exit codes 10 to 13 become 0.",
     markdown="Write a summary for a pull request.",
     steps="Steps to time; 40 unless given.",

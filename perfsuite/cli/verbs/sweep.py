@@ -33,9 +33,7 @@ def sweep(
     num_workers: Annotated[
         str, typer.Option(metavar="A..B", help="Numbers of workers: 0..10, or 0,1,2,4.")
     ] = "0..10",
-    repetitions: Annotated[
-        int, typer.Option(min=2, help="Launches of each number of workers.")
-    ] = 5,
+    repetitions: Annotated[int, typer.Option(min=2, help="Launches per number of workers.")] = 5,
     device: DeviceName = "auto",
     seed: DrawnSeed,
     json_file: JsonFile = None,

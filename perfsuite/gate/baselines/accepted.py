@@ -301,9 +301,7 @@ def _write(path: Path, data: bytes, entries: tuple[Entry, ...]) -> None:
     except SettingError:
         is_meant = False
     if not is_meant:  # as of a list in one line
-        raise SettingError(
-            f"{path} cannot be edited without a change of its meaning; edit it by hand"
-        )
+        raise SettingError(f"{path} cannot be edited without a change of meaning; edit it by hand")
     write_atomically(path, data)
 
 

@@ -46,9 +46,7 @@ class CellDigests:
     @cached_property
     def _shared(self) -> set[Path]:
         files = benchmark_files(self._head, plan_overlay(self._head, self._paths))
-        return {
-            one for one in files if one.name == "conftest.py" or not is_test_file(self._head, one)
-        }
+        return {it for it in files if it.name == "conftest.py" or not is_test_file(self._head, it)}
 
 
 def _digest(content: bytes) -> str:

@@ -315,8 +315,7 @@ def is_test_file(head: Head, path: Path) -> bool:
 
 
 def _is_named(path: Path, patterns: Sequence[str]) -> bool:
-    at = f"/{path.as_posix()}"
-    return any(fnmatch.fnmatchcase(at, f"*/{pattern}") for pattern in patterns)
+    return any(fnmatch.fnmatchcase(f"/{path.as_posix()}", f"*/{one}") for one in patterns)
 
 
 def _files_of(head: Head, folder: Path) -> list[Path]:

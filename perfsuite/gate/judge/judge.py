@@ -182,9 +182,7 @@ def _end(trial: Trial, session: _Session, too_long: str) -> None:
         _judge_numerics(trial)
         _judge_size(trial)
     if trial.one_by_one and trial.raw:
-        trial.add_reason(
-            f"{trial.one_by_one}: the arms ran one after the other, not round by round"
-        )
+        trial.add_reason(f"{trial.one_by_one}: the arms ran one after another, not round by round")
     if trial.sets_collector:
         trial.add_reason("the arms set Python's collector differently, so it ran in timed rounds")
     if trial.is_apart and trial.raw:

@@ -72,8 +72,7 @@ class KeptPairs:
         """Read it: nothing where the file is missing or cannot be read."""
         self.path, self.base, self.head = path, base, head
         kept, self.unreadable = _read(path)
-        own = (one.cells for one in kept if (one.base, one.head) == (base, head))
-        self.cells = next(own, {})
+        self.cells = next((one.cells for one in kept if (one.base, one.head) == (base, head)), {})
 
     def describe(self, names: Iterable[str]) -> str | None:
         """What a reader should know of where the verdicts of these cells come from."""

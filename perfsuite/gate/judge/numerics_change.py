@@ -1,4 +1,4 @@
-"""What changed in the mathematics: the first losses and weights of head against the base's.
+"""What changed in the mathematics: losses and first weights of head against the base's.
 
 The launches of a pair have one seed and one hash seed: the same training gives the same bits.
 """
@@ -31,9 +31,14 @@ class _Trained(msgspec.Struct, frozen=True):
     """What is read of a record; the base's perfsuite may keep other things beside it."""
 
     losses: tuple[float, ...] = ()
+    later_losses: tuple[tuple[Count, float], ...] | None = None
     weights: tuple[tuple[TensorDigest, ...], ...] | None = None
     recipe: dict[str, Any] | None = None
     world_size: Count = 1
+
+    @property
+    def losses_by_step(self) -> dict[int, float]:
+        return dict([*enumerate(self.losses, 1), *(self.later_losses or ())])
 
     @property
     def rounding(self) -> float:
@@ -100,8 +105,7 @@ def _are_regrouped(base: _Trained, head: _Trained) -> bool:
     before, after = (
         [[one.num_elements for one in step] for step in run.weights or [()]] for run in (base, head)
     )
-    is_as_long = len(before) == len(after)
-    return is_as_long and before != after and sorted(before[-1]) == sorted(after[-1])
+    return before != after and sorted(before[-1]) == sorted(after[-1]) and len(before) == len(after)
 
 
 def _beyond_rounding(differences: Sequence[_Difference | None]) -> _Difference | None:
@@ -119,8 +123,9 @@ def _compare(before: _Trained, after: _Trained, limit: float) -> _Difference | N
 
 
 def _differences(before: _Trained, after: _Trained, limit: float) -> Iterator[_Difference]:
-    for step, (old, new) in enumerate(zip(before.losses, after.losses, strict=False), 1):
-        if repr(old) != repr(new):
+    old_losses, new_losses = before.losses_by_step, after.losses_by_step
+    for step in old_losses.keys() & new_losses.keys():
+        if repr(old := old_losses[step]) != repr(new := new_losses[step]):
             is_rounding = abs(new - old) <= limit * max(abs(old), abs(new))
             yield _Difference(step, "loss", old, new, is_rounding)
     steps = zip(before.weights or (), after.weights or (), strict=False)

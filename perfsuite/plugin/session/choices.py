@@ -284,8 +284,7 @@ def refuse_change(config: pytest.Config, environ: Mapping[str, str], *, measures
     base = find_base(config.rootpath, typed_base, target=target_branch(environ))
     if not isinstance(base, Base):
         return
-    path = inipath.relative_to(top).as_posix()
-    theirs = answer(top, "show", f"{base.revision}:{path}") or ""
+    theirs = answer(top, "show", f"{base.revision}:{inipath.relative_to(top).as_posix()}") or ""
     for option in asked:
         name, ini = option.name, option.ini
         setting = rf"""^(?:\s*{ini}\s*=\s*|[^#\n]*{option.flag}[=\s])["']?([^\s"']+)"""

@@ -62,8 +62,7 @@ class Topology:
 
     def beside(self, rank: int, world_size: int, *shared: str) -> list[int]:
         """Return the ranks of a group that share these fields of their places with one of them."""
-        where = attrgetter(*shared)
-        places = [where(one) for one in self.everyone[:world_size]]
+        places = [*map(attrgetter(*shared), self.everyone[:world_size])]
         return [other for other, place in enumerate(places) if place == places[rank]]
 
     def is_on_one_machine(self, world_size: int) -> bool:

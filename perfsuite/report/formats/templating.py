@@ -1,7 +1,5 @@
 """The templates of the formats, and the files that go into them as they are."""
 
-from __future__ import annotations
-
 from functools import cache
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
@@ -24,7 +22,7 @@ def read(name: str) -> str:
 
 
 @cache
-def _environment() -> Environment:
+def _environment() -> "Environment":
     # Imported here, because a session that only measures does not need it.
     from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
 

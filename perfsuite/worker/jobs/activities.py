@@ -3,7 +3,7 @@
 import sys
 import traceback
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from fractions import Fraction
 from typing import Any
@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 from perfsuite.errors import PerfsuiteError, WorkloadError
 from perfsuite.ranks.messages import COUNTED, RankStart, RunCell
 from perfsuite.ranks.pickling import unpack
-from perfsuite.records.cell import TensorDigest
+from perfsuite.records.cell import NUM_FIRST_LOSSES, TensorDigest
 from perfsuite.records.stages import Stage
 from perfsuite.records.workload import Split, load_workload
 from perfsuite.worker.jobs.loader_workers import open_batches
@@ -32,8 +32,27 @@ from perfsuite.worker.training.trainer import Trainer, build_trainer
 HIDDEN_IN_THREADS = (
     *("flops", "model_flops", "ops", "saved_activation_bytes", "collectives", "collective_bytes"),
 )
-# Enough to see a loss fall; every cell runs at least as many steps with the default rounds.
-NUM_RECORDED_LOSSES = 10
+
+
+class Losses:
+    """Those of the first steps, of later ones whose number is a power of two, and of the last."""
+
+    def __init__(self) -> None:
+        self.num_steps = 0
+        self.kept: dict[int, Any] = {}
+        self._last: Any = None
+
+    def add(self, losses: Iterable[Any]) -> None:
+        """Keep what is to be kept of the next steps."""
+        for self._last in losses:
+            self.num_steps += 1
+            if self.num_steps <= NUM_FIRST_LOSSES or self.num_steps.bit_count() == 1:
+                self.kept[self.num_steps] = self._last
+
+    def by_step(self) -> dict[int, float] | None:
+        """Return the losses by the number of their step; None where there are none."""
+        kept = self.kept | {self.num_steps: self._last}
+        return {step: float(loss) for step, loss in kept.items()} if self.num_steps else None
 
 
 class Activity(ABC):
@@ -47,8 +66,10 @@ class Activity(ABC):
     # state in the first step. The third is the first that is like all later ones.
     num_warmup = 3
     num_steps: int | None = None  # to time, after which there are two more; None for any number
-    missing: dict[str, str]
-    losses: Sequence[Any] = ()  # of the first steps
+
+    def __init__(self) -> None:
+        self.missing: dict[str, str] = {}
+        self.losses = Losses()
 
     @abstractmethod
     def run(self, asked: Iterations[None], begin_step: Callable[[], None]) -> None:
@@ -73,10 +94,6 @@ class Activity(ABC):
         """Return what stays equal from one iteration to the next once they are alike."""
         dynamo = sys.modules.get("torch._dynamo.utils")
         return 0 if dynamo is None else int(dynamo.counters["stats"]["unique_graphs"])
-
-    def first_losses(self) -> tuple[float, ...] | None:
-        """Return the losses of the first steps; None where this rank holds none."""
-        return tuple(map(float, self.losses)) or None
 
     def first_weights(self) -> tuple[tuple[TensorDigest, ...], ...]:
         """Return the digests of this rank's weights after its first steps; none if not asked."""
@@ -146,15 +163,14 @@ def start_activity(job: RunCell, start: RankStart, device: torch.device) -> Iter
 
 
 class _OnModel(Repeatable):
-    """What training and evaluating have in common: a trainer, its batches, the first losses."""
+    """What training and evaluating have in common: a trainer, its batches, losses."""
 
     def __init__(self, trainer: Trainer, batches: EpochBatches, num_micro_batches: int = 1) -> None:
+        super().__init__()
         self.trainer = trainer
         self.batches = batches
-        self.losses: list[Tensor] = []
         self.steps_per_epoch = Fraction(batches.steps_per_epoch, num_micro_batches)
         self.global_batch_size = batches.step_size * num_micro_batches
-        self.missing = {}
         self.frees_late = trainer.recipe.comm_hook != "none"
         if trainer.recipe.plan.properties.runs_threads:
             reason = "DataParallel's replicas run in threads of their own"
@@ -168,7 +184,6 @@ class _Train(_OnModel):
     def __init__(self, trainer: Trainer, batches: EpochBatches) -> None:
         super().__init__(trainer, batches, trainer.recipe.grad_accumulation_steps)
         self._unchecked: list[Tensor] = []
-        self._num_checked = 0
 
     def iterate(self, stage: Stage) -> None:
         loss = train_step(self.trainer, self.batches, stage)
@@ -176,9 +191,8 @@ class _Train(_OnModel):
             self._unchecked.append(loss)
 
     def check(self) -> None:
-        check_finite(self.trainer, self._unchecked, first_step=self._num_checked + 1)
-        self._num_checked += len(self._unchecked)
-        self.losses.extend(self._unchecked[: NUM_RECORDED_LOSSES - len(self.losses)])
+        check_finite(self.trainer, self._unchecked, first_step=self.losses.num_steps + 1)
+        self.losses.add(self._unchecked)
         self._unchecked.clear()
 
     def state(self) -> object:
@@ -193,11 +207,11 @@ class _Evaluate(_OnModel):
 
     def iterate(self, stage: Stage) -> None:
         loss = evaluate_batch(self.trainer, self.batches, stage)
-        if loss is not None and len(self.losses) < NUM_RECORDED_LOSSES:
-            self.losses.append(loss)
+        if loss is not None:
+            self.losses.add([loss])
 
     def check(self) -> None:
-        check_finite(self.trainer, self.losses, first_step=1)
+        check_finite(self.trainer, [*self.losses.kept.values()], first_step=1)
 
 
 class _Load(Repeatable):
@@ -206,6 +220,7 @@ class _Load(Repeatable):
     is_counted = False
 
     def __init__(self, batches: EpochBatches) -> None:
+        super().__init__()
         self._batches = batches
         self.steps_per_epoch = Fraction(batches.steps_per_epoch)
         self.global_batch_size = batches.step_size
@@ -220,6 +235,7 @@ class _AllReduce(Repeatable):
     """One sum over all ranks of a float32 tensor of a given size, proven once at the start."""
 
     def __init__(self, message_bytes: int, device: torch.device) -> None:
+        super().__init__()
         num_elements = max(1, message_bytes // torch.float32.itemsize)
         self._tensor = torch.full((num_elements,), dist.get_rank() + 1.0, device=device)
         self.missing = {"saved_activation_bytes": "an all_reduce has no forward pass"}

@@ -176,7 +176,8 @@ class Measurement:
     def result(self) -> messages.CellMeasured:
         """Return what was found; raises where the iterations were too few."""
         found, activity = self._found, self._activity
-        found.losses, found.weights = activity.first_losses(), activity.first_weights()
+        activity.check()
+        found.losses, found.weights = activity.losses.by_step(), activity.first_weights()
         found.missing = found.missing | activity.end(len(found.rounds))
         return found
 

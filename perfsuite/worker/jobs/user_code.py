@@ -62,18 +62,16 @@ class _UserCode(activities.Activity):
     """What a step and a loop have in common: the stages that they mark, the losses they tell."""
 
     def __init__(self, code: UserCode) -> None:
+        super().__init__()
         self._name = code.name
         self.global_batch_size = code.samples_per_step
-        self.missing = {}
         self._stage: Stage = untimed
         self._span: AbstractContextManager[None] | None = None
         self._span_name = ""
         self._thread = threading.get_ident()
         self._told: Any = None
         self._unchecked: list[Any] = []
-        self._num_checked = 0
         self._last_loss, self._changed_at = math.nan, 0  # and the step that first had it
-        self.losses: list[float] = []
 
     def stage(self, name: str) -> AbstractContextManager[None]:
         """Time a part of the step; another thread's would be timed twice."""
@@ -105,13 +103,12 @@ class _UserCode(activities.Activity):
 
     def check(self) -> None:
         losses = [float(loss) for loss in self._unchecked]
-        for number, loss in enumerate(losses, self._num_checked + 1):
+        for number, loss in enumerate(losses, self.losses.num_steps + 1):
             if not math.isfinite(loss):
                 raise NonFiniteError(f"the loss is {loss} at step {number}; {ADVICE}")
             if loss != self._last_loss:
                 self._last_loss, self._changed_at = loss, number
-        self.losses += losses[: activities.NUM_RECORDED_LOSSES - len(self.losses)]
-        self._num_checked += len(losses)
+        self.losses.add(losses)
         self._unchecked.clear()
 
 
@@ -161,14 +158,14 @@ class UserStep(_UserCode, activities.Repeatable):
             super().run(asked, begin_step)
 
     def _note_update(self, *_: Any) -> None:
-        self._updated_at = self._num_checked + len(self._unchecked) + 1
+        self._updated_at = self.losses.num_steps + len(self._unchecked) + 1
 
     def end(self, num_rounds: int) -> dict[str, str]:
         """Return that nothing is missing; raises a WorkloadError where it trains no more."""
-        last = max(self._updated_at, self._changed_at)
-        if self._updated_at and self._num_checked - last > last:
+        last, num_steps = max(self._updated_at, self._changed_at), self.losses.num_steps
+        if self._updated_at and num_steps - last > last:
             raise WorkloadError(
-                f"{self._name}: after step {last} of {self._num_checked} no optimizer stepped and "
+                f"{self._name}: after step {last} of {num_steps} no optimizer stepped and "
                 f"the loss stayed {self._last_loss:g}, so what is timed trains nothing; does its "
                 "data end? begin it again"
             )

@@ -1,7 +1,5 @@
 """One rank's share of a training run, and how it is put together: the model's parts, in order."""
 
-from __future__ import annotations
-
 import pkgutil
 import random
 from dataclasses import dataclass
@@ -39,10 +37,10 @@ class Trainer:
     unstepped: list[nn.Parameter]  # with gradients, and not the optimizer's, as with master weights
     scaler: mixed_precision.LossScaler
     precision: mixed_precision.PrecisionPolicy
-    strategy: Strategy
+    strategy: "Strategy"
 
 
-def choose_strategy(workload: Workload, recipe: Recipe, *, device: torch.device) -> Strategy:
+def choose_strategy(workload: Workload, recipe: Recipe, *, device: torch.device) -> "Strategy":
     """Return the recipe's strategy; a RecipeError where it cannot train the workload."""
     name = f"{__package__}.parallel.{recipe.plan.properties.strategy}"
     strategy: Strategy = pkgutil.resolve_name(name)(workload, recipe, device)
@@ -121,7 +119,7 @@ def _build_model(workload: Workload, precision: mixed_precision.PrecisionPolicy)
 
 
 def _build_optimizer(
-    strategy: Strategy, precision: mixed_precision.PrecisionPolicy, module: nn.Module
+    strategy: "Strategy", precision: mixed_precision.PrecisionPolicy, module: nn.Module
 ) -> Optimizer:
     trainable = [one for one in module.parameters() if one.requires_grad]
     if not trainable:

@@ -54,8 +54,7 @@ def _build_chain_block() -> nn.Module:
 
 
 def _build_model(num_blocks: int, build_block: Callable[[], nn.Module]) -> nn.Module:
-    blocks = [build_block() for _ in range(num_blocks)]
-    return nn.Sequential(*blocks, nn.Linear(WIDTH, NUM_CLASSES))
+    return nn.Sequential(*[build_block() for _ in range(num_blocks)], nn.Linear(WIDTH, NUM_CLASSES))
 
 
 def _teacher_workload(

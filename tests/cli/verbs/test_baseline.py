@@ -336,7 +336,11 @@ def test_accept_adds_to_what_is_there(perfsuite: Call, tmp_path: Path) -> None:
         ),
         (
             [CELL, "--increase", "flops=", *WHY],
-            "--increase is 'flops='; use COUNT or COUNT=RATIO, such as flops=1.2",
+            "--increase flops is ''; use a number above 1, such as 1.08 for 8 % more",
+        ),
+        (
+            [CELL, "--slowdown", "8%", *WHY],
+            "--slowdown is '8%'; use a number above 1, such as 1.08 for 8 % more",
         ),
         (
             [CELL, "--renamed-to", CELL, *WHY],

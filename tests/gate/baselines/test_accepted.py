@@ -412,7 +412,7 @@ def test_a_list_in_one_line_is_left_to_people(tmp_path: Path) -> None:
         with pytest.raises(SettingError) as refused:
             edit()
         assert str(refused.value) == (
-            f"{path} cannot be edited without a change of its meaning; edit it by hand"
+            f"{path} cannot be edited without a change of meaning; edit it by hand"
         )
     assert path.read_text() == text
 

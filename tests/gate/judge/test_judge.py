@@ -988,7 +988,7 @@ def test_launches_that_need_not_count_leave_what_the_others_counted(run: Run) ->
 # --- memory ---
 
 _FULL = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB"
-_NOT_BESIDE = "the arms ran one after the other, not round by round"
+_NOT_BESIDE = "the arms ran one after another, not round by round"
 _ONE_BY_ONE = f"memory has no room for both arms: {_NOT_BESIDE}"
 
 

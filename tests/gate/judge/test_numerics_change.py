@@ -43,6 +43,20 @@ def test_equal_losses_are_the_same_bits_whatever_other_launches_drew() -> None:
     assert told((run(float("nan")), run(float("nan")))) == "same bits"
 
 
+def test_a_later_loss_tells_what_the_first_ones_hide() -> None:
+    before = run(*LOSSES, later_losses=[[16, 0.4], [32, 0.3], [40, 0.2]])
+    longer = run(*LOSSES, later_losses=[[16, 0.4], [32, 0.3], [64, 0.1], [70, 0.1]])
+    after = run(*LOSSES, later_losses=[[16, 0.4], [32, 0.31], [40, 0.21]])
+
+    assert told((before, before)) == "same bits"
+    assert told((before, longer)) == "same bits"  # as far as both went
+    assert told(*[(before, after)] * 2) == "changed: loss at step 32 0.3 -> 0.31"
+    assert told((before, after), (after, after)) == (
+        "cannot be told: launches of the base differ among themselves, at step 32 by a loss of 0.3 "
+        "and 0.31; seed what it draws"
+    )
+
+
 def weights(*steps: list[float]) -> list[list[list[float]]]:
     """Return digests of parameters of as many elements as each number says, step by step."""
     return [[[int(size), size, size] for size in step] for step in steps]

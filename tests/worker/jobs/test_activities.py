@@ -81,5 +81,5 @@ def test_an_evaluation_times_full_batches_alone() -> None:
         for _ in range(5):
             activity.iterate(untimed)
 
-        assert activity.first_losses() == (4.0,) * 5
+        assert activity.losses.by_step() == dict.fromkeys(range(1, 6), 4.0)
         assert activity.global_batch_size == 4

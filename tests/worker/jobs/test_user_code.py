@@ -415,11 +415,12 @@ def test_losses_are_read_when_a_round_has_ended_and_the_last_of_a_step_counts() 
             told += 100.0  # as a running sum does
         step()
 
-    loop = run_loop(lambda: [telling() for _ in range(99)], ask(11))
-    assert loop.first_losses() is None
+    loop = run_loop(lambda: [telling() for _ in range(99)], ask(40))
+    assert loop.losses.by_step() is None
     loop.check()
 
-    assert loop.first_losses() == tuple(map(float, range(10)))
+    steps = [*range(1, 11), 16, 32, 41]
+    assert loop.losses.by_step() == {step: step - 1.0 for step in steps}
 
 
 def test_a_loss_on_a_cpu_is_read_without_a_copy() -> None:

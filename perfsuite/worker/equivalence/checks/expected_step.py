@@ -34,8 +34,7 @@ class ExpectedStep:
     @property
     def is_too_coarse(self) -> bool:
         """Whether plain float32 is no measure of it here; an infinite error is judged as ever."""
-        is_full = not is_low_precision(self.recipe)
-        return is_full and self._coarsest < self.errors.total < math.inf
+        return not is_low_precision(self.recipe) and self._coarsest < self.errors.total < math.inf
 
     @property
     def loss_limit(self) -> Limit:

@@ -271,8 +271,7 @@ def _why_losses_alone(trace: Trace, parameters: Mapping[str, nn.Parameter]) -> s
 
 def _first_part(trace: Trace, parameters: Mapping[str, nn.Parameter]) -> str | None:
     ours = trace.start.parameters
-    differing = (n for n in ours if n in parameters and ours[n].shape != parameters[n].shape)
-    return next(differing, None)
+    return next((n for n in ours if n in parameters and ours[n].shape != parameters[n].shape), None)
 
 
 def _plant_in_losses(case: OwnCase, steps: Sequence[_OwnStep]) -> dict[str, bool]:

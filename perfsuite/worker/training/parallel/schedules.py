@@ -63,8 +63,7 @@ class ChunkSchedule:
         chunk = int(number)
         stage = self._stages[index]
         given, _ = self._chunks[chunk]
-        inputs = [given[name] for name in stage.input_names]
-        outputs = stage.module(*activations, *inputs)
+        outputs = stage.module(*activations, *[given[name] for name in stage.input_names])
         if index < self._num_stages - 1:
             return outputs
         self._outputs[chunk] = outputs
