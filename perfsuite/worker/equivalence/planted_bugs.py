@@ -124,6 +124,4 @@ mean_of_means = partial(
     "the mean over the batch is a mean of means: do shards or masks differ in size?",
 )
 lost_samples = partial(Bug, "half of the batch is left out", "samples of the batch are lost")
-summed_loss = partial(
-    Bug, "a loss that is a sum", "the loss is a sum over the batch; return the mean"
-)
+summed_loss = partial(Bug, "a loss that is a sum", "the loss sums over the batch; return the mean")

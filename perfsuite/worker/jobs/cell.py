@@ -207,6 +207,8 @@ class Measurement:
         self._board.enter_phase("count")
         if self._activity.is_counted and agreed.counts:
             yield from self._count(profiles=agreed.profiles)
+        if self._is_loop:
+            self._board.enter_phase("stop by perfsuite.StopLoop")
 
     def _warm_up(self) -> Iterations[float]:
         """Run the untimed first iterations, checked one by one; return the seconds of one more."""

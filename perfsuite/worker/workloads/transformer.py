@@ -166,8 +166,7 @@ class LoRALinear(nn.Module):
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Return (..., features out) for (..., features in)."""
-        scale = LORA_ALPHA / LORA_RANK
-        outputs: Tensor = self.base(inputs) + scale * self.up(self.down(inputs))
+        outputs: Tensor = self.base(inputs) + LORA_ALPHA / LORA_RANK * self.up(self.down(inputs))
         return outputs
 
 

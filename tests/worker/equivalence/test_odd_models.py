@@ -1295,9 +1295,7 @@ def test_a_loss_that_sums_is_named(check_equivalence: Check) -> None:
     report = check_equivalence(workload, Recipe(parallel="ddp:2"))
 
     assert statuses(report)["T1"] == "mismatch"
-    assert "likeliest cause: the loss is a sum over the batch; return the mean" in reason(
-        report, "T1"
-    )
+    assert "likeliest cause: the loss sums over the batch; return the mean" in reason(report, "T1")
 
 
 def test_a_loss_that_is_not_finite_is_named(check_equivalence: Check) -> None:

@@ -44,7 +44,7 @@ class Steps(Repeatable):
     is_counted = False
 
     def __init__(self) -> None:
-        self.missing = {}
+        super().__init__()
         self.num_done = 0
 
     def iterate(self, stage: Stage) -> None:
