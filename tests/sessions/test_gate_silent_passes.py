@@ -227,6 +227,27 @@ def test_a_cell_that_the_change_skips_has_vanished_unless_that_is_accepted(
     gated.expect(13, f"{PRICE} SKIPPED")
 
 
+def test_a_cell_that_the_change_moves_to_a_larger_matrix_has_vanished(shop: Repository) -> None:
+    in_full = TWO_CELLS.replace(
+        "def test_stock", "@pytest.mark.perf(matrix='full')\n    def test_stock"
+    )
+    shop.write(benchmarks__test_steps=TWO_CELLS)
+    shop.commit()
+    shop.write(benchmarks__test_steps=in_full)
+
+    gated = shop.gate()
+
+    gated.expect(12, f"{PRICE} PASS*", f"{STOCK} VANISHED")
+
+    shop.commit()
+    shop.write(benchmarks__test_steps=f"{in_full}\n    # more")
+
+    gated = shop.gate()
+
+    gated.expect(0, f"{PRICE} PASS*")
+    assert "test_stock" not in gated.output
+
+
 @pytest.mark.parametrize("option", ["-k=no_such_cell", f"--deselect={PRICE}"])
 def test_where_every_cell_is_deselected_nothing_is_compared(shop: Repository, option: str) -> None:
     gated = shop.gate(option)

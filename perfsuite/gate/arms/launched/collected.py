@@ -9,6 +9,7 @@ import pytest
 
 # How many calls away from a test a helper may request its fixture and still be seen.
 _MOST_CALLS = 2
+_MATRICES = ("smoke", "default", "full")
 # perfsuite's fixtures that measure.
 _FIXTURES = (
     *("train_benchmark", "loader_benchmark", "evaluation_benchmark", "all_reduce_benchmark"),
@@ -39,14 +40,28 @@ def _is_tool(function: Any) -> bool:
     return str(getattr(function, "__module__", "")).startswith(("_pytest.", "perfsuite."))
 
 
+def is_in_matrix(item: pytest.Item) -> bool:
+    """Whether this side's own matrix has the test; perfsuite itself says so in its sessions alone.
+
+    A cell that one side has moved to a larger matrix is one that the other side alone measures.
+    """
+    own = _setting(item.config, "perf_matrix") or "default"
+    sizes = [marker.kwargs.get("matrix") for marker in item.iter_markers("perf")]
+    larger = _MATRICES[_MATRICES.index(own) + 1 :] if own in _MATRICES else ()
+    return not any(size in larger for size in sizes)
+
+
 def settings_of(config: pytest.Config) -> dict[str, str]:
     """Return what this side's own configuration says about how cells are judged, unparsed."""
-    found: dict[str, str] = {}
-    for name in ("perf_limit", "perf_tolerance", "perf_numerics_change", "perf_policy"):
-        with contextlib.suppress(KeyError, ValueError):  # an arm without perfsuite has none
-            value = getattr(config.option, name, None) or config.getini(name)
-            found |= {} if value is None else {name: str(value)}
-    return found
+    names = ("perf_limit", "perf_tolerance", "perf_numerics_change", "perf_policy")
+    found = {name: _setting(config, name) for name in names}
+    return {name: str(value) for name, value in found.items() if value is not None}
+
+
+def _setting(config: pytest.Config, name: str) -> Any:
+    with contextlib.suppress(KeyError, ValueError):  # an arm without perfsuite has none
+        return getattr(config.option, name, None) or config.getini(name)
+    return None
 
 
 def hides_benchmark(item: Any) -> bool:
