@@ -134,11 +134,12 @@ def _launch(code: str, seed: int) -> CellRun:
     loop = UserLoop(user_code, names["train"], None, digests_weights=True)
     loop.run(_ask(), lambda: None)
     loop.check()
-    losses = [*(loop.losses.by_step() or {}).items()]
+    losses, weights = loop.losses.by_step() or {}, loop.digests()
     record = {
-        "losses": [loss for _, loss in losses[:10]],
-        "later_losses": losses[10:],
-        "weights": add_digests([loop.first_weights()]),
+        "losses": [*losses.values()],
+        "losses_by_step": [*losses.items()],
+        "weights": add_digests([tuple(weights.values())]),
+        "weights_steps": [*weights],
         "recipe": None,
         "world_size": 1,
     }

@@ -76,10 +76,10 @@ def combine(
         memory=_memory(ranks),
         samples_per_s=None if samples is None else samples / step_s,
         tokens_per_s=None if tokens is None else tokens / step_s,
-        losses=tuple(loss for step, loss in losses.items() if step <= cell.NUM_FIRST_LOSSES),
+        losses=tuple(losses.values())[: cell.NUM_FIRST_LOSSES],
         verdict=None,
         operators=first.operators,
-        weights=add_digests([rank.weights for rank in ranks]),
+        weights=add_digests([tuple(rank.weights.values()) for rank in ranks]),
         rank_stages_s=own_s,
         slow_ranks=None if own_s is None else {name: t.index(max(t)) for name, t in own_s.items()},
         step_s=step_percentiles(rounds_by_rank),
@@ -88,7 +88,8 @@ def combine(
         hfu=speeds["hfu"],
         compile_s=compile_s,
         energy_j=None if "energy_j" in missing else _energy_j(ranks),
-        later_losses=tuple(one for one in losses.items() if one[0] > cell.NUM_FIRST_LOSSES) or None,
+        losses_by_step=tuple(losses.items()) or None,
+        weights_steps=tuple(first.weights) or None,
     )
     return cell.Outcome(
         step_times_s=tuple(step_times_s),

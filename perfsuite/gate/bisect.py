@@ -4,14 +4,14 @@ Each commit is judged against the good one, both with the benchmark files and th
 configuration of the working tree: a benchmark may be younger than what it measures.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
 from perfsuite.errors import SettingError
-from perfsuite.gate.arms.arm import Suite
+from perfsuite.gate.arms.arm import Say, Suite
 from perfsuite.gate.arms.command import Command
 from perfsuite.gate.git import repository
 from perfsuite.gate.git.command import output
@@ -68,7 +68,7 @@ def bisect(
     good: str,
     bad: str,
     bounds: tuple[float, float] | None,
-    say: Callable[[str], None],
+    say: Say,
     machine: AbstractContextManager[object] = HELD,
 ) -> BisectResult:
     """Return the first commit that made the cell slower than it was at the good one.
@@ -92,7 +92,7 @@ class _Search:
     bounds: tuple[float, float] | None
     suite: Suite
     cell: str
-    say: Callable[[str], None]
+    say: Say
 
     def run(self, good_commit: str, bad_commit: str) -> BisectResult:
         root = self.suite.root
@@ -234,9 +234,7 @@ def _collect(request: GateRequest) -> tuple[Suite, str]:
     cells = list(launch.suite.cells)
     if len(cells) != 1:
         names = ", ".join(cells[:_MOST_LISTED]) or "none"
-        raise SettingError(
-            f"{named!r} names {len(cells)} benchmarks ({names}); name one of them in full"
-        )
+        raise SettingError(f"{named!r} names {len(cells)} benchmarks ({names}); name one in full")
     return launch.suite, cells[0]
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 
 from perfsuite.errors import SettingError
-from perfsuite.gate.arms.arm import Arm, Launch, PairPlan, Suite
+from perfsuite.gate.arms.arm import Arm, Launch, PairPlan, Say, Suite
 from perfsuite.gate.arms.build import build_base
 from perfsuite.gate.arms.command import Command
 from perfsuite.gate.arms.launch import launch_pair
@@ -167,9 +167,7 @@ class BaseSide:
         assert self.request.base_dir is not None
         return worktree.directory_tree(self.head, self.request.base_dir)
 
-    def prepare(
-        self, tree: Path, say: Callable[[str], None], differs: dict[str, str]
-    ) -> str | None:
+    def prepare(self, tree: Path, say: Say, differs: dict[str, str]) -> str | None:
         """Share files with the base and build it; return why it cannot be built."""
         request, suite = self.request, self.suite
         if shared := worktree.share_files(suite.root, tree, suite.shared):
@@ -199,9 +197,7 @@ class BaseSide:
         files = dict.fromkeys(path.partition("::")[0] for path in self.suite.paths)
         return worktree.lay_benchmarks(tree, self.head, [self.suite.root / file for file in files])
 
-    def compare(
-        self, tree: Path, collected: Launch, say: Callable[[str], None]
-    ) -> Comparison | None:
+    def compare(self, tree: Path, collected: Launch, say: Say) -> Comparison | None:
         """Return how to find the cells that no change touches; None where all are to be judged."""
         request, root, top = self.request, self.suite.root.resolve(), self.head.top
         if request.judges_identical or request.has_own_surroundings:
@@ -235,9 +231,7 @@ class BaseSide:
         )
         return launch_pair([head_arm(self.request, self.suite, self.caches)], plan, names)["head"]
 
-    def run_new(
-        self, cells: Sequence[CellVerdict], say: Callable[[str], None]
-    ) -> list[CellVerdict]:
+    def run_new(self, cells: Sequence[CellVerdict], say: Say) -> list[CellVerdict]:
         """Run once what the base lacks, and return the verdicts with those that fail in ERROR."""
         left = [cell.name for cell in cells if cell.word == "NEW"]
         if left:

@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 import time
 from collections import defaultdict
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 
 from perfsuite.errors import ExitCode, StorageError, WriteError
-from perfsuite.gate.arms.arm import Arm, Launch, PairPlan
+from perfsuite.gate.arms.arm import Arm, Launch, PairPlan, Say
 from perfsuite.gate.arms.command import options_of_cells
 from perfsuite.gate.arms.launch import launch_pair, scratch_folder
 from perfsuite.gate.baselines.accepted import Entry, in_words
@@ -78,10 +78,7 @@ class GateResult:
 
 @ends_on_signals()
 def run_gate(
-    request: GateRequest,
-    *,
-    say: Callable[[str], None],
-    machine: AbstractContextManager[object] = HELD,
+    request: GateRequest, *, say: Say, machine: AbstractContextManager[object] = HELD
 ) -> GateResult:
     """Return the verdict of every cell.
 
@@ -126,7 +123,7 @@ def _begin(
     request: GateRequest,
     caches: Path,
     differs: dict[str, str],
-    say: Callable[[str], None],
+    say: Say,
     machine: AbstractContextManager[object],
 ) -> "_Session | str":
     """Collect head's suite and find its base; return a reason where there is nothing to compare."""
@@ -169,7 +166,7 @@ class _Session:
     collected: Launch
     collected_s: float
     leniency: Leniency
-    say: Callable[[str], None]
+    say: Say
     machine: AbstractContextManager[object]
     policies: dict[str, CellPolicy] = field(default_factory=dict)
     used: defaultdict[str, list[Entry]] = field(default_factory=lambda: defaultdict(list))

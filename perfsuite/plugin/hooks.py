@@ -4,8 +4,6 @@ A session is ours where one of our settings is given, or a collected test uses o
 fixtures. What such a session needs is imported only then, or where a test uses another fixture.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Generator
 from typing import TYPE_CHECKING, Any
@@ -70,7 +68,7 @@ class Ownership:
             self.held_output = HeldOutput()
         self._given = recorder.withhold_storage(config)
 
-    def _resolve(self) -> Choices:
+    def _resolve(self) -> "Choices":
         from perfsuite.plugin.session.choices import resolve
         from perfsuite.plugin.session.sharding import refuse_own_choices
 
@@ -112,7 +110,7 @@ class Ownership:
             self.runner().choose_cells(items)
         return result
 
-    def _begin(self) -> MeasuredSession:
+    def _begin(self) -> "MeasuredSession":
         """Make the session that measures; a UsageError reaches a user from xdist's workers too."""
         from perfsuite.plugin.session.measured_session import MeasuredSession
 
@@ -126,7 +124,7 @@ class Ownership:
             raise
         return self._measured
 
-    def runner(self) -> MeasuredSession:
+    def runner(self) -> "MeasuredSession":
         """Return what the fixtures run cells with."""
         return self._measured or self._begin()
 

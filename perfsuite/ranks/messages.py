@@ -261,8 +261,8 @@ class CellMeasured:
     compile_s: float | None = None
     energy_j: tuple[str, float] | None = None  # of its GPU, by UUID, and an iteration
     operators: tuple[Operator, ...] | None = None
-    # Of this rank, after each of the first steps; empty where no gate asks.
-    weights: tuple[tuple[TensorDigest, ...], ...] = ()
+    # Of this rank, after each of the first steps and the last; empty where no gate asks.
+    weights: dict[int, tuple[TensorDigest, ...]] = field(default_factory=dict)
     environment: Environment
     missing: dict[str, str]  # why a number is None, by its name in the record
     # Where `rounds` have no times of stages.

@@ -133,12 +133,12 @@ class CellRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
         mfu: `tflops` over the dense peak of the device in the cell's precision, 0.5 = 50 %.
         hfu: The same with recomputation.
         operators: The ten costliest of one iteration on rank 0; None where none was profiled.
-        weights: The digest of each parameter after each of a loop's first steps, summed over the
-            ranks, whose copies or parts of it they are; None except in a gate's launches.
+        weights: The digest of each parameter after some of a loop's steps (`weights_steps`), summed
+            over ranks, whose copies or parts of it they are; None except in a gate's launches.
         compile_s: Seconds that torch.compile took, on the slowest rank; None where it did nothing.
         energy_j: Joules of an iteration, of all devices; None where they do not count them, where
             one process uses several, and in a gate's launches, which share them.
-        later_losses: (step, loss) of steps 16, 32, 64 and so on, and of the last.
+        losses_by_step: (step, loss) of the first ten that were told, the 16th, 32nd ..., the last.
     """
 
     schema: Literal[1] = 1
@@ -167,7 +167,8 @@ class CellRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     weights: tuple[tuple[TensorDigest, ...], ...] | None = None
     compile_s: Amount | None = None
     energy_j: Amount | None = None
-    later_losses: tuple[tuple[Count, float], ...] | None = None
+    losses_by_step: tuple[tuple[Count, float], ...] | None = None
+    weights_steps: tuple[Count, ...] | None = None
 
 
 class CellLine(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

@@ -61,9 +61,7 @@ def printable(text: str) -> str:
     """Return text in one line, with an escape for each character that is not printable."""
     if text.isprintable():
         return text
-    return "".join(
-        char if char.isprintable() else char.encode("unicode_escape").decode() for char in text
-    )
+    return "".join(it if it.isprintable() else it.encode("unicode_escape").decode() for it in text)
 
 
 def printable_lines(text: str) -> str:

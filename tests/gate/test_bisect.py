@@ -498,9 +498,7 @@ def test_a_test_that_is_not_one_cell_is_refused(
         shop.bisect(cell="benchmarks/test_steps.py")
 
     assert not shop.machine.was_held
-    assert str(refused.value) == (
-        f"'benchmarks/test_steps.py' names {said}; name one of them in full"
-    )
+    assert str(refused.value) == (f"'benchmarks/test_steps.py' names {said}; name one in full")
 
 
 def test_a_test_that_cannot_be_collected_says_why(

@@ -216,7 +216,8 @@ def test_the_record_has_exactly_the_keys_of_the_contract(project: pytest.Pyteste
         "weights",
         "compile_s",
         "energy_j",
-        "later_losses",
+        "losses_by_step",
+        "weights_steps",
     ]
     assert list(record["stages_s"]) == [
         "load",
@@ -968,7 +969,7 @@ def test_a_busy_machine_is_refused_at_once_where_waiting_is_not_wanted(
     assert result.ret == 12
     assert any(
         f"perfsuite: another timing session (process {holder.pid}) holds this machine, and "
-        "--perf-wait=0 does not wait; run again when it has ended" in line
+        "--perf-wait=0 does not wait; run again after it" in line
         for line in result.outlines + result.errlines
     )
     TimingLock(wait_s=60, say=print).acquire()

@@ -9,6 +9,8 @@ from typing import Any
 
 from perfsuite.gate.arms.loaded import NOTHING, Loaded
 
+Say = Callable[[str], None]  # shows a line
+
 
 @dataclass(frozen=True, kw_only=True)
 class Arm:

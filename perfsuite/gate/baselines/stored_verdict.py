@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from perfsuite.errors import StorageError
+from perfsuite.gate.arms.arm import Say
 from perfsuite.gate.baselines.screen import MIN_SESSIONS, NUM_SEARCHED, Screener
 from perfsuite.gate.baselines.select import Trunk, choose_runs
 from perfsuite.gate.git.changes import is_code_changed
@@ -48,7 +49,7 @@ class History:
         return run.commit is not None and self.is_of_base(run.commit)
 
     def find_increases(
-        self, name: str, cell: StoredCell, policy: CellPolicy, say: Callable[[str], None]
+        self, name: str, cell: StoredCell, policy: CellPolicy, say: Say
     ) -> str | None:
         """Return which counts grew against the base's own run, in words; None where none did."""
         own = self._find_own(name)
@@ -68,12 +69,7 @@ class History:
         return "; ".join(map(str, compared.increases)) or None
 
     def screen(
-        self,
-        name: str,
-        cell: StoredCell,
-        digest: str | None,
-        policy: CellPolicy,
-        say: Callable[[str], None],
+        self, name: str, cell: StoredCell, digest: str | None, policy: CellPolicy, say: Say
     ) -> CellVerdict | None:
         """Return PASS or IMPROVED where the cell is clearly fine; else None, and `say` why."""
         screened = self._screener.screen(name, cell, digest, policy)

@@ -41,9 +41,7 @@ from perfsuite.errors import SettingError, WriteError
 from perfsuite.gate.git import repository
 from perfsuite.gate.git.changes import is_left_out
 
-_BENCHMARK_WORDS = frozenset(
-    {"bench", "benches", "benchmark", "benchmarks", "perf", "test", "tests"}
-)
+_BENCHMARK_WORDS = {"bench", "benches", "benchmark", "benchmarks", "perf", "test", "tests"}
 _USUAL = _BENCHMARK_WORDS - {"perf"}
 _CONFTEST = "conftest.py"
 
@@ -164,9 +162,7 @@ def source_files(folder: Path, *, leave_out: Path | None = None) -> Iterator[Pat
     for at, folders, files in os.walk(folder):
         here = Path(at)
         links = [name for name in folders if (here / name).is_symlink()]
-        folders[:] = [
-            name for name in folders if here / name != leave_out and not is_left_out(here / name)
-        ]
+        folders[:] = [it for it in folders if here / it != leave_out and not is_left_out(here / it)]
         for name in (*files, *links):
             # Neither a socket nor a named pipe: copying would wait for its other end.
             # In a linked worktree .git is a file.

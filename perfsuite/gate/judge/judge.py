@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
-from perfsuite.gate.arms.arm import Arm, PairPlan
+from perfsuite.gate.arms.arm import Arm, PairPlan, Say
 from perfsuite.gate.arms.launch import launch_pair
 from perfsuite.gate.arms.num_rounds import plan_num_rounds
 from perfsuite.gate.judge import pair_evidence
@@ -35,9 +35,7 @@ from perfsuite.units import counted, format_change
 _MOST_SHOWN = 5
 # Bounds that lie farther apart than by a factor of 100 say nothing yet.
 _WIDEST_SHOWN = math.log(100)
-_APART = (
-    "both arms want one port, file, device or daemon: launch ran after launch, not round by round"
-)
+_APART = "both want one port, file, device or daemon: launch ran after launch, not round by round"
 
 
 def judge(
@@ -51,7 +49,7 @@ def judge(
     priors: Mapping[str, Prior],
     kept: Mapping[str, KeptCell] = MappingProxyType({}),
     keep: Callable[[Sequence[Trial]], object] = lambda _: None,
-    say: Callable[[str], None],
+    say: Say,
 ) -> Judgement:
     """Return the verdict of every cell, of INCONCLUSIVE where the budget is spent.
 

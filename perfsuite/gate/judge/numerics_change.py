@@ -31,14 +31,17 @@ class _Trained(msgspec.Struct, frozen=True):
     """What is read of a record; the base's perfsuite may keep other things beside it."""
 
     losses: tuple[float, ...] = ()
-    later_losses: tuple[tuple[Count, float], ...] | None = None
+    losses_by_step: tuple[tuple[Count, float], ...] | None = None
+    weights_steps: tuple[Count, ...] | None = None
     weights: tuple[tuple[TensorDigest, ...], ...] | None = None
     recipe: dict[str, Any] | None = None
     world_size: Count = 1
 
-    @property
-    def losses_by_step(self) -> dict[int, float]:
-        return dict([*enumerate(self.losses, 1), *(self.later_losses or ())])
+    def told(self) -> tuple[dict[int, float], dict[int, tuple[TensorDigest, ...]]]:
+        """Return losses and weights by step; an older perfsuite told those of the first alone."""
+        steps = self.weights_steps or itertools.count(1)
+        losses = dict(self.losses_by_step or enumerate(self.losses, 1))
+        return losses, dict(zip(steps, self.weights or (), strict=False))
 
     @property
     def rounding(self) -> float:
@@ -83,7 +86,10 @@ def describe_numerics_change(base: Sequence[CellRun], head: Sequence[CellRun]) -
     silent = [arm for arm, runs in arms.items() if not all(one.losses for one in runs)]
     if silent and not all(one.weights for one in (*theirs, *ours)):
         return f"{UNKNOWN}: no loss of {' and '.join(silent)} is known"
-    within = [_compare(before, after, limit) for before, after in zip(theirs, ours, strict=False)]
+    pairs = [*zip(theirs, ours, strict=False)]
+    if not all(_are_comparable(*pair) for pair in pairs):
+        return f"{UNKNOWN}: no step has told a loss of both"
+    within = [_compare(before, after, limit) for before, after in pairs]
     if not any(within):
         return "same bits"
     if (found := _beyond_rounding(within)) is None:
@@ -98,6 +104,11 @@ def describe_numerics_change(base: Sequence[CellRun], head: Sequence[CellRun]) -
     if len(theirs) < 2:
         return f"{UNKNOWN}: one launch of the base does not show that the next computes the same"
     return f"{CHANGED}: {found}"
+
+
+def _are_comparable(base: _Trained, head: _Trained) -> bool:
+    (old_losses, old_weights), (losses, weights) = base.told(), head.told()
+    return bool(old_losses.keys() & losses.keys() or old_weights.keys() & weights.keys())
 
 
 def _are_regrouped(base: _Trained, head: _Trained) -> bool:
@@ -123,14 +134,13 @@ def _compare(before: _Trained, after: _Trained, limit: float) -> _Difference | N
 
 
 def _differences(before: _Trained, after: _Trained, limit: float) -> Iterator[_Difference]:
-    old_losses, new_losses = before.losses_by_step, after.losses_by_step
+    (old_losses, old_weights), (new_losses, new_weights) = before.told(), after.told()
     for step in old_losses.keys() & new_losses.keys():
         if repr(old := old_losses[step]) != repr(new := new_losses[step]):
             is_rounding = abs(new - old) <= limit * max(abs(old), abs(new))
             yield _Difference(step, "loss", old, new, is_rounding)
-    steps = zip(before.weights or (), after.weights or (), strict=False)
-    for step, (theirs, ours) in enumerate(steps, 1):
-        pairs = itertools.zip_longest(theirs, ours, fillvalue=_NOTHING)
+    for step in old_weights.keys() & new_weights.keys():
+        pairs = itertools.zip_longest(old_weights[step], new_weights[step], fillvalue=_NOTHING)
         for number, (old_digest, new_digest) in enumerate(pairs, 1):
             if repr(old_digest) != repr(new_digest):
                 yield _compare_digests(old_digest, new_digest, limit, step, number)

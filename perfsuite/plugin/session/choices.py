@@ -33,7 +33,6 @@ from perfsuite.system.timing_lock import lock_folder
 from perfsuite.system.urls import mask
 from perfsuite.units import option_bounds, parse_ratio, parse_seconds
 
-MATRICES = ("smoke", "default", "full")
 # Makes a launch's session ours, as this one is; a pytest without perfsuite knows no such option.
 _OURS = ("-o", "perf_gate=on")
 

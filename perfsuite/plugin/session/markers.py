@@ -6,10 +6,11 @@ from typing import Any
 import pytest
 
 from perfsuite.errors import SettingError
+from perfsuite.gate.arms.launched.collected import MATRICES
 from perfsuite.gate.judge.counts import parse_slacks
 from perfsuite.plugin.fixtures import is_cell
 from perfsuite.plugin.recorder import is_benchmark
-from perfsuite.plugin.session.choices import MATRICES, one_of
+from perfsuite.plugin.session.choices import one_of
 from perfsuite.units import counted, parse_ratio, parse_seconds
 
 _MARKER_PARSERS: dict[str, tuple[Callable[[Any], Any], str]] = {
@@ -79,13 +80,3 @@ def _own_markers(item: pytest.Item) -> Iterator[pytest.Mark]:
     for marker in item.iter_markers("perf"):
         if is_benchmark(item) or not _is_foreign(marker):
             yield marker
-
-
-def is_in_matrix(item: pytest.Item, matrix: str) -> bool:
-    """Whether a test belongs to a matrix: the largest `matrix` of its perf markers decides."""
-    sizes = [
-        MATRICES.index(marker.kwargs["matrix"])
-        for marker in _own_markers(item)
-        if "matrix" in marker.kwargs
-    ]
-    return max(sizes, default=0) <= MATRICES.index(matrix)

@@ -1,7 +1,5 @@
 """A pytest session that is ours, or that runs ranks: its cells, and what became of them."""
 
-from __future__ import annotations
-
 import contextlib
 import signal
 from collections.abc import Callable, Generator, Mapping, Sequence
@@ -14,6 +12,7 @@ import pytest
 
 from perfsuite import errors
 from perfsuite.experiments.rank_session import Session
+from perfsuite.gate.arms.launched.collected import is_in_matrix
 from perfsuite.plugin import recorder
 from perfsuite.plugin.fixtures import OUTCOME, is_cell
 from perfsuite.plugin.output import ends_on_mistakes, legible, say
@@ -42,7 +41,7 @@ CELLS_FILE = "cells.jsonl"
 class MeasuredSession:
     """One pytest session's cells: the choices for them, what runs them, what became of them."""
 
-    def __init__(self, config: pytest.Config, choices: Choices, ownership: Ownership) -> None:
+    def __init__(self, config: pytest.Config, choices: Choices, ownership: "Ownership") -> None:
         """Have pytest call its hooks from now on; raises a UsageError for what cannot be done."""
         self._config = config
         self._environ, num_cores = ownership.environ, ownership.num_cores
@@ -119,7 +118,7 @@ class MeasuredSession:
             for item in items:
                 markers.check_markers(item)
             self._foreign_markers = markers.describe_foreign(items)
-            self._select(items, lambda item: markers.is_in_matrix(item, self.choices.matrix))
+            self._select(items, lambda item: is_in_matrix(item, self.choices.matrix))
             cells = [item.nodeid for item in items if recorder.is_benchmark(item)]
             named = self.choices.durations
             self._sharding = sharding.cut(self._config, cells, self.choices.shard, named)

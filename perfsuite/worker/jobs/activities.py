@@ -35,24 +35,27 @@ HIDDEN_IN_THREADS = (
 
 
 class Losses:
-    """Those of the first steps, of later ones whose number is a power of two, and of the last."""
+    """The first ones, later ones whose number is a power of two, and the last, by their step."""
 
     def __init__(self) -> None:
         self.num_steps = 0
         self.kept: dict[int, Any] = {}
-        self._last: Any = None
+        self._last: dict[int, Any] = {}
+        self._num_told = 0
 
     def add(self, losses: Iterable[Any]) -> None:
-        """Keep what is to be kept of the next steps."""
-        for self._last in losses:
+        """Hear of the next steps; of one that tells no loss it is None."""
+        for loss in losses:
             self.num_steps += 1
-            if self.num_steps <= NUM_FIRST_LOSSES or self.num_steps.bit_count() == 1:
-                self.kept[self.num_steps] = self._last
+            if loss is not None:
+                self._num_told += 1
+                self._last = {self.num_steps: loss}
+                if self._num_told <= NUM_FIRST_LOSSES or self._num_told.bit_count() == 1:
+                    self.kept |= self._last
 
     def by_step(self) -> dict[int, float] | None:
-        """Return the losses by the number of their step; None where there are none."""
-        kept = self.kept | {self.num_steps: self._last}
-        return {step: float(loss) for step, loss in kept.items()} if self.num_steps else None
+        """Return what is kept; None where no loss was told."""
+        return {step: float(loss) for step, loss in (self.kept | self._last).items()} or None
 
 
 class Activity(ABC):
@@ -95,9 +98,9 @@ class Activity(ABC):
         dynamo = sys.modules.get("torch._dynamo.utils")
         return 0 if dynamo is None else int(dynamo.counters["stats"]["unique_graphs"])
 
-    def first_weights(self) -> tuple[tuple[TensorDigest, ...], ...]:
-        """Return the digests of this rank's weights after its first steps; none if not asked."""
-        return ()
+    def digests(self) -> dict[int, tuple[TensorDigest, ...]]:
+        """Return those of this rank's weights after some steps, by step; none if not asked."""
+        return {}
 
     def held_tensors(self) -> Iterator[Tensor]:
         """Return the tensors that live before, during and after an iteration."""

@@ -177,7 +177,7 @@ class Measurement:
         """Return what was found; raises where the iterations were too few."""
         found, activity = self._found, self._activity
         activity.check()
-        found.losses, found.weights = activity.losses.by_step(), activity.first_weights()
+        found.losses, found.weights = activity.losses.by_step(), activity.digests()
         found.missing = found.missing | activity.end(len(found.rounds))
         return found
 

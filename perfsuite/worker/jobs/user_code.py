@@ -24,7 +24,7 @@ from perfsuite.units import counted
 from perfsuite.worker.jobs import activities
 from perfsuite.worker.jobs.loader_workers import let_children_be_loader_workers
 from perfsuite.worker.measure.iterations import Iterations
-from perfsuite.worker.measure.weights_digest import FirstWeights
+from perfsuite.worker.measure.weights_digest import WeightDigests
 from perfsuite.worker.store import Largest, join_ranks
 from perfsuite.worker.training.nonfinite import ADVICE
 from perfsuite.worker.training.optimizers import is_within_another
@@ -97,16 +97,15 @@ class _UserCode(activities.Activity):
         """Do nothing: a step ends where its function returns."""
 
     def _end_step(self) -> None:
-        if self._told is not None:
-            self._unchecked.append(self._told)
-            self._told = None
+        self._unchecked.append(self._told)
+        self._told = None
 
     def check(self) -> None:
-        losses = [float(loss) for loss in self._unchecked]
+        losses = [None if loss is None else float(loss) for loss in self._unchecked]
         for number, loss in enumerate(losses, self.losses.num_steps + 1):
-            if not math.isfinite(loss):
+            if loss is not None and not math.isfinite(loss):
                 raise NonFiniteError(f"the loss is {loss} at step {number}; {ADVICE}")
-            if loss != self._last_loss:
+            if loss is not None and loss != self._last_loss:
                 self._last_loss, self._changed_at = loss, number
         self.losses.add(losses)
         self._unchecked.clear()
@@ -164,10 +163,10 @@ class UserStep(_UserCode, activities.Repeatable):
         """Return that nothing is missing; raises a WorkloadError where it trains no more."""
         last, num_steps = max(self._updated_at, self._changed_at), self.losses.num_steps
         if self._updated_at and num_steps - last > last:
+            told = "" if math.isnan(self._last_loss) else f", the loss stayed {self._last_loss:g}"
             raise WorkloadError(
-                f"{self._name}: after step {last} of {num_steps} no optimizer stepped and "
-                f"the loss stayed {self._last_loss:g}, so what is timed trains nothing; does its "
-                "data end? begin it again"
+                f"{self._name}: after step {last} of {num_steps} no optimizer stepped{told}, so "
+                "what is timed trains nothing; does its data end? begin it again"
             )
         return {}
 
@@ -233,7 +232,7 @@ class UserLoop(_UserCode):
         self._last_thread: threading.Thread | None = None  # that ended a step
         self._error: Exception | None = None
         self._ended_by = "itself"
-        self._weights = FirstWeights(code.num_warmup if digests_weights else 0)  # of untimed steps
+        self._weights = WeightDigests(code.num_warmup if digests_weights else 0)  # untimed steps
 
     def run(self, asked: Iterations[None], begin_step: Callable[[], None]) -> None:
         """Run the loop until the measurement asks for nothing more, or it ends by itself."""
@@ -329,6 +328,7 @@ class UserLoop(_UserCode):
         try:
             self._stage = next(self._asked)
         except Exception as error:  # noqa: BLE001  # raised where the loop cannot handle it
+            self._weights.end_loop(self._num_ends)
             self._is_over, self._stage = True, untimed
             self._error = None if isinstance(error, StopIteration) else error
             raise StopLoop from None
@@ -353,9 +353,9 @@ class UserLoop(_UserCode):
             )
         return self._largest(values) if values else []
 
-    def first_weights(self) -> tuple[tuple[TensorDigest, ...], ...]:
+    def digests(self) -> dict[int, tuple[TensorDigest, ...]]:
         """Return those of the optimizers that had stepped by then."""
-        return tuple(self._weights.digests)
+        return self._weights.by_step
 
     def held_tensors(self) -> Iterator[Tensor]:
         """Return those of the optimizer that ends a step."""

@@ -184,9 +184,7 @@ class _Counter(StepMode):  # type: ignore[no-untyped-call]
     def recomputed_flops(self) -> int:
         # A backward pass records only those, unless it is differentiated itself: then all it does.
         recorded = self._recorded_flops.items()
-        return self._scores_flops + sum(
-            flops for number, flops in recorded if number in self._plain_passes
-        )
+        return self._scores_flops + sum(flops for it, flops in recorded if it in self._plain_passes)
 
     def observe(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         formula = func  # a higher-order operator (flex_attention) has no overloads

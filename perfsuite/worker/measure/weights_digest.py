@@ -30,11 +30,11 @@ def digest_weights(parameters: Iterable[Tensor]) -> tuple[TensorDigest, ...]:
     )
 
 
-class FirstWeights:
-    """The `digests` of all optimizers' weights, after each of a loop's first steps."""
+class WeightDigests:
+    """Those of all optimizers' weights, after each of a loop's first steps and after its last."""
 
     def __init__(self, most_steps: int) -> None:
-        self.digests: list[tuple[TensorDigest, ...]] = []
+        self.by_step: dict[int, tuple[TensorDigest, ...]] = {}
         self._num_left = min(_MOST_STEPS, most_steps)
         self._optimizers: dict[int, Optimizer] = {}
 
@@ -47,8 +47,16 @@ class FirstWeights:
         """Digest the weights, if this is one of the first steps."""
         if self._num_left > 0:
             self._num_left -= 1
-            groups = [group for one in self._optimizers.values() for group in one.param_groups]
-            held = [weight for group in groups for weight in group["params"]]
-            # A frozen one may be quantized, of a dtype or class that sums do not take.
-            weights = {id(weight): weight for weight in held if weight.requires_grad}
-            self.digests.append(digest_weights(weights.values()))
+            self._digest(len(self.by_step) + 1)
+
+    def end_loop(self, step: int) -> None:
+        """Digest the weights after the last step; what was frozen meanwhile has no digest."""
+        if self.by_step:
+            self._digest(step)
+
+    def _digest(self, step: int) -> None:
+        groups = [group for one in self._optimizers.values() for group in one.param_groups]
+        held = [weight for group in groups for weight in group["params"]]
+        # A frozen one may be quantized, of a dtype or class that sums do not take.
+        weights = {id(weight): weight for weight in held if weight.requires_grad}
+        self.by_step[step] = digest_weights(weights.values())

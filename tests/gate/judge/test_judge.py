@@ -1039,7 +1039,7 @@ def test_how_the_arms_were_run_is_said_after_what_failed_the_cell(run: Run) -> N
 
     assert (trial.word, trial.by) == ("FAIL", "counts")
     assert trial.reason == (
-        "flops 1.00 k -> 1.20 k (+20.0 %), allowed 0 %; both arms want one port, file, device or "
+        "flops 1.00 k -> 1.20 k (+20.0 %), allowed 0 %; both want one port, file, device or "
         "daemon: launch ran after launch, not round by round"
     )
 

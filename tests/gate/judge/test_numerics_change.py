@@ -44,9 +44,10 @@ def test_equal_losses_are_the_same_bits_whatever_other_launches_drew() -> None:
 
 
 def test_a_later_loss_tells_what_the_first_ones_hide() -> None:
-    before = run(*LOSSES, later_losses=[[16, 0.4], [32, 0.3], [40, 0.2]])
-    longer = run(*LOSSES, later_losses=[[16, 0.4], [32, 0.3], [64, 0.1], [70, 0.1]])
-    after = run(*LOSSES, later_losses=[[16, 0.4], [32, 0.31], [40, 0.21]])
+    first = [*enumerate(LOSSES, 1), (16, 0.4)]
+    before = run(*LOSSES, losses_by_step=[*first, (32, 0.3), (40, 0.2)])
+    longer = run(*LOSSES, losses_by_step=[*first, (32, 0.3), (64, 0.1), (70, 0.1)])
+    after = run(*LOSSES, losses_by_step=[*first, (32, 0.31), (40, 0.21)])
 
     assert told((before, before)) == "same bits"
     assert told((before, longer)) == "same bits"  # as far as both went
@@ -55,6 +56,26 @@ def test_a_later_loss_tells_what_the_first_ones_hide() -> None:
         "cannot be told: launches of the base differ among themselves, at step 32 by a loss of 0.3 "
         "and 0.31; seed what it draws"
     )
+
+
+def test_losses_that_are_not_told_in_each_step_are_compared_by_step() -> None:
+    seldom = run(0.9, 0.8, losses_by_step=[(10, 0.9), (20, 0.8)])
+    often = run(1.0, 0.9, 0.8, losses_by_step=[(5, 1.0), (10, 0.9), (20, 0.8)])
+    elsewhere = run(1.0, 0.9, losses_by_step=[(5, 1.0), (15, 0.9)])
+
+    assert told((seldom, often)) == "same bits"
+    assert told((seldom, run(0.9, 0.8))) == "cannot be told: no step has told a loss of both"
+    assert told((seldom, elsewhere)) == "cannot be told: no step has told a loss of both"
+
+
+def test_the_last_weights_tell_what_the_first_ones_hide() -> None:
+    one, other = weights([2.0, 4.0], [2.0, 4.0]), weights([2.0, 4.0], [2.0, 6.0])
+    base, head = (run(weights=kept, weights_steps=[1, 72]) for kept in (one, other))
+    frozen = run(weights=weights([2.0, 4.0], [2.0]), weights_steps=[1, 72])
+
+    assert told(*[(base, base)] * 2) == "same bits"
+    assert told(*[(base, head)] * 2) == "changed: size of parameter 2 at step 72 4 -> 6"
+    assert told(*[(base, frozen)] * 2) == "changed: size of parameter 2 at step 72 4 -> 0"
 
 
 def weights(*steps: list[float]) -> list[list[list[float]]]:

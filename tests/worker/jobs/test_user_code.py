@@ -332,7 +332,7 @@ def test_frozen_weights_of_any_dtype_have_no_digest() -> None:
     loop = UserLoop(code("loop"), train, None, digests_weights=True)
     loop.run(ask(4), lambda: None)
 
-    assert [len(digests) for digests in loop.first_weights()] == [1, 1]
+    assert {step: len(digests) for step, digests in loop.digests().items()} == {1: 1, 2: 1, 5: 1}
 
 
 def test_a_numpy_number_is_a_loss() -> None:
@@ -630,7 +630,7 @@ def test_a_loop_that_ends_before_it_is_counted_says_so() -> None:
 
 
 @pytest.mark.parametrize(("num_warmup", "num_told"), [(2, 2), (3, 3), (10, 3)])
-def test_weights_are_told_after_the_first_steps_that_are_not_timed(
+def test_weights_are_told_after_the_first_steps_that_are_not_timed_and_after_the_last(
     num_warmup: int, num_told: int
 ) -> None:
     other = nn.Parameter(torch.zeros(3))
@@ -652,14 +652,15 @@ def test_weights_are_told_after_the_first_steps_that_are_not_timed(
         torch.manual_seed(0)
         loop.run(ask(12), lambda: None)
 
-    told = loops[0].first_weights()
+    told = loops[0].digests()
+    assert [*told] == [*range(1, num_told + 1), 13]
     # The other optimizer has not stepped when the first step ends.
-    assert [[digest.num_elements for digest in step] for step in told] == [
+    assert [[digest.num_elements for digest in step] for step in told.values()] == [
         [8, 2],
-        *[[8, 2, 3]] * (num_told - 1),
+        *[[8, 2, 3]] * num_told,
     ]
-    assert len({digest.squares for step in told for digest in step[:1]}) == num_told
-    assert loops[1].first_weights() == ()
+    assert len({digest.squares for step in told.values() for digest in step[:1]}) == num_told + 1
+    assert loops[1].digests() == {}
 
 
 def test_a_step_is_taken_without_a_measurement_and_tells_its_loss() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 # How many calls away from a test a helper may request its fixture and still be seen.
 _MOST_CALLS = 2
-_MATRICES = ("smoke", "default", "full")
+MATRICES = ("smoke", "default", "full")
 # perfsuite's fixtures that measure.
 _FIXTURES = (
     *("train_benchmark", "loader_benchmark", "evaluation_benchmark", "all_reduce_benchmark"),
@@ -40,15 +40,15 @@ def _is_tool(function: Any) -> bool:
     return str(getattr(function, "__module__", "")).startswith(("_pytest.", "perfsuite."))
 
 
-def is_in_matrix(item: pytest.Item) -> bool:
-    """Whether this side's own matrix has the test; perfsuite itself says so in its sessions alone.
+def is_in_matrix(item: pytest.Item, matrix: str) -> bool:
+    """Whether a test belongs to a matrix: the largest `matrix` of its perf markers decides."""
+    larger = MATRICES[MATRICES.index(matrix) + 1 :]
+    return not any(marker.kwargs.get("matrix") in larger for marker in item.iter_markers("perf"))
 
-    A cell that one side has moved to a larger matrix is one that the other side alone measures.
-    """
-    own = _setting(item.config, "perf_matrix") or "default"
-    sizes = [marker.kwargs.get("matrix") for marker in item.iter_markers("perf")]
-    larger = _MATRICES[_MATRICES.index(own) + 1 :] if own in _MATRICES else ()
-    return not any(size in larger for size in sizes)
+
+def matrix_of(config: pytest.Config) -> str:
+    """Return this side's own matrix: a cell that the other alone runs has vanished, or is new."""
+    return _setting(config, "perf_matrix") or MATRICES[1]
 
 
 def settings_of(config: pytest.Config) -> dict[str, str]:
