@@ -27,6 +27,7 @@ CHANGES = {
     "heap": ("gc.disable()", "pass"),
     "tidy": ("pass", "gc.collect()"),
     "batches": ("8", "8 if num_steps < 40 else 4"),
+    "frozen": ("99", "9"),
 }
 MODULES = {
     "work": "def think():\n    sum(range(20_000))\n",
@@ -47,6 +48,7 @@ MODULES = {
         "    del kept[300_000:-5]\n"
     ),
     "tidy": "import gc\n\ndef tidy():\n    pass\n",
+    "frozen": "FROM_STEP = 99\n",
     "batches": "def size_after(num_steps):\n    return 8\n",
 }
 CELLS = """
@@ -60,14 +62,16 @@ CELLS = """
 
     pytestmark = pytest.mark.perf(tolerance="99%", limit="300%")
 
-    def train(think=lambda: None, num_steps=40, rate=0.1, score=None, add=sum, tells=True):
+    def train(think=lambda: None, num_steps=40, rate=0.1, score=None, add=sum, tells=1, frozen=99):
         if "RANK" in os.environ:
             dist.init_process_group("gloo")
         network = torch.nn.Linear(4, 4)
         if dist.is_initialized():
             network = torch.nn.parallel.DistributedDataParallel(network)
         optimizer = torch.optim.SGD(network.parameters(), lr=rate)
-        for _ in range(num_steps):
+        for number in range(num_steps):
+            if number == frozen:
+                network.weight.requires_grad_(False)
             inputs = torch.randn(8, 4)
             with perfsuite.stage("forward"):
                 think()
@@ -102,6 +106,10 @@ CELLS = """
     def faster_rate():
         import rate
         train(rate=rate.RATE, tells=False)
+
+    def freezing():
+        import frozen
+        train(tells=False, frozen=frozen.FROM_STEP)
 
     def uncollected():
         import heap
@@ -141,7 +149,7 @@ CELLS = """
     def test_ends(loop_benchmark):
         loop_benchmark(ending, steps=36, warmup=3)
 
-    @pytest.mark.parametrize("loop", [renamed, reordered, faster_rate])
+    @pytest.mark.parametrize("loop", [renamed, reordered, faster_rate, freezing])
     def test_mathematics(loop_benchmark, loop):
         loop_benchmark(loop, steps=20, warmup=3)
 
@@ -171,6 +179,7 @@ def test_loops_are_told_apart_by_their_times_and_by_what_they_compute(tmp_path: 
         "*::test_compiled FAIL *",
         "*::test_ends INVALID*",
         "*::test_mathematics[faster_rate] FAIL *",
+        "*::test_mathematics[freezing] FAIL *",
         "*::test_mathematics[renamed] PASS *",
         "*::test_mathematics[reordered] PASS *",
         "*::test_shrinks FAIL *",
@@ -183,6 +192,7 @@ def test_loops_are_told_apart_by_their_times_and_by_what_they_compute(tmp_path: 
         "*::test_ends: the loop ended by itself, after * rounds in the base and * in head, so that "
         "neither times nor counts compare; let both take the steps that the test asks for*",
         "*::test_mathematics[faster_rate]: mathematics: changed: * of parameter * at step 1 *",
+        "*::test_mathematics[freezing]: mathematics: changed: size of parameter 1 at step 25 16*",
         "*::test_shrinks: mathematics: changed: loss at step 64 * -> *; counts: flops 512 -> 256*",
         "*::test_times[slower-1]: *moved most: forward *",
     )
@@ -198,6 +208,7 @@ def test_loops_are_told_apart_by_their_times_and_by_what_they_compute(tmp_path: 
         "test_mathematics[renamed]": ("PASS", "pairs", "same bits"),
         "test_mathematics[reordered]": ("PASS", "pairs", "rounding"),
         "test_mathematics[faster_rate]": ("FAIL", "numerics", "changed"),
+        "test_mathematics[freezing]": ("FAIL", "numerics", "changed"),
         "test_shrinks": ("FAIL", "numerics", "changed"),
         "test_times[slower-1]": ("FAIL", "pairs", "same bits"),
         "test_times[tidied-1]": ("FAIL", "pairs", "same bits"),
