@@ -286,6 +286,7 @@ def missing_lines(lines: Sequence[CellLine]) -> list[str]:
         has_recipe = line.perfsuite is None or at("perfsuite.recipe")(line) is not None
         told = [(has_power, "POWER", "numerics"), (has_recipe, "COUNTS", "ops")]
         told.append((has_recipe, "LOSS", "losses"))
+        told.append((has_recipe, "PROOF OF SMALL GRADIENTS", "numerics of small gradients"))
         # The reason of a cell that passed says of each number why there is none.
         for is_fine, word, name in told:
             why = re.search(rf"(?:^|; )no {name}: (.+?)(?=; no [\w ]+: |$)", line.reason or "")

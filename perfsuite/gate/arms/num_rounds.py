@@ -66,8 +66,7 @@ def plan_num_rounds(pairs: Sequence[PairCost], *, tolerance: float, limit: float
     launch_variance = 0.0
     if len(pairs) >= LEAST_PAIRS:
         spread = statistics.variance([pair.log_ratio for pair in pairs])
-        explained = statistics.median([pair.error**2 for pair in pairs])
-        launch_variance = max(0.0, spread - explained)
+        launch_variance = max(0.0, spread - statistics.median([one.error**2 for one in pairs]))
     target = ((math.log1p(limit) - math.log1p(tolerance)) * _PART_OF_GAP) ** 2
     num_rounds = (
         round_variance / (target - launch_variance) if target > launch_variance else math.inf

@@ -64,7 +64,7 @@ def explain_weights(discrepancy: Discrepancy) -> str | None:
     if discrepancy.what != "parameter" and discrepancy.step > 0:
         return None
     if discrepancy.rank is not None:
-        return "no synchronisation: the ranks step by different gradients, or not together"
+        return "no synchronisation: the ranks step by other gradients or settings, or not together"
     if discrepancy.step == 0:
         return (
             "the run does not start from the weights that build_model gives under its seed: are "

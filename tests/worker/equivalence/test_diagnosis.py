@@ -164,7 +164,7 @@ def test_nothing_is_explained_where_all_is_zero() -> None:
         ({"what": "loss"}, None),
         (
             {"what": "parameter", "rank": 1},
-            "no synchronisation: the ranks step by different gradients, or not together",
+            "no synchronisation: the ranks step by other gradients or settings, or not together",
         ),
         (
             {"what": "parameter", "step": 0},

@@ -87,7 +87,7 @@ def check_own_steps(case: OwnCase) -> tuple[EquivalenceRow, dict[str, str]]:
     compared = {name for one in errors for name in one.by_name}
     if small := {name for one in errors for name in one.too_small} - compared:
         names, least = listed(sorted(map(repr, small))), limits.SMALLEST_SHARE
-        missing["small gradients"] = f"those of {names} are below {least:.0e} of all gradients"
+        missing["small gradients"] = f"those of {names} (below {least:.0e} of all) count in total"
     proof.notes += [f"{what} were not compared: {why}" for what, why in missing.items()]
     if not proof.evidence:
         reason = "; ".join(proof.notes)
@@ -341,8 +341,8 @@ def _find_cause(
         )
     if (batchnorm := explain_batchnorm(truth.own.model)) is not None:
         return batchnorm
+    one = steps[found.step - 1]
     if found.what == "gradient":
-        one = steps[found.step - 1]
         num_ranks, right = one.recipe.plan.world_size, one.plain.gradients
         summed = Bug(
             "summed",
@@ -352,7 +352,8 @@ def _find_cause(
         bugs = [summed, *gradient_bugs(right)]
         if (cause := explain_gradients(one.step.gradients, right, bugs)) is not None:
             return cause
-    if _have_same_losses(trace):
+    losses = one.judge_loss(one.step.mean_loss)  # of an average that is logged they are right
+    if _have_same_losses(trace) and not all(loss.is_within for loss in losses):
         return "all ranks return the same loss: does the sampler give them the same data?"
     if found.what != "gradient" and found.step > 1 and not truth.follows:
         return "the loss before it agrees, so that the update in between does not"
