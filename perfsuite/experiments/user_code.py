@@ -85,11 +85,9 @@ def name_of(words: Sequence[str], folder: Path) -> str:
     return str(path.with_suffix(""))
 
 
-def plan_command(
-    launch: CommandLaunch, *, metrics: Any = None, **code: Any
-) -> tuple[UserCode, Run]:
+def plan_command(launch: CommandLaunch, *, metrics: Any = None, **how: Any) -> tuple[UserCode, Run]:
     """Return the code of a command, and what runs it; `metrics` say where it logs its steps."""
-    user_code = UserCode(name=launch.name, function=b"", kind="command", **code)
+    user_code = UserCode(name=launch.name, function=b"", kind="command", **how)
     if metrics is None:
         return user_code, partial(run_command, launch=launch)
     return user_code, partial(run_logged, launch=launch, metrics=Metrics(metrics))

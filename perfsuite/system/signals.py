@@ -17,14 +17,15 @@ def shell_exit_code(number: int) -> int:
     return 128 + number
 
 
-def _exit(number: int) -> NoReturn:
+def exit_by(number: int) -> NoReturn:
+    """Say which signal ended this process, and exit as a shell tells of it."""
     # Not through sys.stderr: the signal may have come while that was writing.
     os.write(2, f"perfsuite: ended by {signal.Signals(number).name}\n".encode())
     sys.exit(shell_exit_code(number))
 
 
 @contextmanager
-def ends_on_signals(end: Callable[[int], NoReturn] = _exit) -> Iterator[None]:
+def ends_on_signals(end: Callable[[int], NoReturn] = exit_by) -> Iterator[None]:
     """Let each of `SIGNALS` end the block by an exception; a handler that is set stays.
 
     `end` raises the exception, given the signal; by default one line and that of `sys.exit`.

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import signal
+import subprocess
+import sys
 
 import pytest
 from ended_sessions import PERFSUITE, PYTEST, RunningSession, cells_in
@@ -135,3 +137,33 @@ def test_a_verb_that_is_ended_says_so_and_leaves_nothing(
     assert session.wait() == code
     assert session.output == message
     assert session.leftovers() == []
+
+
+INTERRUPTED = """
+import builtins
+import signal
+import subprocess
+import sys
+
+imported = builtins.__import__
+
+
+def interrupt(name, *more, **named):
+    if name == "perfsuite.cli.app":
+        signal.raise_signal(signal.SIGINT)
+    return imported(name, *more, **named)
+
+
+builtins.__import__ = interrupt
+from perfsuite.cli import main
+
+main()
+"""
+
+
+def test_a_verb_that_is_interrupted_while_it_loads_says_so() -> None:
+    ended = subprocess.run(
+        [sys.executable, "-c", INTERRUPTED, "doctor"], capture_output=True, text=True, check=False
+    )
+
+    assert (ended.returncode, ended.stderr) == (130, "perfsuite: ended by SIGINT\n")

@@ -58,8 +58,7 @@ def add_pair(trial: Trial, launches: Mapping[str, Launch], first: str, launch_s:
             trial.word, trial.reason = why_missing(trial.name, arm, launches[arm])
             return
         # Each holds some thousand names of files, and the last one's are told.
-        earlier = [replace(one, loaded=NOTHING) for one in trial.runs.get(arm, ())]
-        trial.runs[arm] = [*earlier, run]
+        trial.runs[arm] = [*(replace(one, loaded=NOTHING) for one in trial.runs.get(arm, ())), run]
     base, head = trial.last["base"], trial.last["head"]
     if (untimed := _why_untimed(base, head)) is not None:
         trial.word, trial.reason = untimed

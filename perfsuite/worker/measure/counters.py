@@ -130,8 +130,7 @@ def count_events(events: Iterable[dict[str, Any]]) -> dict[str, int]:
     timed = [event for event in events if "dur" in event]
     # What comes after is the profiler's own wait. A GPU has a range of the same name.
     (iteration,) = (one for one in timed if (one["name"], one["cat"]) == _ITERATION)
-    end = iteration["ts"] + iteration["dur"]
-    within = [event["name"] for event in timed if event["ts"] < end]
+    within = [event["name"] for event in timed if event["ts"] < iteration["ts"] + iteration["dur"]]
     copies = [event for event in timed if event["name"].startswith(_COPIES)]
     if not any(event.get("cat", "").startswith(_OF_CUDA) for event in timed):
         return {}

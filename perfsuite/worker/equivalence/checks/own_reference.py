@@ -186,11 +186,9 @@ def _take_steps(case: OwnCase, truth: _Reference, plain: _Reference) -> Iterator
         )
 
 
-def _take_over(
-    gradients: Tensors, _: Sequence[nn.Parameter], new: Mapping[str, nn.Parameter]
-) -> None:
+def _take_over(grads: Tensors, _: Sequence[nn.Parameter], new: Mapping[str, nn.Parameter]) -> None:
     for name, parameter in new.items():
-        given, own = gradients.get(name), parameter.grad
+        given, own = grads.get(name), parameter.grad
         if given is not None:
             # Copied, because an optimizer may change it in place.
             given = given.to(parameter.device, parameter.dtype, copy=True)

@@ -102,9 +102,7 @@ class Replay(DrawMode):  # type: ignore[no-untyped-call]
     def _compare(self, recorded: Sequence[Draw], wanted: Draw) -> None:
         for draw in recorded:
             if draw.operator != wanted.operator:
-                self.wrong.append(
-                    f"a rank calls {draw.operator}, and one process {wanted.operator}"
-                )
+                self.wrong.append(f"a rank calls {draw.operator}, one process {wanted.operator}")
             elif not _are_close(draw.arguments, wanted.arguments):
                 self.wrong.append(
                     f"a rank calls {draw.operator} with {_listed(draw.arguments)}, and one process "

@@ -162,7 +162,7 @@ ONE = torch.ones(4, 3)
         (
             [torch.rand_like],
             torch.randn_like,
-            "a rank calls aten.rand_like, and one process aten.randn_like",
+            "a rank calls aten.rand_like, one process aten.randn_like",
         ),
         (
             [lambda x: torch.rand(2, 3)],
