@@ -89,10 +89,6 @@ def report(
     if tensorboard is not None:
         trackers.log_to_tensorboard(found, tensorboard)
         typer.echo(f"written to {tensorboard}")
-    if wandb:
-        trackers.log_to_wandb(found, made)
-    if mlflow:
-        trackers.log_to_mlflow(found)
     if not any((html, *files.values(), tensorboard, wandb, mlflow)):
         _print(made)
     code = _end_code(found[-1], require_verdicts=require_verdicts)
@@ -105,6 +101,10 @@ def report(
         cells=[pick(row, keys, id="name") for row in made.rows],
         exit_code=code,
     )
+    if mlflow:
+        trackers.log_to_mlflow(found)
+    if wandb:
+        trackers.log_to_wandb(found, made)
     raise typer.Exit(code)
 
 

@@ -93,7 +93,7 @@ def _explained(option: str, refusal: type[Exception], advice: str) -> Iterator[N
     try:
         yield
     except refusal as error:
-        reason = str(error).splitlines()[0]
+        reason = str(error).splitlines()[0].rstrip(".")
         raise SettingError(f"{option}: the client refuses: {reason}; {advice}") from error
 
 

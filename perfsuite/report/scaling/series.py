@@ -172,13 +172,13 @@ def _cells(rows: Sequence[Row]) -> Iterator[ScaledCell]:
         recipe = launched[0].recipe
         assert recipe is not None
         times_s = tuple(seconds for row in launched for seconds in row.launches_s)
-        has_many = len(times_s) > 1
+        rounds_s = () if len(times_s) > 1 else launched[0].rounds_s  # a stored run has none
         yield ScaledCell(
             rows=tuple(launched),
             recipe=recipe,
             global_batch_size=batch_size,
-            samples_s=times_s if has_many else launched[0].rounds_s or times_s,
-            basis="launches" if has_many else "rounds",
+            samples_s=rounds_s or times_s,
+            basis="rounds" if rounds_s else "launches",
         )
 
 

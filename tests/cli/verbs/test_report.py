@@ -12,7 +12,8 @@ import pytest
 from command_line import call_verb
 from made_up_runs import benchmark, cell, record, report_on, stamp, verdict, write_run
 
-from perfsuite.errors import WriteError
+from perfsuite.errors import SettingError, WriteError
+from perfsuite.report.formats import trackers
 from perfsuite.report.formats.folder import write_folder
 
 Verb = Callable[..., int]
@@ -61,6 +62,20 @@ def test_what_is_reported_is_written_as_json_too(verb: Verb, tmp_path: Path) -> 
     assert (said["gaps"], said["unjudged"], said["exit_code"]) == ([], [], 0)
     times = {cell["id"]: (cell["step_time_s"], cell["verdict"]["word"]) for cell in said["cells"]}
     assert times == {"fine": (0.004, "PASS"), "slow": (0.008, "FAIL")}
+
+
+def test_what_needs_no_tracker_is_written_though_one_refuses(
+    verb: Verb, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def refuse(*_: object) -> None:
+        raise SettingError("--wandb: the client refuses")
+
+    monkeypatch.setattr(trackers, "log_to_wandb", refuse)
+
+    assert verb("run.json", "--wandb", "--csv", "cells.csv", "--json", "report.json") == 2
+
+    assert (tmp_path / "cells.csv").exists()
+    assert (tmp_path / "report.json").exists()
 
 
 def test_scaling_is_printed_with_its_notes(verb: Verb, capsys: pytest.CaptureFixture[str]) -> None:

@@ -130,7 +130,7 @@ def test_a_missing_package_is_one_line_that_names_the_extra(
 
 def test_a_client_that_refuses_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(**_: object) -> None:
-        raise wandb.errors.UsageError("api_key not configured (no-tty)\nmore")
+        raise wandb.errors.UsageError("api_key not configured (no-tty).\nmore")
 
     monkeypatch.setattr(wandb, "init", refuse)
     found = runs(tmp_path)
