@@ -453,6 +453,24 @@ def test_a_skip_is_not_believed_where_the_base_cannot_be_asked(tmp_path: Path) -
     )
 
 
+def test_a_conftest_that_needs_what_head_alone_has_is_told(tmp_path: Path) -> None:
+    folder = make_project(
+        tmp_path,
+        {"pkg/code.py": CODE.format(slow=1), "bench/test_a.py": BENCH},
+        {"pkg/new.py": "# new\n", "conftest.py": "import pkg.new\n"},
+    )
+
+    result = gate(folder)
+
+    assert words(result) == {"test_same": "INVALID", "test_slow": "INVALID"}
+    reason = str(cell(result, "test_same").reason)
+    assert reason.startswith(
+        "the base launch, which runs head's conftest.py and settings, did not measure it: its "
+        "pytest ended early with exit code 4"
+    )
+    assert "No module named 'pkg.new'" in reason
+
+
 def test_a_base_whose_perfsuite_cannot_take_turns_is_no_baseline(tmp_path: Path) -> None:
     folder = make_project(
         tmp_path,

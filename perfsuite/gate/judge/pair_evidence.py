@@ -45,6 +45,7 @@ _PATH = re.compile(r"'[^']*/[^']*'|\S*/\S*")
 # Of a GPU's clock: as much is a change of what a step takes.
 _MOST_CLOCKS_APART = 0.01
 
+_OF_BOTH = ", which runs head's conftest.py and settings,"
 _NO_ROOM = "memory has no room for both arms"
 _GO_ON = "its threads or loader workers go on, or wait on, in the other arm's turns"
 
@@ -55,7 +56,8 @@ def add_pair(trial: Trial, launches: Mapping[str, Launch], first: str, launch_s:
     for arm in sorted(launches, key=lambda arm: _is_ended_by_other(launches[arm])):
         run = launches[arm].cells.get(trial.name)
         if run is None:
-            trial.word, trial.reason = why_missing(trial.name, arm, launches[arm])
+            told = _OF_BOTH if arm == "base" and launches[arm].suite is None else ""
+            trial.word, trial.reason = why_missing(trial.name, arm, launches[arm], told)
             return
         # Each holds some thousand names of files, and the last one's are told.
         trial.runs[arm] = [*(replace(one, loaded=NOTHING) for one in trial.runs.get(arm, ())), run]
@@ -137,7 +139,7 @@ def _why_clocks_differ(base: CellRun, head: CellRun) -> str | None:
     return None
 
 
-def why_missing(cell: str, arm: str, launch: Launch) -> tuple[VerdictWord, str]:
+def why_missing(cell: str, arm: str, launch: Launch, of_both: str = "") -> tuple[VerdictWord, str]:
     """Return the verdict of a cell that a launch has no run of, and its reason."""
     word: VerdictWord = "INVALID"
     why = launch.failure or "its session stopped before the cell had ended"
@@ -145,7 +147,7 @@ def why_missing(cell: str, arm: str, launch: Launch) -> tuple[VerdictWord, str]:
         word, why = "NO-BASELINE" if arm == "base" else "ERROR", broken
     elif launch.suite is not None and cell not in launch.suite.cells and arm == "base":
         word, why = "NO-BASELINE", "with head's benchmark files it has no such cell"
-    return word, f"the {arm} launch did not measure it: {why}"
+    return word, f"the {arm} launch{of_both} did not measure it: {why}"
 
 
 def _why_untimed(base: CellRun, head: CellRun) -> tuple[VerdictWord, str] | None:

@@ -45,8 +45,7 @@ def take_profile(
     workload = load_workload(unpack(job.workload))
     trainer = build_trainer(workload, job.recipe, device=device, seed=start.seed)
     split, why_not = _evaluated_split(trainer)
-    shard = trainer.strategy.shard
-    batches_of = partial(open_batches, workload, job.recipe, shard, device, start)
+    batches_of = partial(open_batches, workload, job.recipe, trainer.strategy.shard, device, start)
     with ExitStack() as stack:
         training = stack.enter_context(batches_of("train"))
         evaluated = None if split is None else stack.enter_context(batches_of(split))

@@ -47,8 +47,7 @@ class ExpectedStep:
 
         Without a `u` to add, the plain error of one number may be small by chance.
         """
-        least = self.errors.total if self.recipe.has_float8 else 0.0
-        return self._limit(max(plain_error, least))
+        return self._limit(max(plain_error, self.errors.total if self.recipe.has_float8 else 0.0))
 
     def judge_loss(self, tested: float | None) -> list[Discrepancy]:
         """Return how far a mean loss is off; nothing where one side tells none."""
