@@ -99,7 +99,7 @@ def describe_numerics_change(base: Sequence[CellRun], head: Sequence[CellRun]) -
         numbers = " and ".join(_write(among.before, among.after))
         return (
             f"{UNKNOWN}: launches of the base differ among themselves, at step {among.step} by a "
-            f"{among.what} of {numbers}; seed what it draws"
+            f"{among.what} of {numbers}; seed what it draws, and clear what it saves"
         )
     if len(theirs) < 2:
         return f"{UNKNOWN}: one launch of the base does not show that the next computes the same"

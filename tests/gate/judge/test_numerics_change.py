@@ -54,7 +54,7 @@ def test_a_later_loss_tells_what_the_first_ones_hide() -> None:
     assert told(*[(before, after)] * 2) == "changed: loss at step 32 0.3 -> 0.31"
     assert told((before, after), (after, after)) == (
         "cannot be told: launches of the base differ among themselves, at step 32 by a loss of 0.3 "
-        "and 0.31; seed what it draws"
+        "and 0.31; seed what it draws, and clear what it saves"
     )
 
 
@@ -157,7 +157,7 @@ def test_rounding_that_training_has_multiplied_is_no_change_of_the_mathematics()
 def test_where_the_base_does_not_repeat_itself_nothing_can_be_told() -> None:
     assert told((run(0.9), run(0.8)), (run(0.7), run(0.6))) == (
         "cannot be told: launches of the base differ among themselves, at step 1 by a loss of 0.9 "
-        "and 0.7; seed what it draws"
+        "and 0.7; seed what it draws, and clear what it saves"
     )
     assert told((run(0.9), run(0.8))) == (
         "cannot be told: one launch of the base does not show that the next computes the same"
@@ -222,5 +222,5 @@ def test_the_first_step_at_which_a_change_shows_is_told_of_losses_and_weights() 
     assert told((base, run(0.9, 0.8)), (base, run(0.9, 0.8))) == "same bits"
     assert told((base, sooner), (sooner, base)) == (
         "cannot be told: launches of the base differ among themselves, at step 1 by a sum of "
-        "squares of parameter 1 of 5 and 2.5; seed what it draws"
+        "squares of parameter 1 of 5 and 2.5; seed what it draws, and clear what it saves"
     )
