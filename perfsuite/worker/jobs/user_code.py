@@ -101,13 +101,12 @@ class _UserCode(activities.Activity):
         self._told = None
 
     def check(self) -> None:
-        losses = [None if loss is None else float(loss) for loss in self._unchecked]
-        for number, loss in enumerate(losses, self.losses.num_steps + 1):
-            if loss is not None and not math.isfinite(loss):
-                raise NonFiniteError(f"the loss is {loss} at step {number}; {ADVICE}")
-            if loss is not None and loss != self._last_loss:
+        for number, told in enumerate(self._unchecked, self.losses.num_steps + 1):
+            if told is not None and (loss := float(told)) != self._last_loss:
+                if not math.isfinite(loss):
+                    raise NonFiniteError(f"the loss is {loss} at step {number}; {ADVICE}")
                 self._last_loss, self._changed_at = loss, number
-        self.losses.add(losses)
+        self.losses.add(self._unchecked)
         self._unchecked.clear()
 
 
@@ -328,9 +327,10 @@ class UserLoop(_UserCode):
         try:
             self._stage = next(self._asked)
         except Exception as error:  # noqa: BLE001  # raised where the loop cannot handle it
-            self._weights.end_loop(self._num_ends)
             self._is_over, self._stage = True, untimed
             self._error = None if isinstance(error, StopIteration) else error
+            if self._error is None:
+                self._weights.end_loop(self._num_ends)
             raise StopLoop from None
         self._begin_step()
         if was_in_stage:
