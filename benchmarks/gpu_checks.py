@@ -44,7 +44,7 @@ class Synthetic(Repeatable):
     is_counted = False
 
     def __init__(self, step: Step) -> None:
-        self.missing = {}
+        super().__init__()
         self._step = step
 
     def iterate(self, stage: Stage) -> None:

@@ -225,7 +225,7 @@ VERBS_OF_EXCEPTIONS: Final[tuple[tuple[tuple[str, ...], str], ...]] = (
     ((*EXCEPTION, "--renamed-to", "a"), "use another name than the cell's"),
     ((*EXCEPTION, "--renamed-to", ""), "use another name than the cell's"),
     ((*EXCEPTION, "--increase", "speed"), "count is 'speed'; use one of"),
-    ((*EXCEPTION, "--increase", "flops=much"), "--increase is 'flops=much'"),
+    ((*EXCEPTION, "--increase", "flops=much"), "--increase flops is 'much'"),
     ((*EXCEPTION[:-1], "2001-01-01", "--removed"), "which is past"),
     (("baseline", "accept", "", *EXCEPTION[3:], "--removed"), "cell is empty"),
     (("baseline", "accept", "a", "--reason", " ", *EXCEPTION[5:], "--removed"), "reason is empty"),

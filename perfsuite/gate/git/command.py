@@ -31,9 +31,7 @@ _OPTIONS = ("--no-pager", *(word for setting in _SETTINGS for word in ("-c", set
 def run_git(folder: Path, *arguments: str) -> subprocess.CompletedProcess[bytes]:
     """Run git in a folder, and return how it ended and what it wrote."""
     # The environment is passed on to git and not read, but for the names of other repositories.
-    environment = {
-        name: value for name, value in os.environ.items() if name not in _OF_ANOTHER_REPOSITORY
-    }
+    environment = {key: it for key, it in os.environ.items() if key not in _OF_ANOTHER_REPOSITORY}
     return subprocess.run(
         ["git", "-C", os.fspath(folder), *_OPTIONS, *arguments],
         env=environment | _ENVIRONMENT,

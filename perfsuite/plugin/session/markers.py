@@ -27,7 +27,7 @@ _OF_PLAIN_BENCHMARKS = frozenset(_MARKER_PARSERS) - {"counts"}
 def check_markers(item: pytest.Item) -> None:
     """Raise a SettingError for an unknown or a positional argument, or one with a wrong value."""
     is_ours = is_cell(item)
-    for marker in _own_markers(item):
+    for marker in own_markers(item):
         if is_ours and marker.args:
             raise SettingError(
                 f"{item.nodeid}: the perf marker has the positional argument {marker.args[0]!r}; "
@@ -75,7 +75,7 @@ def _is_foreign(marker: pytest.Mark) -> bool:
     return bool(marker.args) or not marker.kwargs.keys() <= _MARKER_PARSERS.keys()
 
 
-def _own_markers(item: pytest.Item) -> Iterator[pytest.Mark]:
+def own_markers(item: pytest.Item) -> Iterator[pytest.Mark]:
     """The closest one first; of a test that measures nothing those without foreign arguments."""
     for marker in item.iter_markers("perf"):
         if is_benchmark(item) or not _is_foreign(marker):

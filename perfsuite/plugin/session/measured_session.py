@@ -118,7 +118,8 @@ class MeasuredSession:
             for item in items:
                 markers.check_markers(item)
             self._foreign_markers = markers.describe_foreign(items)
-            self._select(items, lambda item: is_in_matrix(item, self.choices.matrix))
+            matrix = self.choices.matrix
+            self._select(items, lambda item: is_in_matrix(markers.own_markers(item), matrix))
             cells = [item.nodeid for item in items if recorder.is_benchmark(item)]
             named = self.choices.durations
             self._sharding = sharding.cut(self._config, cells, self.choices.shard, named)

@@ -214,8 +214,8 @@ def test_the_cause_of_unequal_weights_is_that_of_weights() -> None:
 
     assert proof.conclude(RECIPE).reason == (
         "the parameter differs at step 1 on rank 1 by 2.0e-01, where equal bits are due "
-        "(on all ranks); likeliest cause: no synchronisation: the ranks step by different "
-        "gradients, or not together"
+        "(on all ranks); likeliest cause: no synchronisation: the ranks step by other "
+        "gradients or settings, or not together"
     )
 
 

@@ -143,8 +143,7 @@ class ArmPlugin:
         named = self._parser.parse_known_args(typed).file_or_dir  # without those of an ini file
         cells = [item for item in items if "benchmark" in getattr(item, "fixturenames", ())]
         others = [item for item in items if item not in cells]
-        matrix = self._collected.matrix_of(config)
-        cells = [item for item in cells if self._collected.is_in_matrix(item, matrix)]
+        cells = self._collected.of_own_matrix(config, cells)
         answer = self._channel.request(
             kind="collected",
             cells={_name_of(item): self._collected.policy_of(item) for item in cells},

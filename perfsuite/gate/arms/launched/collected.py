@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+from collections.abc import Iterable
 from types import FunctionType, ModuleType
 from typing import Any
 
@@ -40,15 +41,16 @@ def _is_tool(function: Any) -> bool:
     return str(getattr(function, "__module__", "")).startswith(("_pytest.", "perfsuite."))
 
 
-def is_in_matrix(item: pytest.Item, matrix: str) -> bool:
+def is_in_matrix(markers: Iterable[pytest.Mark], matrix: str) -> bool:
     """Whether a test belongs to a matrix: the largest `matrix` of its perf markers decides."""
     larger = MATRICES[MATRICES.index(matrix) + 1 :]
-    return not any(marker.kwargs.get("matrix") in larger for marker in item.iter_markers("perf"))
+    return not any(marker.kwargs.get("matrix") in larger for marker in markers)
 
 
-def matrix_of(config: pytest.Config) -> str:
-    """Return this side's own matrix: a cell that the other alone runs has vanished, or is new."""
-    return _setting(config, "perf_matrix") or MATRICES[1]
+def of_own_matrix(config: pytest.Config, cells: list[Any]) -> list[Any]:
+    """Return the cells of this side's matrix; those of one side alone have vanished, or are new."""
+    matrix = _setting(config, "perf_matrix") or MATRICES[1]
+    return [one for one in cells if is_in_matrix(one.iter_markers("perf"), matrix)]
 
 
 def settings_of(config: pytest.Config) -> dict[str, str]:
