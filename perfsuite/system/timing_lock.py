@@ -74,7 +74,7 @@ class TimingLock:
         holder = holder if holder.isdigit() else "unknown"
         busy = f"another timing session (process {holder}) holds this machine"
         if self._wait_s == 0:
-            raise BusyMachineError(f"{busy}, and --perf-wait=0 does not wait; run again after it")
+            raise BusyMachineError(f"{busy}, and --perf-wait=0 does not wait; run again later")
         most = f"{self._wait_s:g} s at most"
         self._say(f"perfsuite: {busy}; waiting for it, {most} (pytest: --perf-wait=0 would not)")
         try:

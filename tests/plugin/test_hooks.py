@@ -969,7 +969,7 @@ def test_a_busy_machine_is_refused_at_once_where_waiting_is_not_wanted(
     assert result.ret == 12
     assert any(
         f"perfsuite: another timing session (process {holder.pid}) holds this machine, and "
-        "--perf-wait=0 does not wait; run again after it" in line
+        "--perf-wait=0 does not wait; run again later" in line
         for line in result.outlines + result.errlines
     )
     TimingLock(wait_s=60, say=print).acquire()

@@ -122,7 +122,7 @@ def test_the_arms_of_a_command_take_turns_or_run_launch_after_launch(
         0,
         "*::test_port PASS *",
         "*::test_ranks PASS *",
-        "*::test_port: *both want one port, file, device or daemon: launch ran after launch*",
+        "*::test_port: *both arms want one port, file, device or daemon: launch after launch*",
     )
 
 

@@ -96,7 +96,7 @@ def test_a_second_session_that_may_not_wait_is_refused(other: Other) -> None:
 
     assert str(refused.value) == (
         f"another timing session (process {other.process.pid}) holds this machine, "
-        "and --perf-wait=0 does not wait; run again after it"
+        "and --perf-wait=0 does not wait; run again later"
     )
     assert said == []
 

@@ -45,7 +45,7 @@ def compare_recipes(
     }
     bounds = option_bounds(tolerance, limit)
     if cells["a"].recipe == cells["b"].recipe:
-        raise SettingError("a and b are the same recipe; change one, as by --b precision=amp-bf16")
+        raise SettingError("a and b are the same recipe; change one: --b precision=amp-bf16")
     budget = Budget(max_pairs=max_pairs, max_s=60 * max_minutes)
     request = ComparisonRequest(**cells, tolerance=bounds[0], limit=bounds[1], budget=budget)
     with closing(options.open_session(device)) as session:

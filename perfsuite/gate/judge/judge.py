@@ -35,7 +35,7 @@ from perfsuite.units import counted, format_change
 _MOST_SHOWN = 5
 # Bounds that lie farther apart than by a factor of 100 say nothing yet.
 _WIDEST_SHOWN = math.log(100)
-_APART = "both want one port, file, device or daemon: launch ran after launch, not round by round"
+_APART = "both arms want one port, file, device or daemon: launch after launch, not round by round"
 
 
 def judge(

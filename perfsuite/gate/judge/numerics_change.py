@@ -1,4 +1,4 @@
-"""What changed in the mathematics: losses and first weights of head against the base's.
+"""What changed in the mathematics: losses and weights of head against the base's.
 
 The launches of a pair have one seed and one hash seed: the same training gives the same bits.
 """

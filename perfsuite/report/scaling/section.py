@@ -247,9 +247,9 @@ def scaling_notes(scaling: Scaling) -> Iterator[str]:
 
 def _series_notes(cells: Sequence[ScaledCell]) -> Iterator[str]:
     yield (
-        "Efficiency is the samples per second of a device over those of one process (of the "
-        "fewest devices where that was not measured). Weak scaling keeps the batch of a device, "
-        "strong scaling that of all devices. Steps here are geometric means, elsewhere medians."
+        "Efficiency is the samples per second of a device over those of one process (of the fewest "
+        "devices where that was not measured). Weak scaling keeps the batch of a device, strong "
+        "scaling that of all devices. Step times here are geometric means, elsewhere medians."
     )
     bases = {cell.basis for cell in cells}
     if "launches" in bases:

@@ -39,7 +39,7 @@ class Losses:
 
     def __init__(self) -> None:
         self.num_steps = 0
-        self.kept: dict[int, Any] = {}
+        self._kept: dict[int, Any] = {}
         self._last: dict[int, Any] = {}
         self._num_told = 0
 
@@ -51,11 +51,11 @@ class Losses:
                 self._num_told += 1
                 self._last = {self.num_steps: loss}
                 if self._num_told <= NUM_FIRST_LOSSES or self._num_told.bit_count() == 1:
-                    self.kept |= self._last
+                    self._kept |= self._last
 
     def by_step(self) -> dict[int, float] | None:
         """Return what is kept; None where no loss was told."""
-        return {step: float(loss) for step, loss in (self.kept | self._last).items()} or None
+        return {step: float(loss) for step, loss in (self._kept | self._last).items()} or None
 
 
 class Activity(ABC):
@@ -170,6 +170,7 @@ class _OnModel(Repeatable):
 
     def __init__(self, trainer: Trainer, batches: EpochBatches, num_micro_batches: int = 1) -> None:
         super().__init__()
+        self._unchecked: list[Tensor] = []
         self.trainer = trainer
         self.batches = batches
         self.steps_per_epoch = Fraction(batches.steps_per_epoch, num_micro_batches)
@@ -182,21 +183,20 @@ class _OnModel(Repeatable):
     def held_tensors(self) -> Iterator[Tensor]:
         return held_by(self.trainer.module, self.trainer.optimizer)
 
+    def check(self) -> None:
+        check_finite(self.trainer, self._unchecked, first_step=self.losses.num_steps + 1)
+        self.losses.add(self._unchecked)
+        self._unchecked.clear()
+
 
 class _Train(_OnModel):
     def __init__(self, trainer: Trainer, batches: EpochBatches) -> None:
         super().__init__(trainer, batches, trainer.recipe.grad_accumulation_steps)
-        self._unchecked: list[Tensor] = []
 
     def iterate(self, stage: Stage) -> None:
         loss = train_step(self.trainer, self.batches, stage)
         if loss is not None:
             self._unchecked.append(loss)
-
-    def check(self) -> None:
-        check_finite(self.trainer, self._unchecked, first_step=self.losses.num_steps + 1)
-        self.losses.add(self._unchecked)
-        self._unchecked.clear()
 
     def state(self) -> object:
         # A step whose gradients overflow is skipped, and lowers the scale.
@@ -211,10 +211,7 @@ class _Evaluate(_OnModel):
     def iterate(self, stage: Stage) -> None:
         loss = evaluate_batch(self.trainer, self.batches, stage)
         if loss is not None:
-            self.losses.add([loss])
-
-    def check(self) -> None:
-        check_finite(self.trainer, [*self.losses.kept.values()], first_step=1)
+            self._unchecked.append(loss)
 
 
 class _Load(Repeatable):

@@ -150,7 +150,7 @@ def test_an_unknown_interval_is_null(verb: Verb, tmp_path: Path) -> None:
     [
         (
             ["--a", OTHER],
-            "a and b are the same recipe; change one, as by --b precision=amp-bf16",
+            "a and b are the same recipe; change one: --b precision=amp-bf16",
         ),
         (["--a", "precision"], "--a is 'precision'; use FIELD=VALUE, such as precision=amp-bf16"),
         (["--b", "num_workers=-1"], "num_workers is -1; use a whole number from 0"),

@@ -1039,8 +1039,8 @@ def test_how_the_arms_were_run_is_said_after_what_failed_the_cell(run: Run) -> N
 
     assert (trial.word, trial.by) == ("FAIL", "counts")
     assert trial.reason == (
-        "flops 1.00 k -> 1.20 k (+20.0 %), allowed 0 %; both want one port, file, device or "
-        "daemon: launch ran after launch, not round by round"
+        "flops 1.00 k -> 1.20 k (+20.0 %), allowed 0 %; both arms want one port, file, device or "
+        "daemon: launch after launch, not round by round"
     )
 
 
@@ -1092,7 +1092,7 @@ def test_arms_that_one_daemon_may_have_served_are_run_again_launch_after_launch(
 
     for trial in run(machine, ["a", "b"], max_pairs=3).trials:
         assert (trial.word, len(trial.raw)) == ("PASS", 2)
-        assert "one port, file, device or daemon: launch ran after launch" in (trial.reason or "")
+        assert "one port, file, device or daemon: launch after launch" in (trial.reason or "")
     assert [plan.is_apart for plan in machine.plans] == [False, True, True]
 
 
@@ -1159,7 +1159,7 @@ def test_arms_that_want_what_one_alone_can_have_run_launch_after_launch(run: Run
 
     assert [plan.is_apart for plan in machine.plans[:2]] == [False, True]
     assert trial.word == "PASS"
-    assert "launch ran after launch" in (trial.reason or "")
+    assert "launch after launch" in (trial.reason or "")
 
 
 @pytest.mark.parametrize(

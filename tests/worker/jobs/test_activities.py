@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 from contextlib import AbstractContextManager
 from types import SimpleNamespace
 from typing import Any
@@ -10,9 +11,11 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from perfsuite import Recipe, Workload
+from perfsuite.errors import NonFiniteError
 from perfsuite.ranks.messages import MeasurePlan, RunCell
 from perfsuite.ranks.pickling import pack
 from perfsuite.records.stages import untimed
+from perfsuite.worker.jobs import activities
 from perfsuite.worker.jobs.activities import Activity, held_by, start_activity
 from perfsuite.worker.measure.rounds import choose_num_iterations
 from perfsuite.worker.training.step import train_step
@@ -80,6 +83,20 @@ def test_an_evaluation_times_full_batches_alone() -> None:
     with start_on_ten_samples("evaluate", Recipe()) as activity:
         for _ in range(5):
             activity.iterate(untimed)
+        activity.check()
 
         assert activity.losses.by_step() == dict.fromkeys(range(1, 6), 4.0)
         assert activity.global_batch_size == 4
+
+
+def test_an_evaluation_names_a_late_batch_whose_loss_is_not_finite(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    losses = iter([*map(torch.tensor, [1.0] * 11), torch.tensor(math.nan)])
+    monkeypatch.setattr(activities, "evaluate_batch", lambda *_: next(losses))
+    with start_on_ten_samples("evaluate", Recipe()) as activity:
+        for _ in range(12):
+            activity.iterate(untimed)
+
+        with pytest.raises(NonFiniteError, match="step 12"):
+            activity.check()

@@ -306,7 +306,7 @@ def _hypotheses(plain: Reference, step: Step, expected: _Expected) -> Iterator[B
 
 def _parts(plain: Reference, step: Step) -> list[list[Tensors]]:
     """The gradients of each micro-batch by itself, shard by shard, scaled as recorded."""
-    return [[plain.run([one], scale=step.scale).gradients for one in of] for of in step.shards]
+    return [[plain.run([it], scale=step.scale).gradients for it in shard] for shard in step.shards]
 
 
 def _without(part: Tensors, whole: Tensors, share: float) -> Tensors:

@@ -233,7 +233,7 @@ def test_a_gradient_that_is_lost_in_the_rounding_of_the_others_is_named() -> Non
     row, missing = check(of(change=tiny), change=tiny)
 
     assert row.status == "equivalent"
-    why = "those of '0.bias' (below 1e-06 of all) count in total"
+    why = "'0.bias', below 1e-06 of all, were judged in total alone"
     assert missing == {"small gradients": why}
     assert row.reason.endswith(f"small gradients were not compared: {why}")
 
@@ -322,7 +322,7 @@ def test_dropout_is_not_exercised_and_batchnorm_is_named() -> None:
         "likeliest cause: BatchNorm: each rank, micro-batch or chunk is normalised by its own "
         "statistics, which is a different computation; use SyncBatchNorm or GroupNorm; buffers "
         "were not compared: a rank may keep its own, as batch normalisation does; small gradients "
-        "were not compared: those of '2.bias' (below 1e-06 of all) count in total"
+        "were not compared: '2.bias', below 1e-06 of all, were judged in total alone"
     )
 
 
