@@ -192,8 +192,8 @@ class BaseSide:
         assert self.request.base_dir is not None
         return read_if_there(self.request.base_dir / path, max_bytes=_MAX_FILE_BYTES)
 
-    def lay_benchmarks(self, tree: Path) -> list[Path]:
-        """Lay head's benchmarks over the tree, and return what changes by that."""
+    def lay_benchmarks(self, tree: Path) -> tuple[list[Path], dict[Path, bytes]]:
+        """Lay head's benchmarks over the tree; return what changes by that, and what was there."""
         files = dict.fromkeys(path.partition("::")[0] for path in self.suite.paths)
         return worktree.lay_benchmarks(tree, self.head, [self.suite.root / file for file in files])
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 import time
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
@@ -29,7 +30,7 @@ from perfsuite.gate.common_cells import (
 from perfsuite.gate.git import worktree
 from perfsuite.gate.git.changes import digest_tree
 from perfsuite.gate.git.find_base import describe_head
-from perfsuite.gate.git.overlay import tree_files
+from perfsuite.gate.git.overlay import are_alike, tree_files
 from perfsuite.gate.git.repository import Base
 from perfsuite.gate.judge.explain import explain
 from perfsuite.gate.judge.forecast import describe_cost, forecast_pair_s, why_too_much
@@ -202,11 +203,8 @@ class _Session:
         request, suite, head = self.side.request, self.side.suite, self.side.head
         alone = self.side.find_alone(tree)  # before any launch of the base
         own = self.side.collect(tree)
-        names = () if own.suite is None else {name.partition("::")[0] for name in own.suite.cells}
-        # A command's cell is in none.
-        own_files = {name: (tree / name).read_bytes() for name in names if (tree / name).is_file()}
         self.differs.update(describe_dependencies(head.top_of(tree), head.top))
-        changed = self.side.lay_benchmarks(tree)
+        changed, own_files = self.side.lay_benchmarks(tree)
         self._describe_tree(tree, changed)
         refusal = None if own.takes_turns else "the base's perfsuite is too old to take turns"
         if own.suite is None or own.failure is not None:
@@ -249,13 +247,18 @@ class _Session:
         tree: Path,
         policies: Mapping[str, CellPolicy],
         changed: Collection[Path],
-        own_files: Mapping[str, bytes],
+        own_files: Mapping[Path, bytes],
         alone: frozenset[Path],
     ) -> tuple[list[CellVerdict], Judgement]:
         request, suite = self.side.request, self.side.suite
         arms = self.side.arms(tree, alone)
-        laid = collect(arms[0], request.budget.timeout_s).suite if changed else None
-        replaced = head_files.give_back(tree, laid, own_files, policies)
+        replaced: Mapping[str, str] = {}
+        if changed:
+            collected = functools.partial(collect, arms[0], request.budget.timeout_s)
+            replaced = head_files.give_back(tree, collected, changed, own_files, policies)
+            changed = [file for file in changed if are_alike(suite.root / file, tree / file)]
+            if not changed:
+                self.differs["benchmark files"] = "each side runs its own"
         kept, before = self._read_kept(policies), head_files.code_times(self.side.head.top)
 
         def keep(trials: Sequence[Trial]) -> str | None:

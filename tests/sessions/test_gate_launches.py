@@ -236,6 +236,68 @@ def test_the_base_runs_its_own_file_where_it_cannot_import_heads(shop: Repositor
     )
 
 
+FIXTURE = """
+    import pytest
+    from shop import discount
+
+    @pytest.fixture(autouse=True)
+    def _open_shop():
+        yield discount
+"""
+HELPER = """
+    from shop import price
+    from work_clock import CLOCK
+"""
+WITH_HELPER = """
+    import pytest
+    from helper import CLOCK, price
+
+    @pytest.mark.benchmark(timer=CLOCK)
+    def test_price(benchmark):
+        benchmark.pedantic(price, args=(CLOCK,), rounds=5)
+"""
+
+
+@pytest.mark.parametrize(
+    ("bases", "heads", "own"),
+    [
+        ({}, {"benchmarks__conftest": FIXTURE}, "benchmarks/conftest.py"),
+        ({"conftest": ""}, {"conftest": FIXTURE}, "conftest.py"),
+        (
+            {"benchmarks__test_steps": WITH_HELPER, "benchmarks__helper": HELPER},
+            {"benchmarks__helper": HELPER.replace("import price", "import discount, price")},
+            "benchmarks/helper.py",
+        ),
+        # What only the base has comes back too.
+        (
+            {"benchmarks__conftest": "import old_helper", "benchmarks__old_helper": ""},
+            {"benchmarks__conftest": FIXTURE, "benchmarks__old_helper": None},
+            "benchmarks/conftest.py",
+        ),
+    ],
+    ids=["conftest", "conftest of a folder above", "helper", "conftest, and a removed helper"],
+)
+def test_the_base_runs_its_own_files_where_it_cannot_import_heads_conftest_or_helpers(
+    shop: Repository, bases: dict[str, str], heads: dict[str, str | None], own: str
+) -> None:
+    shop.write(**bases)
+    shop.commit()
+    shop.write(shop=f"{SLOW_SHOP}\n    discount = price")
+    for name, text in heads.items():
+        file = shop.path / f"{name.replace('__', '/')}.py"
+        file.unlink() if text is None else shop.write(**{name: text})
+
+    gated = shop.gate()
+
+    gated.expect(
+        10,
+        "benchmark files: each side runs its own",
+        f"{PRICE} FAIL +200.0 % *",
+        f"{PRICE}: *the base runs its own {own}, as it cannot import head's: *",
+    )
+    assert "cannot import name 'discount'" in gated.output
+
+
 EXCLUSIVE = """
     import fcntl
     import os

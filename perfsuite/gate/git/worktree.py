@@ -4,6 +4,7 @@ Its name carries this process's id, so a later session removes the tree of a kil
 """
 
 import contextlib
+import dataclasses
 import glob
 import hashlib
 import os
@@ -56,17 +57,25 @@ def directory_tree(head: overlay.Head, base_dir: Path) -> Iterator[Path]:
         yield folder / head.root.relative_to(head.top)
 
 
-def lay_benchmarks(tree: Path, head: overlay.Head, paths: Sequence[Path]) -> list[Path]:
-    """Lay head's benchmark files over `tree`; return its Python files that are others then."""
+def lay_benchmarks(
+    tree: Path, head: overlay.Head, paths: Sequence[Path]
+) -> tuple[list[Path], dict[Path, bytes]]:
+    """Lay head's benchmark files over `tree`; return those that change, and what was there.
+
+    Both are Python files, relative to the tree.
+    """
     laid, folder = overlay.plan_overlay(head, paths), head.top_of(tree)
-    files = [folder / path for path in overlay.benchmark_files(head, laid) if path.suffix == ".py"]
-    before = {file: overlay.read_source(file) for file in files if file.is_file()}
+    base = dataclasses.replace(head, top=folder, root=tree)
+    files = {folder / path for side in (head, base) for path in overlay.benchmark_files(side, laid)}
+    inside = [file for file in files if file.suffix == ".py" and file.is_relative_to(tree)]
+    own = {file: overlay.read_source(file) for file in inside if file.is_file()}
     with overlay.as_write_error(folder):
         overlay.lay_over(folder, head, laid)
         overlay.make_folder(folder, head.root.relative_to(head.top))
-    inside = [file for file in files if file.is_file() and file.is_relative_to(tree)]
-    changed = (file for file in inside if overlay.read_source(file) != before.get(file))
-    return sorted(file.relative_to(tree) for file in changed)
+    laid_files = (file for file in inside if file.is_file())
+    changed = (file for file in laid_files if overlay.read_source(file) != own.get(file))
+    in_tree = sorted(file.relative_to(tree) for file in changed)
+    return in_tree, {file.relative_to(tree): source for file, source in own.items()}
 
 
 def copy_same_files(head: Path, tree: Path, stores: list[Path] | None = None) -> bool:

@@ -1,10 +1,10 @@
 """Head's files in a session: benchmarks that both sides run, and sources that must not change."""
 
 import itertools
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 
-from perfsuite.gate.arms.arm import Suite
+from perfsuite.gate.arms.arm import Launch, Suite
 from perfsuite.gate.git import overlay
 from perfsuite.gate.git.changes import IMPORTABLE, is_left_out
 from perfsuite.gate.git.repository import find_top, listed_files
@@ -20,17 +20,40 @@ _MOVE = "move the benchmark into a file of its own, such as bench_NAME.py"
 
 
 def give_back(
-    tree: Path, laid: Suite | None, own_files: Mapping[str, bytes], cells: Collection[str]
+    tree: Path,
+    collected: Callable[[], Launch],
+    changed: Collection[Path],
+    own_files: Mapping[Path, bytes],
+    cells: Collection[str],
 ) -> dict[str, str]:
-    """Put the base's own files where it cannot collect head's, `laid`; return why, by cell."""
+    """Put the base's own files where it cannot collect head's; return why, by cell.
+
+    At first the test files alone; where that does not help, as for a conftest.py or a helper, all
+    that were `changed`.
+    """
     replaced: dict[str, str] = {}
+    laid = collected()
     for name in cells:
-        file = name.partition("::")[0]
-        if laid is not None and file in own_files and (why := laid.why_broken(name)) is not None:
-            (tree / file).unlink(missing_ok=True)  # a link may lead to the user's own file
-            (tree / file).write_bytes(own_files[file])
+        file = Path(name.partition("::")[0])
+        if laid.suite is not None and file in own_files and (why := laid.suite.why_broken(name)):
+            _put(tree / file, own_files[file])
             replaced[name] = f"the base runs its own {file}, as it cannot import head's: {why}"
+    laid = collected() if replaced else laid
+    if laid.suite is None or any(map(laid.suite.why_broken, cells)):
+        for file in changed:
+            (tree / file).unlink(missing_ok=True)
+        for file, source in own_files.items():
+            _put(tree / file, source)
+        files, why = listed(sorted(map(str, changed))), laid.why_not_collected
+        told = f"the base runs its own {files}, as it cannot import head's: {why}"
+        return dict.fromkeys(cells, told)
     return replaced
+
+
+def _put(file: Path, source: bytes) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.unlink(missing_ok=True)  # a link may lead to the user's own file
+    file.write_bytes(source)
 
 
 def why_mixed(cell: str, suite: Suite, tree: Path, changed: Collection[Path]) -> str | None:

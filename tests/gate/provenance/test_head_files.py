@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import errno
+import functools
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from git_checkouts import git
 
-from perfsuite.gate.arms.arm import Suite
+from perfsuite.gate.arms.arm import Arm, Launch, Suite
 from perfsuite.gate.provenance import head_files
 from perfsuite.gate.provenance.head_files import code_times, give_back, kept_files, why_edited
 
@@ -124,7 +126,15 @@ def test_a_benchmark_is_given_back_in_place_of_a_link_and_not_through_it(tmp_pat
         broken={"test_a.py": "no module"},
     )
 
-    replaced = give_back(tree, laid, {"test_a.py": b"the base's"}, ["test_a.py::test_a"])
+    arm = Arm(name="base", tree=tree, import_roots=(), pytest_arguments=())
+    launches = [Launch(arm=arm, suite=laid), Launch(arm=arm, suite=replace(laid, broken={}))]
+    replaced = give_back(
+        tree,
+        functools.partial(launches.pop, 0),
+        [Path("test_a.py")],
+        {Path("test_a.py"): b"the base's"},
+        ["test_a.py::test_a"],
+    )
 
     assert [*replaced] == ["test_a.py::test_a"]
     assert (tree / "test_a.py").read_bytes() == b"the base's"
