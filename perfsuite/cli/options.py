@@ -28,9 +28,7 @@ from perfsuite.system.environment import Environment, describe_host
 from perfsuite.system.timing_lock import WAIT_S, TimingLock
 
 Verb = TypeVar("Verb", bound=Callable[..., None])
-WorkloadName = Annotated[
-    str, typer.Argument(help='A name, or "package.module:attribute" from here.')
-]
+WorkloadName = Annotated[str, typer.Argument(help='Name, or "package.module:attribute" from here.')]
 DeviceName = Annotated[str, typer.Option(help=f"One of {', '.join(DEVICES)}.")]
 Seed = Annotated[int, typer.Option(min=0, max=MAX_SEED, help="Of weights, data order and dropout.")]
 Paths = Annotated[

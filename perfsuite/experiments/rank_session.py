@@ -19,7 +19,7 @@ from perfsuite.ranks import messages
 from perfsuite.ranks.bootstrap import sweep_stale_folders
 from perfsuite.ranks.chains import Chain, prove, run_chain, run_chains
 from perfsuite.ranks.command.group import CommandLaunch
-from perfsuite.ranks.messages import GroupPolicy, GroupRequest, UserCode
+from perfsuite.ranks.messages import GroupPolicy, GroupRequest, RunProfile, UserCode
 from perfsuite.ranks.pickling import pack, unpack
 from perfsuite.ranks.torchrun.peers import Peers
 from perfsuite.records.capability import Hardware, what_ranks_need, why_not_timed
@@ -291,7 +291,7 @@ class Session:
         """Train for some epochs with an evaluation after each, and return where the time went."""
         self._require_timeable(recipe)
         packed = pack(find_workload(workload))
-        job = messages.RunProfile(workload=packed, recipe=recipe, num_epochs=num_epochs)
+        job = RunProfile(workload=packed, recipe=recipe, num_epochs=num_epochs)
         replies = self._run_timed(self._request(job))
         ranks = [cast(messages.ProfileTaken, reply) for reply in replies]
         return combine_profiles(job, results.name_of(workload), self.hardware.device, ranks)
@@ -304,9 +304,7 @@ class Session:
             self.hold_machine()
         return (run or self._launcher.run)(request)
 
-    def _request(
-        self, job: messages.RunCell | messages.RecordRun | messages.RunProfile
-    ) -> GroupRequest:
+    def _request(self, job: messages.RunCell | messages.RecordRun | RunProfile) -> GroupRequest:
         recipe = job.recipe
         assert recipe is not None
         if (reason := self._launcher.why_not_exercised(recipe)) is not None:

@@ -20,6 +20,7 @@ from perfsuite.system.urls import AnyPath
 from perfsuite.units import short_commit
 
 _WEEK = timedelta(weeks=1)
+_Dated = tuple[datetime, StoredRun]
 
 
 class Point(msgspec.Struct, frozen=True):
@@ -57,18 +58,14 @@ class Timeline:
         return [point.time_s for point in self.points]
 
 
-def order_runs(
-    runs: Iterable[StoredRun], log: Mapping[str, datetime]
-) -> list[tuple[datetime, StoredRun]]:
+def order_runs(runs: Iterable[StoredRun], log: Mapping[str, datetime]) -> list[_Dated]:
     """Return runs in the order of their commits, and when those were made, by git's log if any."""
     places = {commit: place for place, commit in enumerate(log)}
     ordered = sorted(runs, key=lambda run: (places.get(run.commit or "", -1), run.saved_at))
     return [(log.get(run.commit or "", run.saved_at), run) for run in ordered]
 
 
-def timeline_of(
-    cell: str, runs: Sequence[tuple[datetime, StoredRun]], accepted: Accepted
-) -> Timeline:
+def timeline_of(cell: str, runs: Sequence[_Dated], accepted: Accepted) -> Timeline:
     """Return the runs of a cell, by all its names, in the environment of the newest one."""
     names = names_of(cell, accepted)
     found: list[tuple[Point, object]] = []
@@ -82,7 +79,7 @@ def timeline_of(
     return _timeline(cell, found)
 
 
-def probe_timeline(runs: Sequence[tuple[datetime, StoredRun]]) -> Timeline:
+def probe_timeline(runs: Sequence[_Dated]) -> Timeline:
     """Return how long the host itself took in the runs: the geometric mean of its probes."""
     found: list[tuple[Point, object]] = []
     for made_at, run in runs:
@@ -159,7 +156,7 @@ class StoredHistory:
     """The stored runs of one environment, by their commits; `root` is None outside git."""
 
     root: Path | None
-    runs: Sequence[tuple[datetime, StoredRun]]
+    runs: Sequence[_Dated]
     refused: Sequence[Unusable]
     accepted: Accepted
 
@@ -173,7 +170,7 @@ class StoredHistory:
         timeline = probe_timeline(self.runs)
         if cell is not None:
             timeline = timeline_of(cell, self.runs, self.accepted)
-        trend = find_trend(timeline.weeks(), timeline.times_s(), smallest=smallest)
+        trend = find_trend(timeline.weeks(), timeline.times_s(), least=smallest)
         if trend is None:
             return CellHistory(timeline=timeline, trend=None)
         reasons, drift_reason = find_reasons(timeline, trend, self.accepted)

@@ -70,8 +70,7 @@ def first_failure(failures: Mapping[int, Failed | Died]) -> tuple[int, Failed | 
 
 def came_too_late(failures: Mapping[int, Failed | Died | RankFailureError]) -> tuple[int, ...]:
     """Return the rank that the others waited for in vain, where all have failed: one or none."""
-    # It lost its peer when it came: another had waited, and ended. Of two that lost theirs one may
-    # have waited as well.
+    # It lost its peer when it came: another had waited, and ended. Of two such one may have waited.
     lost = [rank for rank, one in failures.items() if one.peer == "gone"]
     has_waited = any(one.peer == "late" for one in failures.values())
     return tuple(lost) if has_waited and len(lost) == 1 else ()

@@ -20,8 +20,7 @@ _FIRST_BYTES = 64 * 2**10
 def read_json_as(path: AnyPath, kind: type[_T]) -> _T:
     """Return the content of a file as a value of a type.
 
-    Raises as `read_bytes`, ValueError where it is not JSON, and a ValidationError of msgspec where
-    it holds another type.
+    Raises as `read_bytes`, ValueError for no JSON, and msgspec's ValidationError for another type.
     """
     data = read_bytes(path)
     if not data:
@@ -34,8 +33,7 @@ def read_json_as(path: AnyPath, kind: type[_T]) -> _T:
         return msgspec.json.decode(text, type=kind)
     except (msgspec.DecodeError, RecursionError):
         # The standard library's decoder gives the reason, or takes a NaN in a user's extra_info,
-        # which Python writes though JSON has none: it must not cost the file. Where it matters the
-        # reader refuses it.
+        # which Python writes though JSON has none: it costs no file, and the reader may refuse it.
         try:
             value = json.loads(text)
         except RecursionError as error:

@@ -47,8 +47,7 @@ class CellRun:
     reason: str | None  # why it did not pass
     rounds_s: tuple[float, ...]  # of an iteration, round by round; none where nothing was timed
     record: Any  # what perfsuite kept of it, unchecked; None for a suite without perfsuite
-    # From the first to the last turn, those of the other arm included; 0 where the rounds were not
-    # the gate's to choose.
+    # From the first to the last turn, the other arm's included; 0 where a test chose its rounds.
     alternated_s: float = 0.0
     # (function, calls, own seconds) of an iteration, where the plan profiles.
     profile: tuple[tuple[str, float, float], ...] = ()

@@ -223,13 +223,11 @@ class Server:
             self._agreed = self._agreed_s = None
             self._answer("left", arms, {"is_over": self._is_over})
 
-    def _answer(
-        self, kind: str, arms: Iterable[str], answer: Mapping[str, Any] | None = None
-    ) -> None:
+    def _answer(self, kind: str, arms: Iterable[str], answer: Mapping[str, Any] = {}) -> None:
         for arm in arms:
             connection = self._waiting.pop((arm, kind))
             with contextlib.suppress(OSError):  # the arm may have ended by now
-                connection.sendall(json.dumps(answer or {}).encode() + b"\n")
+                connection.sendall(json.dumps(answer).encode() + b"\n")
 
     def _agree_on_shape(self, arms: Sequence[str]) -> dict[str, int]:
         """Rounds of one length for both arms: a longer round is timed otherwise."""

@@ -89,8 +89,7 @@ def run_pair(arms: Sequence[Arm], plan: PairPlan, *, scratch: Path) -> dict[str,
     """Run one launch of each arm, and return the launches by the arm's name; no process stays.
 
     The arm that runs the first round starts first: what a launch meets in memory and on the cores
-    depends on what was started just before it. The socket, logs and temporary files go to
-    `scratch`.
+    depends on what was started just before it. Socket, logs and temporary files go to `scratch`.
     """
     for name, source in _COPIED.items():
         shutil.copyfile(source, scratch / f"{name}.py")

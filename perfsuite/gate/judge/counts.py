@@ -180,9 +180,8 @@ def _compare(
             where = "of head" if before else "of the base"
             unavailable.append(f"{name} is not available {where}, so it is not compared")
         elif name in _OF_MEMORY and None not in kinds and kinds[0] != kinds[1]:
-            unavailable.append(
-                f"{name} is not compared: {kinds[0]} of the base, {kinds[1]} of head"
-            )
+            told = f"{kinds[0]} of the base, {kinds[1]} of head"
+            unavailable.append(f"{name} is not compared: {told}")
         elif _vary(before, wanted):
             figures = f"{min(before)} to {max(before)} in {len(before)} launches of the base"
             unavailable.append(f"{name} is not compared: it is {figures}")

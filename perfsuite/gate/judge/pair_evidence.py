@@ -177,8 +177,7 @@ def is_postponed(
 ) -> bool:
     """Whether the cell had no fair trial and is tried once more in the next pair.
 
-    There it runs without pinning, alone in memory, one launch after the other, or without the cell
-    that ended the launch.
+    There it runs unpinned, alone in memory, launch after launch, or without what ended a launch.
     """
     runs = [launch.cells[trial.name] for launch in launches.values() if trial.name in launch.cells]
     if not trial.is_unpinned and any(run.outgrew_core for run in runs):

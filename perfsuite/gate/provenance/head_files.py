@@ -28,8 +28,7 @@ def give_back(
 ) -> dict[str, str]:
     """Put the base's own files where it cannot collect head's; return why, by cell.
 
-    At first the test files alone; where that does not help, as for a conftest.py or a helper, all
-    that were `changed`.
+    At first test files alone; where that does not help, all that `changed`, with conftest.py.
     """
     replaced: dict[str, str] = {}
     laid = collected()

@@ -21,9 +21,7 @@ from perfsuite.system.background import read_start_s
 
 _PYTHON = "give the base an interpreter of its own with --base-python (pytest: --perf-base-python)"
 _NO_MODULE = re.compile(r"No module named '([\w.]+)'")
-_NO_NAME = re.compile(
-    r"cannot import name '(\w+)' from (?:partially initialized module )?'([\w.]+)'"
-)
+_NO_NAME = re.compile(r"cannot import name '(\w+)' from (?:partially [a-z ]+ )?'([\w.]+)'")
 _BUILD = "build it in the base's tree with --base-build CMD (pytest: --perf-base-build)"
 _SHARE = "name it in pytest's perf_share where both may use head's"
 _REMOVE = "remove it where the code makes it anew"

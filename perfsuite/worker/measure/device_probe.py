@@ -27,8 +27,7 @@ _WARM_UP_S = 0.3
 def probe_device(device_type: str) -> dict[str, float]:
     """Return seconds of each piece of work, by name; takes about half a second.
 
-    "GPU matmul" follows the clock of the multiprocessors, "GPU launch" is 256 kernels that do
-    nothing.
+    "GPU matmul" follows the clock of the multiprocessors, "GPU launch" is 256 empty kernels.
     """
     device = torch.device(device_type)
     factor = torch.ones(_SIZE, _SIZE, dtype=torch.bfloat16, device=device)

@@ -147,8 +147,7 @@ def await_collective(func: Any, result: Any) -> bool:
     Returns whether `func` is of torch.distributed at all. gloo's threads run the callbacks of a
     collective that is not waited for, where a dispatch mode does not see them, and torch 2.14.1's
     all-reduce of sparse tensors may corrupt the heap while the rank goes on. Point-to-point
-    communication is not waited for: two ranks that both receive before they send would block each
-    other.
+    communication is not waited for: two ranks that both receive before they send would deadlock.
     """
     name = _name_in_torch_distributed(func)
     if name is None or name in _POINT_TO_POINT:

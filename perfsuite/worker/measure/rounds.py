@@ -130,12 +130,9 @@ def measure_rounds(
                 duration_s += _spend(slowdown * duration_s, clock)
                 spans = stages.spans() if num_spans < most_spans else ()
                 num_spans += len(spans)
-                steps_s, stages_s = stages.steps_s(), stages.collect()
-                rounds.append(
-                    RoundTimes(
-                        duration_s=duration_s, stages_s=stages_s, steps_s=steps_s, spans=spans
-                    )
-                )
+                steps_s, each = stages.steps_s(), stages.collect()
+                one = RoundTimes(duration_s=duration_s, stages_s=each, steps_s=steps_s, spans=spans)
+                rounds.append(one)
                 after_round()
 
 

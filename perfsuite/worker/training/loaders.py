@@ -82,8 +82,7 @@ class EpochBatches(Iterator[Any], contextlib.AbstractContextManager["EpochBatche
             batch_size=batch_size,
             sampler=sampler,
             drop_last=trains or (drops_last and len(sampler) >= batch_size),
-            # Its own: an epoch draws nothing of the model's random numbers, no two ranks augment
-            # alike.
+            # Its own: it draws nothing of the model's random numbers, no two ranks augment alike.
             generator=torch.Generator().manual_seed(seed + index),
             collate_fn=lambda batch: batch,  # fetched as a whole already
             num_workers=recipe.num_workers,

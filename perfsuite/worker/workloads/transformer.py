@@ -116,9 +116,8 @@ class EncoderLayer(nn.Module):
         super().__init__()
         self.attention = SelfAttention()
         self.attention_norm = nn.LayerNorm(WIDTH)
-        self.mlp = nn.Sequential(
-            nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Linear(4 * WIDTH, WIDTH)
-        )
+        widening, narrowing = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
+        self.mlp = nn.Sequential(widening, nn.GELU(), narrowing)
         self.mlp_norm = nn.LayerNorm(WIDTH)
         self.dropout = nn.Dropout(DROPOUT)
 

@@ -86,10 +86,8 @@ def check_own_steps(case: OwnCase) -> tuple[EquivalenceRow, dict[str, str]]:
     errors = [one.errors for one in steps if one.has_gradients]
     compared = {name for one in errors for name in one.by_name}
     if small := {name for one in errors for name in one.too_small} - compared:
-        names, least = listed(sorted(map(repr, small))), limits.SMALLEST_SHARE
-        missing["small gradients"] = (
-            f"{names}, below {least:.0e} of all, were judged in total alone"
-        )
+        names, tiny = listed(sorted(map(repr, small))), limits.SMALLEST_SHARE
+        missing["small gradients"] = f"{names}, below {tiny:.0e} of all, were judged in total alone"
     proof.notes += [f"{what} were not compared: {why}" for what, why in missing.items()]
     if not proof.evidence:
         reason = "; ".join(proof.notes)

@@ -2,8 +2,7 @@
 
 PowerSGD is of Vogels et al. 2019, "PowerSGD: Practical Low-Rank Gradient Compression", with the
 choices of torch's `powerSGD_hook`. Written anew, because a comparison with the hook itself would
-prove nothing; but with the hook's operators on its layout in memory, so that every rounding is the
-same.
+prove nothing; but with the hook's operators on its layout in memory, so all rounding is the same.
 
 Shapes: N numbers of one bucket; the gradient of one parameter as a matrix of n rows and m columns,
 (1, n, m), which p, (1, n, 1), times the transpose of q, (1, m, 1), approximates.

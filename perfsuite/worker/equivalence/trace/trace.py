@@ -97,8 +97,7 @@ class RankStep:
     gradients: Tensors  # after their reduction, before unscaling and clipping
     before: Weights | None = None  # None where no skipped step came between
     after: Weights
-    # The buffers before the optimizer's step, if it changed any, and the parameters that the
-    # forward passes changed.
+    # Buffers before the optimizer's step, if it changed any, and parameters that forward changed.
     unstepped: Tensors = field(default_factory=dict)
 
 
@@ -132,8 +131,7 @@ class Step:
     gradients: Tensors
     before: Weights
     after: Weights
-    # Those between the last backward pass and the optimizer, and with them the parameters that the
-    # forward passes changed.
+    # Those between the last backward pass and the optimizer, and parameters that forward changed.
     buffers: Tensors
 
     @property
