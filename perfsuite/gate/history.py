@@ -170,7 +170,7 @@ class StoredHistory:
         timeline = probe_timeline(self.runs)
         if cell is not None:
             timeline = timeline_of(cell, self.runs, self.accepted)
-        trend = find_trend(timeline.weeks(), timeline.times_s(), least=smallest)
+        trend = find_trend(timeline.weeks(), timeline.times_s(), smallest=smallest)
         if trend is None:
             return CellHistory(timeline=timeline, trend=None)
         reasons, drift_reason = find_reasons(timeline, trend, self.accepted)

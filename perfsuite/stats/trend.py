@@ -95,10 +95,12 @@ class Trend:
         return 2 * len(errors) * math.log(spread) + num_parameters * math.log(len(errors))
 
 
-def find_trend(weeks: Values, times_s: Values, *, least: float = SMALLEST_CHANGE) -> Trend | None:
+def find_trend(
+    weeks: Values, times_s: Values, *, smallest: float = SMALLEST_CHANGE
+) -> Trend | None:
     """Return the steps and the drift of a series; None where it is too short to have any.
 
-    Those below `least`, 0.01 = 1 %, are left out. Of series that neither step nor drift at most
+    Those below `smallest`, 0.01 = 1 %, are left out. Of series that neither step nor drift at most
     1 % are reported: the level of `change_points` and `DRIFT_LEVEL` together.
     """
     if len(times_s) < MIN_VALUES:
@@ -109,7 +111,7 @@ def find_trend(weeks: Values, times_s: Values, *, least: float = SMALLEST_CHANGE
     starts = dict.fromkeys([(0, len(logs)), stepped.bounds])
     drifting = [_fit_drift(weeks, logs, start) for start in starts]
     best = min([stepped, *filter(None, drifting)], key=Trend.information)
-    return _without_small(best, weeks, logs, math.log1p(least))
+    return _without_small(best, weeks, logs, math.log1p(smallest))
 
 
 def _fit_drift(weeks: Values, logs: Values, bounds: tuple[int, ...]) -> Trend | None:

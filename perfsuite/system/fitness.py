@@ -21,8 +21,7 @@ from perfsuite.system.gpus import visible_handles
 from perfsuite.units import format_ratio
 
 # Both arms of a pair wait for a processor alike: beside a build that kept both of two processors
-# busy, pairs of eight unchanged cells came to eight PASS. With less than a fifth left, the
-# scheduler is timed.
+# busy, pairs of eight unchanged cells came to eight PASS. Below a fifth, time the scheduler.
 _MOST_FOREIGN = 0.8
 # Five ticks of the kernel's clock (proc(5)), and the percentage of them that is a load.
 _LOOK_AT_CORES_S = 0.05

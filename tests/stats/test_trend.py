@@ -39,7 +39,7 @@ def both(week: float) -> float:
 def trend_of(log_at: Callable[[float], float], *, seed: int = 1, smallest: float = 0.01) -> Trend:
     numbers = random.Random(seed)
     times_s = [0.002 * math.exp(log_at(week) + NOISE * numbers.gauss(0, 1)) for week in WEEKS]
-    trend = find_trend(WEEKS, times_s, least=smallest)
+    trend = find_trend(WEEKS, times_s, smallest=smallest)
     assert trend is not None
     return trend
 
