@@ -168,6 +168,49 @@ def test_a_step_whose_data_has_ended_has_no_time(project: pytest.Pytester) -> No
     assert "test_silent" in with_loss
 
 
+def test_a_step_that_never_writes_to_the_weights_of_its_optimizer_has_no_time(
+    project: pytest.Pytester,
+) -> None:
+    test = """
+        import torch
+        import perfsuite
+
+        def steps(takes, compiles=False):
+            model = torch.nn.Linear(4, 2)
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+            update = torch.compile(optimizer.step, backend="eager") if compiles else optimizer.step
+
+            def step():
+                loss = model(torch.rand(8, 4)).square().mean()  # another loss each time
+                loss.backward()
+                if takes:
+                    update()
+                optimizer.zero_grad()
+                return loss
+
+            return perfsuite.Step(step, model, optimizer)
+
+        def test_never(step_benchmark):
+            step_benchmark(lambda: steps(False), rounds=2, iterations=4)
+
+        def test_always(step_benchmark):
+            step_benchmark(lambda: steps(True), rounds=2, iterations=4)
+
+        def test_compiled(step_benchmark):
+            step_benchmark(lambda: steps(True, compiles=True), rounds=2, iterations=4)
+    """
+
+    result = run(project, test)
+
+    result.assert_outcomes(passed=2, failed=1)
+    result.stdout.fnmatch_lines(
+        [
+            "WorkloadError: *: in * steps nothing has written to a weight of Step.optimizer, so "
+            "what is timed trains nothing",
+        ]
+    )
+
+
 def test_what_a_step_computes_in_threads_of_its_own_has_no_count(
     project: pytest.Pytester,
 ) -> None:

@@ -23,6 +23,7 @@ UNKNOWN = "cannot be told"
 _FACTOR = 16
 # Optimizer steps multiply a difference in rounding; T0 to T2 are held to as many.
 _NUM_STEPS = 3
+_VISIBLE = 0.01  # later ones are told from here on
 _DIGITS = 4
 _NOTHING = TensorDigest(0, 0.0, 0.0)
 
@@ -69,7 +70,7 @@ class _Difference:
 def describe_numerics_change(base: Sequence[CellRun], head: Sequence[CellRun]) -> str | None:
     """Return what changed in the mathematics of a cell, from its runs, pair by pair, or None.
 
-    "same bits", "rounding", "changed: loss at step 2 0.8137 -> 0.7885" or "cannot be told: …".
+    "same bits", "rounding…", "changed: loss at step 2 0.8137 -> 0.7885" or "cannot be told: …".
     """
     if not base or not head:
         return None
@@ -93,7 +94,9 @@ def describe_numerics_change(base: Sequence[CellRun], head: Sequence[CellRun]) -
     if not any(within):
         return "same bits"
     if (found := _beyond_rounding(within)) is None:
-        return "rounding"
+        visible = max(limit, _VISIBLE)
+        later = next(filter(None, (_find_later(*pair, visible) for pair in pairs)), None)
+        return "rounding" if later is None else f"rounding; not judged, as it may grow: {later}"
     among = _beyond_rounding([_compare(theirs[0], one, limit) for one in theirs])
     if among is not None:
         numbers = " and ".join(_write(among.before, among.after))
@@ -131,6 +134,11 @@ def _compare(before: _Trained, after: _Trained, limit: float) -> _Difference | N
     differing = sorted(_differences(before, after, limit), key=lambda one: one.step)
     held = [one for one in differing if one.step < differing[0].step + _NUM_STEPS]
     return _beyond_rounding(held) or next(iter(held), None)
+
+
+def _find_later(before: _Trained, after: _Trained, visible: float) -> _Difference | None:
+    seen = (one for one in _differences(before, after, visible) if not one.is_rounding)
+    return min(seen, key=lambda one: one.step, default=None)
 
 
 def _differences(before: _Trained, after: _Trained, limit: float) -> Iterator[_Difference]:

@@ -150,7 +150,9 @@ def test_rounding_that_training_has_multiplied_is_no_change_of_the_mathematics()
     rounded = run(0.9 * (1 + MOST / 2), *LOSSES[1:3], 0.6001, 0.51)
     at_once = run(0.9 * (1 + MOST / 2), *LOSSES[1:2], 0.7001, 0.6, 0.5)
 
-    assert told((base, rounded), (base, rounded)) == "rounding"
+    assert told((base, rounded), (base, rounded)) == (
+        "rounding; not judged, as it may grow: loss at step 5 0.5 -> 0.51"
+    )
     assert told((base, at_once), (base, at_once)) == "changed: loss at step 3 0.7 -> 0.7001"
 
 
@@ -223,4 +225,22 @@ def test_the_first_step_at_which_a_change_shows_is_told_of_losses_and_weights() 
     assert told((base, sooner), (sooner, base)) == (
         "cannot be told: launches of the base differ among themselves, at step 1 by a sum of "
         "squares of parameter 1 of 5 and 2.5; seed what it draws, and clear what it saves"
+    )
+
+
+def test_what_rounding_may_have_grown_to_is_told_beside_it() -> None:
+    rounded = LOSSES[1] * (1 + MOST / 4)
+    base = run(*LOSSES, losses_by_step=[*enumerate(LOSSES, 1), (32, 0.31), (64, 0.2), (128, 0.1)])
+    steps = [*enumerate([LOSSES[0], rounded, *LOSSES[2:]], 1)]
+    near = run(*LOSSES, losses_by_step=[*steps, (32, 0.312), (64, 0.2001), (128, 0.1)])
+    far = run(*LOSSES, losses_by_step=[*steps, (32, 0.312), (64, 0.23), (128, 0.2)])
+    digests = weights([2.0, 4.0], [2.0, 8.0]), weights([2.0, 4.0], [2.0, 8.0])
+    for step, by in ((0, MOST / 4), (1, 0.1)):
+        digests[1][step][1][2] *= 1 + by
+    whole, trained = (run(weights=kept, weights_steps=[1, 72]) for kept in digests)
+
+    assert told((base, near)) == "rounding"
+    assert told((base, far)) == "rounding; not judged, as it may grow: loss at step 64 0.2 -> 0.23"
+    assert told((whole, trained)) == (
+        "rounding; not judged, as it may grow: sum of squares of parameter 2 at step 72 8 -> 8.8"
     )
