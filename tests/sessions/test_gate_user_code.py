@@ -28,6 +28,8 @@ CHANGES = {
     "tidy": ("pass", "gc.collect()"),
     "batches": ("8", "8 if num_steps < 40 else 4"),
     "frozen": ("99", "9"),
+    "norms": ("0.1", "0.001"),
+    "masks": ("False", "True"),
 }
 MODULES = {
     "work": "def think():\n    sum(range(20_000))\n",
@@ -49,6 +51,9 @@ MODULES = {
     ),
     "tidy": "import gc\n\ndef tidy():\n    pass\n",
     "frozen": "FROM_STEP = 99\n",
+    # What only an evaluation would show, and a constant that becomes a buffer.
+    "norms": "MOMENTUM = 0.1\n",
+    "masks": "IS_BUFFER = False\n",
     "batches": "def size_after(num_steps):\n    return 8\n",
 }
 CELLS = """
@@ -140,6 +145,35 @@ CELLS = """
 
         return step
 
+    def step_of(momentum=0.1, has_mask=False):
+        model = torch.nn.Sequential(
+            torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4, momentum=momentum)
+        )
+        if has_mask:
+            model.register_buffer("mask", torch.ones(4))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+        def step():
+            loss = model(torch.randn(8, 4)).square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            return loss
+
+        return perfsuite.Step(step, model, optimizer)
+
+    def normed():
+        import norms
+        return step_of(momentum=norms.MOMENTUM)
+
+    def masked():
+        import masks
+        return step_of(has_mask=masks.IS_BUFFER)
+
+    @pytest.mark.parametrize("build_step", [normed, masked])
+    def test_buffers(step_benchmark, build_step):
+        step_benchmark(build_step)
+
     def test_shrinks(step_benchmark):
         step_benchmark(shrinking)
 
@@ -176,6 +210,8 @@ def test_loops_are_told_apart_by_their_times_and_by_what_they_compute(tmp_path: 
 
     gated.expect(
         10,
+        "*::test_buffers[masked] PASS *",
+        "*::test_buffers[normed] FAIL *",
         "*::test_compiled FAIL *",
         "*::test_ends INVALID*",
         "*::test_mathematics[faster_rate] FAIL *",
@@ -186,13 +222,14 @@ def test_loops_are_told_apart_by_their_times_and_by_what_they_compute(tmp_path: 
         "*::test_times[slower-1] FAIL +*",
         "*::test_times[tidied-1] FAIL +*",
         "*::test_times[twin-2] PASS *",
+        "*::test_buffers[normed]: mathematics: changed: sum * of parameter or buffer 1 at step 3 *",
         "*::test_collector: *the arms set Python's collector differently, so it ran in timed "
         "rounds*",
         "*::test_compiled: graph_breaks 0 -> 1 (+1), allowed 0 %*",
         "*::test_ends: the loop ended by itself, after * rounds in the base and * in head, so that "
         "neither times nor counts compare; let both take the steps that the test asks for*",
-        "*::test_mathematics[faster_rate]: mathematics: changed: * of parameter * at step 1 *",
-        "*::test_mathematics[freezing]: mathematics: changed: size of parameter 1 at step 25 16*",
+        "*::test_mathematics[faster_rate]: mathematics: changed: * of parameter or * at step 1 *",
+        "*::test_mathematics[freezing]: mathematics: changed: size of parameter * 1 at step 25 16*",
         "*::test_shrinks: mathematics: changed: loss at step 64 * -> *; counts: flops 512 -> 256*",
         "*::test_times[slower-1]: *moved most: forward *",
     )
@@ -205,6 +242,8 @@ def test_loops_are_told_apart_by_their_times_and_by_what_they_compute(tmp_path: 
         for name, (verdict, *_) in found.items()
         if name not in ("test_ends", "test_compiled", "test_collector")
     } == {
+        "test_buffers[masked]": ("PASS", "pairs", "same bits"),
+        "test_buffers[normed]": ("FAIL", "numerics", "changed"),
         "test_mathematics[renamed]": ("PASS", "pairs", "same bits"),
         "test_mathematics[reordered]": ("PASS", "pairs", "rounding"),
         "test_mathematics[faster_rate]": ("FAIL", "numerics", "changed"),

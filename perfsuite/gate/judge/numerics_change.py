@@ -172,7 +172,7 @@ def _compare_digests(
     differing = [one for one in found if repr(one[1]) != repr(one[2])]
     beyond = [one for one in differing if not abs(one[2] - one[1]) <= one[3]]
     name, old, new, _ = (beyond or differing)[0]
-    return _Difference(step, f"{name} of parameter {number}", old, new, not beyond)
+    return _Difference(step, f"{name} of parameter or buffer {number}", old, new, not beyond)
 
 
 def _write(before: float, after: float) -> tuple[str, str]:

@@ -65,6 +65,7 @@ class Activity(ABC):
     global_batch_size: int | None = None  # over all ranks; None without samples
     is_counted = True  # it runs operators that are worth counting
     frees_late = False  # its collectives have streams that use what it has given back
+    model: Any = None  # whose buffers the loss of no training step need show
     # DDP's first step uses one bucket and rebuilds its buckets after it; optimizers make their
     # state in the first step. The third is the first that is like all later ones.
     num_warmup = 3
@@ -137,6 +138,12 @@ def held_by(model: Any, optimizer: Any) -> Iterator[Tensor]:
         optimizer = inner if isinstance(inner, Optimizer) else None
 
 
+def num_writes(optimizer: Any) -> list[int]:
+    """Return how often each weight was written to, also by a compiled optimizer, without hooks."""
+    groups = [] if optimizer is None else optimizer.param_groups
+    return [weight._version for group in groups for weight in group["params"]]
+
+
 @contextmanager
 def start_activity(job: RunCell, start: RankStart, device: torch.device) -> Iterator[Activity]:
     """Build the activity of a job without a user's code; its loader workers are gone afterwards."""
@@ -171,7 +178,7 @@ class _OnModel(Repeatable):
     def __init__(self, trainer: Trainer, batches: EpochBatches, num_micro_batches: int = 1) -> None:
         super().__init__()
         self._unchecked: list[Tensor] = []
-        self.trainer = trainer
+        self.trainer, self.model = trainer, trainer.module
         self.batches = batches
         self.steps_per_epoch = Fraction(batches.steps_per_epoch, num_micro_batches)
         self.global_batch_size = batches.step_size * num_micro_batches

@@ -15,6 +15,7 @@ from perfsuite.errors import WorkloadError
 from perfsuite.ranks import messages
 from perfsuite.ranks.progress import BoardWriter
 from perfsuite.ranks.turns import Agreed, Turns
+from perfsuite.records.cell import TensorDigest
 from perfsuite.system.background import Waits
 from perfsuite.system.environment import Environment
 from perfsuite.system.gpus import read_energy
@@ -36,6 +37,7 @@ from perfsuite.worker.measure.rounds import (
     measure_rounds,
 )
 from perfsuite.worker.measure.stages import StageClock, StageMarks
+from perfsuite.worker.measure.weights_digest import digest_weights
 from perfsuite.worker.store import FOR_A_TURN, Largest, prefer_loopback, shorten_patience
 
 # Of rounds that take turns with the other arm: a disturbance of the machine lasts for longer, and
@@ -177,7 +179,7 @@ class Measurement:
         """Return what was found; raises where the iterations were too few."""
         found, activity = self._found, self._activity
         activity.check()
-        found.losses, found.weights = activity.losses.by_step(), activity.digests()
+        found.losses, found.weights = activity.losses.by_step(), found.weights | activity.digests()
         found.missing = found.missing | activity.end(len(found.rounds))
         return found
 
@@ -214,6 +216,7 @@ class Measurement:
         """Run the untimed first iterations, checked one by one; return the seconds of one more."""
         durations_s: list[float] = []
         states: list[object] = []
+        digests: list[tuple[TensorDigest, ...]] = []
         is_warm = False
         while not is_warm:
             synchronize(self._device)
@@ -223,11 +226,18 @@ class Measurement:
             durations_s.append(time.perf_counter() - began_s)
             self._activity.check()
             is_warm = len(durations_s) >= self._activity.num_warmup
+            if self._channel is not None and len(durations_s) in (1, self._activity.num_warmup):
+                buffers = () if self._activity.model is None else self._activity.model.buffers()
+                digests.append(digest_weights(filter(torch.is_floating_point, buffers)))
             if self._on_accelerator and not self._is_loop:
                 states.append(self._activity.state())
                 is_cold = not is_warm or not has_warmed_up(durations_s, states)
                 is_warm = not any(self._largest([is_cold]))  # on any rank: all take the next one
         self._stages.collect()
+        # Only those that training moves: a constant that becomes a buffer changes nothing.
+        moved = tuple(new for old, new in zip(*digests, strict=False) if new != old)
+        if moved and self._activity.losses.by_step():
+            self._found.weights = {self._activity.num_warmup: moved}
         if self._on_accelerator:  # workers may have loaded the batches of the last few ahead
             return statistics.fmean(durations_s[len(durations_s) // 2 :])
         return min(durations_s[-self._activity.num_warmup :])

@@ -149,12 +149,7 @@ class UserStep(_UserCode, activities.Repeatable):
         if step.optimizer is not None and not hasattr(step.optimizer, "param_groups"):
             given = f"{code.name}: Step.optimizer is {step.optimizer!r}"
             raise WorkloadError(f"{given}; give a torch.optim.Optimizer, or None")
-        self._first_versions = self._versions()
-
-    def _versions(self) -> list[int]:
-        """How often each weight was written to, which a compiled optimizer's hook does not tell."""
-        groups = [] if self._step.optimizer is None else self._step.optimizer.param_groups
-        return [weight._version for group in groups for weight in group["params"]]
+        self._writes = activities.num_writes(step.optimizer)
 
     def run(self, asked: Iterations[None], begin_step: Callable[[], None]) -> None:
         """Take steps, and hear what they tell."""
@@ -173,11 +168,9 @@ class UserStep(_UserCode, activities.Repeatable):
                 f"{self._name}: after step {last} of {num_steps} no optimizer stepped{told}, so "
                 "what is timed trains nothing; does its data end? begin it again"
             )
-        if num_rounds > 1 and 0 < len(now := self._versions()) and now == self._first_versions:
-            raise WorkloadError(
-                f"{self._name}: in {num_steps} steps nothing has written to a weight of "
-                "Step.optimizer, so what is timed trains nothing"
-            )
+        if num_rounds > 1 and self._writes == (activities.num_writes(self._step.optimizer) or None):
+            nothing = f"in {num_steps} steps nothing has written to a weight of Step.optimizer"
+            raise WorkloadError(f"{self._name}: {nothing}, so what is timed trains nothing")
         return {}
 
     def iterate(self, stage: Stage) -> None:

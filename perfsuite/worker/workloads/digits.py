@@ -71,7 +71,7 @@ def mnist(split: Split) -> TensorDataset:
 
     The files lie, as torchvision puts them, in MNIST/raw under the folder that the environment
     variable `MNIST_ROOT` names, by default data/ in the current directory. They are downloaded only
-    if `PERFSUITE_DOWNLOAD` is "1". Images are (1, 28, 28) float32, 0 for paper to 1 for ink, classes 0 to 9.
+    if `PERFSUITE_DOWNLOAD` is "1". Images are (1, 28, 28) float32, 1 for ink, classes 0 to 9.
     """
     root = _find_root()
     try:

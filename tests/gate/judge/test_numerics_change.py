@@ -74,8 +74,8 @@ def test_the_last_weights_tell_what_the_first_ones_hide() -> None:
     frozen = run(weights=weights([2.0, 4.0], [2.0]), weights_steps=[1, 72])
 
     assert told(*[(base, base)] * 2) == "same bits"
-    assert told(*[(base, head)] * 2) == "changed: size of parameter 2 at step 72 4 -> 6"
-    assert told(*[(base, frozen)] * 2) == "changed: size of parameter 2 at step 72 4 -> 0"
+    assert told(*[(base, head)] * 2) == "changed: size of parameter or buffer 2 at step 72 4 -> 6"
+    assert told(*[(base, frozen)] * 2) == "changed: size of parameter or buffer 2 at step 72 4 -> 0"
 
 
 def weights(*steps: list[float]) -> list[list[list[float]]]:
@@ -204,9 +204,9 @@ def test_weights_tell_what_changed_where_no_loss_is_known() -> None:
     assert told((base, base)) == "same bits"
     assert told((base, sums), (base, squares)) == "rounding"
     for head, text in (
-        (moved(1, 2, squares=1.25), "sum of squares of parameter 2 at step 1 4 -> 5"),
-        (moved(2, 1, total=1.5), "sum of parameter 1 at step 2 2 -> 3"),
-        (weighed(DIGESTS[0][:1]), "size of parameter 2 at step 1 1 -> 0"),
+        (moved(1, 2, squares=1.25), "sum of squares of parameter or buffer 2 at step 1 4 -> 5"),
+        (moved(2, 1, total=1.5), "sum of parameter or buffer 1 at step 2 2 -> 3"),
+        (weighed(DIGESTS[0][:1]), "size of parameter or buffer 2 at step 1 1 -> 0"),
     ):
         assert told((base, head), (base, head)) == f"changed: {text}"
 
@@ -219,12 +219,12 @@ def test_the_first_step_at_which_a_change_shows_is_told_of_losses_and_weights() 
     # The loss of a step is computed before its weights change.
     assert told((base, later), (base, later)) == "changed: loss at step 2 0.8 -> 0.7"
     assert told((base, sooner), (base, sooner)) == (
-        "changed: sum of squares of parameter 1 at step 1 5 -> 2.5"
+        "changed: sum of squares of parameter or buffer 1 at step 1 5 -> 2.5"
     )
     assert told((base, run(0.9, 0.8)), (base, run(0.9, 0.8))) == "same bits"
     assert told((base, sooner), (sooner, base)) == (
         "cannot be told: launches of the base differ among themselves, at step 1 by a sum of "
-        "squares of parameter 1 of 5 and 2.5; seed what it draws, and clear what it saves"
+        "squares of parameter or buffer 1 of 5 and 2.5; seed what it draws, and clear what it saves"
     )
 
 
@@ -242,5 +242,6 @@ def test_what_rounding_may_have_grown_to_is_told_beside_it() -> None:
     assert told((base, near)) == "rounding"
     assert told((base, far)) == "rounding; not judged, as it may grow: loss at step 64 0.2 -> 0.23"
     assert told((whole, trained)) == (
-        "rounding; not judged, as it may grow: sum of squares of parameter 2 at step 72 8 -> 8.8"
+        "rounding; not judged, as it may grow: "
+        "sum of squares of parameter or buffer 2 at step 72 8 -> 8.8"
     )
