@@ -41,7 +41,7 @@ from perfsuite.gate.judge.trial import CellPolicy, Judgement, Trial
 from perfsuite.gate.provenance import head_files
 from perfsuite.gate.provenance.dependencies import describe_dependencies
 from perfsuite.gate.provenance.identical import Comparison
-from perfsuite.gate.provenance.symmetry import name_untracked
+from perfsuite.gate.provenance.symmetry import name_lacking
 from perfsuite.gate.request import BaseSide, GateRequest, base_of, collect, head_arm, import_roots
 from perfsuite.records.verdict import CellVerdict, Explanation, exit_code
 from perfsuite.system.signals import ends_on_signals
@@ -311,7 +311,7 @@ class _Session:
         reasons, suite = [cell.reason], self.side.suite
         if cell.word == "NO-BASELINE" and cell.reason is not None:
             roots = import_roots(suite.root, suite)
-            reasons.append(name_untracked(cell.reason, suite.root, tree, roots))
+            reasons.append(name_lacking(cell.reason, suite.root, tree, roots))
         if cell.word not in ("PASS", "IMPROVED"):
             reasons.append(self.leniency.accepted.why_counted(cell.name))
         reason = "; ".join(filter(None, reasons)) or None

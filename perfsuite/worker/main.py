@@ -45,6 +45,7 @@ _NOT_THE_USERS = (str(Path(__file__).parent.parent), str(Path(torch.__file__).pa
 def serve(start: messages.RankStart, pipe: Connection) -> None:
     """Do the job, send the reply, and leave when the controller has it."""
     freeze_loaded()
+    del sys.argv[1:]  # of pytest or a verb: a script's main() is to see none
     board = Board(Path(start.folder) / "progress", start.request.world_size).writer(start.rank)
     try:
         device = _set_up_torch(start)

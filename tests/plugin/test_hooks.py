@@ -975,13 +975,21 @@ def test_a_busy_machine_is_refused_at_once_where_waiting_is_not_wanted(
     TimingLock(wait_s=60, say=print).acquire()
 
 
-def test_run_reports_on_what_its_session_wrote(project: pytest.Pytester) -> None:
-    result = run(project, ONE_CELL, ".", "-p", "perfsuite.plugin.report", "--perf-report=there")
+@pytest.mark.parametrize("test", [ONE_CELL, "def test_cell(benchmark): benchmark(sum, [1])"])
+def test_run_reports_on_what_its_session_wrote(project: pytest.Pytester, test: str) -> None:
+    result = run(project, test, ".", "-p", "perfsuite.plugin.report", "--perf-report=there")
 
     assert result.ret == 0
     folder = project.path / "there" / "report"
     assert f"report: {folder}/index.html" in result.outlines
     assert "`test_inner.py::test_cell`" in (folder / "report.md").read_text()
+
+
+def test_a_plain_suite_is_written_where_a_report_was_asked_for(project: pytest.Pytester) -> None:
+    for folder, arguments in (("results", []), ("there", ["--perf-report=there"])):
+        run(project, "def test_cell(benchmark): benchmark(sum, [1])", *arguments)
+
+        assert (project.path / folder / "run.json").exists() == bool(arguments)
 
 
 @pytest.mark.parametrize("name", ["cells.jsonl", "run.json"])

@@ -51,6 +51,19 @@ def test_a_chain_is_sent_the_replies_of_the_groups_it_asks_for() -> None:
     assert run_chain(chain_of(3)) == 12
 
 
+def read_arguments() -> list[str]:
+    return sys.argv[1:]
+
+
+def test_ranks_see_no_argument_of_the_session(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["perfsuite", "verify", "model:main"])
+
+    def read() -> Chain[list[str]]:
+        return values_of((yield ask_for(read_arguments)))
+
+    assert run_chain(read()) == [[]]
+
+
 def test_outcomes_come_in_the_order_of_the_chains_however_many_run_together() -> None:
     def chains() -> Iterator[Chain[int]]:
         yield chain_of(1)

@@ -131,7 +131,8 @@ def test_good_runs_of_any_other_commit_let_no_change_pass_that_is_slower_than_it
 
     why = {
         "brought": "comes with the commits that are judged; it counts once they are merged",
-        "later": f"its commit {later[:12]} is neither the base nor an ancestor of it",
+        "later": f"its commit {later[:12]} is not in the base's history (without a gate: the "
+        "default branch's)",
     }
     refused = [
         f"not compared with {run}: {why[kind]}"

@@ -66,8 +66,8 @@ def init(
             typer.echo(f"change {path}: it installs {requirement}; {advice}")
     typer.echo(f"next: pip install '{requirement}'; pytest benchmarks")
     typer.echo(
-        "then: commit; 'pytest benchmarks --benchmark-compare' judges the next change, and ends in "
-        "13 as long as every cell is new: nothing to compare yet"
+        "then: commit; 'pytest benchmarks --benchmark-compare' judges the next change; before one, "
+        "or where every cell is new, it ends in 12 or 13: nothing to compare yet"
     )
     write_json(json_file, written=written, kept=kept)
 

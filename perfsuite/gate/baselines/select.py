@@ -232,7 +232,8 @@ def _why_refused(
     if run.commit is None:
         return "does not say from which commit it was made"
     if not is_in_history(run.commit):
-        return f"its commit {run.commit[:12]} is neither the base nor an ancestor of it"
+        told = "is not in the base's history (without a gate: the default branch's)"
+        return f"its commit {run.commit[:12]} {told}"
     return None
 
 

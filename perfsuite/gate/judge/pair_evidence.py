@@ -66,8 +66,8 @@ def add_pair(trial: Trial, launches: Mapping[str, Launch], first: str, launch_s:
         trial.word, trial.reason = untimed
         if "failed" in (base.outcome, head.outcome) and len(launches["head"].cells) > 1:
             trial.add_reason(
-                "launches run cells in a random order, and without those that are decided: a test "
-                "must not need what another has stored"
+                "where it passes in a session of yours: launches run cells in random order, some "
+                "left out, so a test must not need what another has stored"
             )
         return
     for arm, run in trial.last.items():

@@ -49,8 +49,8 @@ def changed_dependencies(base: Path, head: Path) -> dict[str, frozenset[str]]:
 def describe_dependencies(base: Path, head: Path) -> dict[str, str]:
     """Return what people read of `changed_dependencies`, by file."""
     return {
-        file: f"declares {listed(sorted(names - {ANY})) or 'other ones'}; both arms run with those "
-        "that are installed"
+        file: f"declares {listed(sorted(names - {ANY})) or 'other packages'}; both arms run with "
+        "those that are installed"
         for file, names in changed_dependencies(base, head).items()
     }
 

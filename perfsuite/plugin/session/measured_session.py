@@ -275,10 +275,12 @@ class MeasuredSession:
         if self._session is not None:
             self._session.close()
         has_cells = any(line.perfsuite is not None for line in self._lines.values())
-        # A gated suite may be a plain one, and its verdicts are wanted all the same.
-        result = None if self._gate is None else self._gate.result
-        is_judged = result and (result.cells or recorder.benchmarks_of(self._config))
-        if self._writes and (has_cells or is_judged):
+        # A plain suite's is written too where it is judged, or a report on it was asked for.
+        result, config = None if self._gate is None else self._gate.result, self._config
+        is_run = config.pluginmanager.has_plugin("perfsuite.plugin.report")
+        asks = is_run or config.getoption("--perf-report")
+        is_wanted = (result or asks) and recorder.benchmarks_of(config)
+        if self._writes and (has_cells or is_wanted or (result and result.cells)):
             self._write_run(self.choices.results / "run.json")
         if self._gate is not None and not session.config.option.collectonly:
             session.exitstatus = self._gated_exit(session)

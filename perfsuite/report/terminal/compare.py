@@ -35,14 +35,14 @@ def comparison_sentence(word: str, ratio: float, interval: tuple[float, float]) 
     """Return how b compares with a, in plain language."""
     low, high = interval
     if not math.isfinite(high):
-        return "undecided: too few pairs to tell a from b; give --max-minutes more"
+        return "undecided: too few pairs to tell a from b; raise --max-pairs or --max-minutes"
     between = f"between {format_change(low)} and {format_change(high)}"
     if word == "same":
         margin = format_ratio(max(high - 1, 1 - low))
         return f"b is the same as a within {margin} ({format_change(ratio)}, {between})"
     found = f"{format_change(ratio)} time per sample in pairs, {between}"
     if word == "undecided":
-        return f"undecided: b takes {found}; give --max-pairs more"
+        return f"undecided: b takes {found}; raise --max-pairs or --max-minutes"
     return f"b is {word} than a: {found}"
 
 

@@ -54,7 +54,6 @@ def _load(code: UserCode, start: RankStart) -> Callable[[], Any]:
     let_children_be_loader_workers(start.folder, start.cores)
     function: Callable[[], Any] = unpack(code.function)
     seed_random_numbers(start.seed)
-    del sys.argv[1:]  # pytest's own; a script's main() is to see none
     return function
 
 

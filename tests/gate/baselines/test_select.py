@@ -170,7 +170,11 @@ def test_in_a_git_checkout_only_clean_runs_of_the_bases_history_are_used(tmp_pat
 
     assert used(choice) == ["0001_ours.json"]
     assert refusals(choice) == [
-        ("0002_branch.json", "its commit bbbbbbbbbbbb is neither the base nor an ancestor of it"),
+        (
+            "0002_branch.json",
+            "its commit bbbbbbbbbbbb is not in the base's history "
+            "(without a gate: the default branch's)",
+        ),
         ("0003_dirty.json", "was made from uncommitted changes"),
         ("0004_nowhere.json", "does not say from which commit it was made"),
     ]

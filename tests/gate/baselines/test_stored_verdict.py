@@ -277,8 +277,8 @@ def test_the_base_and_its_first_parents_alone_have_a_history_in_the_order_of_com
 
     assert [run.commit for run in found.runs] == [first, second, base]
     assert found.refused == tuple(
-        f"{folder}/{number:04}_run.json: its commit {one[:12]} is neither the base nor an ancestor "
-        "of it"
+        f"{folder}/{number:04}_run.json: its commit {one[:12]} is not in the base's history "
+        "(without a gate: the default branch's)"
         for number, one in ((1, side), (2, later))
     )
 

@@ -71,13 +71,13 @@ def test_numerics_are_told_with_their_power() -> None:
             1.1,
             (0.9, 1.3),
             "undecided: b takes +10.0 % time per sample in pairs, between -10.0 % and +30.0 %; "
-            "give --max-pairs more",
+            "raise --max-pairs or --max-minutes",
         ),
         (
             "undecided",
             1.1,
             (0.0, math.inf),
-            "undecided: too few pairs to tell a from b; give --max-minutes more",
+            "undecided: too few pairs to tell a from b; raise --max-pairs or --max-minutes",
         ),
     ],
 )

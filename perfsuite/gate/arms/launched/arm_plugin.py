@@ -294,8 +294,9 @@ def _profile(stats: Any) -> list[tuple[str, float, float]]:
     profiled = getattr(stats, "cprofile_stats", None)
     if profiled is None:
         return []
+    num = stats.iterations
     functions = [
-        (f"{Path(file).name}:{name}", calls / stats.iterations, own_s / stats.iterations)
+        (f"{Path(file).name}:{name}".removeprefix("~:"), calls / num, own_s / num)
         for (file, _, name), (_, calls, own_s, _, _) in profiled.stats.items()
     ]
     return sorted(functions, key=lambda function: -function[2])[:_NUM_FUNCTIONS]
