@@ -47,6 +47,7 @@ class Counts(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
         collective_bytes: Their sizes; a collective's is the larger of what the rank gives and
             gets (the convention of nccl-tests).
         saved_activation_bytes: Bytes that the forward pass left alive for the backward pass.
+        kept_bytes: Those of tensors that each iteration leaves alive, as in a list that grows.
         kernel_launches: CUDA kernels launched; None on a CPU.
         collected_objects: Objects that refer to one another: only Python's collector frees them.
         allocator_retries: How often, in all timed rounds, an accelerator's allocator gave back what
@@ -72,6 +73,7 @@ class Counts(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     device_copy_bytes: Count | None = None
     graph_breaks: Count | None = None
     recompiles: Count | None = None
+    kept_bytes: Count | None = None
 
 
 class Operator(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

@@ -243,6 +243,7 @@ def test_the_record_has_exactly_the_keys_of_the_contract(project: pytest.Pyteste
         "device_copy_bytes",
         "graph_breaks",
         "recompiles",
+        "kept_bytes",
     ]
     assert record["numerics"]["status"] == "equivalent"
     assert record["numerics"]["check"] == "T1"

@@ -29,6 +29,7 @@ CHANGES = {
     "batches": ("8", "8 if num_steps < 40 else 4"),
     "frozen": ("99", "9"),
     "norms": ("0.1", "0.001"),
+    "history": ("-1:", ":0"),
     "masks": ("False", "True"),
 }
 MODULES = {
@@ -53,6 +54,10 @@ MODULES = {
     "frozen": "FROM_STEP = 99\n",
     # What only an evaluation would show, and a constant that becomes a buffer.
     "norms": "MOMENTUM = 0.1\n",
+    "history": (
+        "import torch\n\nKEPT = []\n\ndef keep():\n"
+        "    KEPT.append(torch.zeros(4096))\n    del KEPT[-1:]\n"
+    ),
     "masks": "IS_BUFFER = False\n",
     "batches": "def size_after(num_steps):\n    return 8\n",
 }
@@ -121,6 +126,10 @@ CELLS = """
         kept = heap.set_up()
         train(think=lambda: heap.think(kept), num_steps=60)
 
+    def keeping():
+        import history
+        train(think=history.keep)
+
     def tidied():
         import tidy
         train(think=tidy.tidy)
@@ -180,6 +189,9 @@ CELLS = """
     def test_compiled(loop_benchmark):
         loop_benchmark(broken_graph, steps=20, warmup=3)
 
+    def test_keeps(loop_benchmark):
+        loop_benchmark(keeping, steps=20, warmup=3)
+
     def test_ends(loop_benchmark):
         loop_benchmark(ending, steps=36, warmup=3)
 
@@ -214,6 +226,7 @@ def test_loops_are_told_apart_by_their_times_and_by_what_they_compute(tmp_path: 
         "*::test_buffers[normed] FAIL *",
         "*::test_compiled FAIL *",
         "*::test_ends INVALID*",
+        "*::test_keeps FAIL *",
         "*::test_mathematics[faster_rate] FAIL *",
         "*::test_mathematics[freezing] FAIL *",
         "*::test_mathematics[renamed] PASS *",
@@ -228,6 +241,7 @@ def test_loops_are_told_apart_by_their_times_and_by_what_they_compute(tmp_path: 
         "*::test_compiled: graph_breaks 0 -> 1 (+1), allowed 0 %*",
         "*::test_ends: the loop ended by itself, after * rounds in the base and * in head, so that "
         "neither times nor counts compare; let both take the steps that the test asks for*",
+        "*::test_keeps: kept_bytes 0 B -> 16.0 KiB (+16,384), allowed 4.00 KiB*",
         "*::test_mathematics[faster_rate]: mathematics: changed: * of parameter or * at step 1 *",
         "*::test_mathematics[freezing]: mathematics: changed: size of parameter * 1 at step 25 16*",
         "*::test_shrinks: mathematics: changed: loss at step 64 * -> *; counts: flops 512 -> 256*",
@@ -240,7 +254,7 @@ def test_loops_are_told_apart_by_their_times_and_by_what_they_compute(tmp_path: 
     assert {
         name: (verdict["word"], verdict["by"], verdict["numerics_change"].partition(":")[0])
         for name, (verdict, *_) in found.items()
-        if name not in ("test_ends", "test_compiled", "test_collector")
+        if name not in ("test_ends", "test_compiled", "test_collector", "test_keeps")
     } == {
         "test_buffers[masked]": ("PASS", "pairs", "same bits"),
         "test_buffers[normed]": ("FAIL", "numerics", "changed"),

@@ -52,9 +52,10 @@ _ALLOCATOR_SLACK = Slack(ratio=0.01, num_bytes=16 * 2**20)
 # The live-storage peak repeats bit for bit: 14 cells on a CPU (one rank, DDP, FSDP, loader workers,
 # checkpointing) in three sessions each. A page leaves room for another scalar, such as a counter.
 _EXACT_PEAK_SLACK = Slack(num_bytes=4096)
+_USUAL = {"kept_bytes": _EXACT_PEAK_SLACK}  # a list of losses is no leak
 
 _OF_MEMORY = ("saved_activation_bytes", "memory")
-_SIZES = ("collective_bytes", "device_copy_bytes", *_OF_MEMORY)
+_SIZES = ("collective_bytes", "device_copy_bytes", "kept_bytes", *_OF_MEMORY)
 _NOT_COMPARED = "counts and memory are not compared"
 # From here on a change is visible in a percentage with one decimal.
 _VISIBLE_RATIO = 0.0005
@@ -171,7 +172,7 @@ def _compare(
     kinds = [None if one.memory is None else one.memory.metric for one in (bases[-1], heads[-1])]
     peak_slack = _ALLOCATOR_SLACK if "max_memory_allocated" in kinds else _EXACT_PEAK_SLACK
     for name in COUNT_NAMES:
-        usual = peak_slack if name in _OF_MEMORY else EXACT
+        usual = peak_slack if name in _OF_MEMORY else _USUAL.get(name, EXACT)
         wanted = [slack for one in slacks if (slack := one.get(name, usual)) is not None]
         before, after = _values(bases, name), _values(heads, name)
         if not wanted or not (before or after):

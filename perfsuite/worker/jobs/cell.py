@@ -27,7 +27,7 @@ from perfsuite.worker.measure.clock import collector_state, largest_over_ranks, 
 from perfsuite.worker.measure.device import is_accelerator, memory_stats, synchronize
 from perfsuite.worker.measure.environment import describe_environment
 from perfsuite.worker.measure.iterations import Iterations
-from perfsuite.worker.measure.memory import measure_peak
+from perfsuite.worker.measure.memory import measure_peak, with_kept_bytes
 from perfsuite.worker.measure.operators import costliest_operators, profile_iterations
 from perfsuite.worker.measure.rounds import (
     LEAST_ON_ACCELERATOR,
@@ -325,7 +325,7 @@ class Measurement:
 
     def _count(self, *, profiles: bool) -> Iterations[None]:
         activity, device = self._activity, self._device
-        counted = yield from counters.count_iteration()
+        counted, kept = yield from with_kept_bytes(counters.count_iteration())
         if counted.in_threads:
             hidden = (*HIDDEN_IN_THREADS, *(() if self._on_accelerator else ("memory",)))
             reason = "it computes in threads of its own, which cannot be watched"
@@ -338,7 +338,8 @@ class Measurement:
             if not self._is_loop:
                 self._found.watched_s.append((yield from counters.count_iteration()).watched_s)
         frees_late = counted.frees_late or activity.frees_late
-        peak = yield from measure_peak(activity.held_tensors(), device, frees_late=frees_late)
+        asked = measure_peak(activity.held_tensors(), device, frees_late=frees_late)
+        peak, kept_again = yield from with_kept_bytes(asked)
         if peak is None:
             reason = "the accelerator's allocator is the user's own, and counts no memory"
             self._found.missing |= dict.fromkeys(("memory", "saved_activation_bytes"), reason)
@@ -353,6 +354,7 @@ class Measurement:
             reason = f"torch has no formula for the FLOPs of {operator}"
             self._found.missing.setdefault("model_flops", reason)
         found["saved_activation_bytes"] = saved_bytes
+        found["kept_bytes"] = max(0, min(kept, kept_again))  # one may begin an epoch
         if not self._is_loop:
             found |= yield from counters.count_device_calls(device)
             if "kernel_launches" not in found:

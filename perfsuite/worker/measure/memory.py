@@ -4,9 +4,11 @@ On a CPU torch counts no memory, so the bytes of all live storages are followed 
 temporary memory inside kernels is not seen there.
 """
 
+import contextlib
+import gc
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, TypeVar
 from weakref import WeakValueDictionary
 
 import torch
@@ -14,11 +16,13 @@ from torch import Tensor
 
 from perfsuite.ranks.messages import PeakMemory
 from perfsuite.records.stages import Stage, untimed
-from perfsuite.worker.measure.clock import collector_off
+from perfsuite.worker.measure.clock import collector_off, freeze_loaded
 from perfsuite.worker.measure.device import is_accelerator, memory_stats, reset_peak, synchronize
 from perfsuite.worker.measure.dispatch import StepMode, tensors_in
 from perfsuite.worker.measure.iterations import Iterations
 
+_Found = TypeVar("_Found")
+_SCALAR_BYTES = 16
 _Storages = WeakValueDictionary[int, torch.UntypedStorage]
 
 
@@ -50,6 +54,31 @@ def measure_peak(
         peak_bytes=tracker.peak_bytes,
         saved_activation_bytes=saved.most_bytes,
     )
+
+
+def with_kept_bytes(asked: Iterations[_Found]) -> Iterations[tuple[_Found, int]]:
+    """Return what the iteration finds, and how many more bytes of tensors live after it."""
+    before = _live_bytes()
+    found = yield from asked
+    return found, _live_bytes() - before
+
+
+def _live_bytes() -> int:
+    gc.collect()
+    is_frozen, sizes = gc.get_freeze_count() > 0, dict[int, int]()
+    gc.unfreeze()  # what is frozen is not among the objects
+    objects = gc.get_objects()
+    if is_frozen:
+        freeze_loaded()
+    for one in objects:
+        if issubclass(type(one), Tensor):
+            with contextlib.suppress(RuntimeError):  # a sparse or fake one has no storage
+                storage = one.untyped_storage()
+                # Scalars are losses. Loader workers share their batches, which come as they come.
+                is_batch = storage.device.type == "cpu" and storage.is_shared()
+                if storage.nbytes() > _SCALAR_BYTES and not is_batch:
+                    sizes[storage.data_ptr()] = storage.nbytes()
+    return sum(sizes.values()) - sizes.get(0, 0)
 
 
 def _measure_allocator(device: torch.device, counted: str) -> Iterations[PeakMemory | None]:

@@ -333,7 +333,7 @@ def test_accept_adds_to_what_is_there(perfsuite: Call, tmp_path: Path) -> None:
             "count is 'flop'; use one of flops, ops, collectives, collective_bytes, "
             "saved_activation_bytes, kernel_launches, collected_objects, "
             "allocator_retries, host_syncs, device_copies, device_copy_bytes, graph_breaks, "
-            "recompiles, memory",
+            "recompiles, kept_bytes, memory",
         ),
         (
             [CELL, "--increase", "flops=", *WHY],

@@ -263,7 +263,7 @@ def block(**changes: str | None) -> str:
             "count is 'time'; use one of flops, ops, collectives, collective_bytes, "
             "saved_activation_bytes, kernel_launches, collected_objects, "
             "allocator_retries, host_syncs, device_copies, device_copy_bytes, graph_breaks, "
-            "recompiles, memory",
+            "recompiles, kept_bytes, memory",
         ),
     ],
 )

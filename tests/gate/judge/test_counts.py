@@ -207,7 +207,7 @@ def test_the_marker_widens_narrows_and_switches_off() -> None:
             "counts names 'flop' (perf marker); use flops, ops, collectives, "
             "collective_bytes, saved_activation_bytes, kernel_launches, collected_objects, "
             "allocator_retries, host_syncs, device_copies, device_copy_bytes, graph_breaks, "
-            "recompiles, memory",
+            "recompiles, kept_bytes, memory",
         ),
         (
             {"flops": "some"},

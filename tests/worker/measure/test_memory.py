@@ -15,7 +15,7 @@ from torch.utils.checkpoint import (
 from perfsuite.ranks.messages import PeakMemory
 from perfsuite.worker.measure.device import memory_stats
 from perfsuite.worker.measure.iterations import run_iterations
-from perfsuite.worker.measure.memory import LiveStorage, measure_peak
+from perfsuite.worker.measure.memory import LiveStorage, measure_peak, with_kept_bytes
 
 CPU = torch.device("cpu")
 KIB = 1024
@@ -344,3 +344,32 @@ def test_garbage_from_before_is_gone_from_the_allocators_peak(monkeypatch):
         gc.enable()
 
     assert (alive, enabled) == ([False], [False])
+
+
+@pytest.mark.parametrize("is_frozen", [False, True])
+def test_what_an_iteration_leaves_alive_is_counted_once_and_without_scalars_and_batches(is_frozen):
+    kept, held = [torch.zeros(512)], [torch.zeros(2048)]
+
+    def iterate(stage):
+        kept.extend([torch.zeros(1024), torch.tensor(0.5), torch.zeros(64).share_memory_()])
+        kept.append(kept[-3].view(4, 256))
+        kept.append(torch.zeros(4, 4).to_sparse())  # its parts are of other storages
+        held[0] = torch.zeros(2048)
+        node = [torch.zeros(4096)]
+        node.append(node)  # garbage
+
+    def count():
+        yield lambda stage: None
+        return "counts"
+
+    gc.unfreeze()
+    if is_frozen:
+        gc.freeze()
+    try:
+        found = run_iterations(with_kept_bytes(count()), iterate)
+        was_frozen = gc.get_freeze_count() > 0
+    finally:
+        gc.unfreeze()
+
+    assert found == ("counts", 4096)
+    assert was_frozen == is_frozen
