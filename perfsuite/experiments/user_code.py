@@ -62,12 +62,8 @@ def plan_launch(
     if not (name is None or (isinstance(name, str) and name.strip())):
         raise SettingError(f"name is {name!r}; use a text, or None for the name of a file")
     folder = root / (cwd or "")
-    return CommandLaunch(
-        name=name or name_of(words, folder),
-        words=tuple(words),
-        folder=folder,
-        environment=dict(given),
-    )
+    name = name or name_of(words, folder)
+    return CommandLaunch(name=name, words=tuple(words), folder=folder, environment=dict(given))
 
 
 def name_of(words: Sequence[str], folder: Path) -> str:
@@ -108,11 +104,8 @@ def compare_with_reference(
         checked = run_chain(prove([steps], messages.CheckSteps(reference=plan, tested=code)), run)
         rows = checked.rows
         missing |= {f"numerics of {what}": why for what, why in checked.inapplicable.items()}
-    described = {
-        "parallel": counted(code.world_size, "rank"),
-        "precision": code.precision,
-        "checkpointing": "none",
-    }
+    ranks = counted(code.world_size, "rank")
+    described = {"parallel": ranks, "precision": code.precision, "checkpointing": "none"}
     report = EquivalenceReport(workload=code.name, recipe=described, rows=rows, inapplicable={})
     if report.status == "mismatch":
         raise EquivalenceError(f"not timed, because its numerics check fails: {report}")

@@ -11,6 +11,7 @@ from typing import Any, Self, TypeVar
 
 import msgspec
 
+from perfsuite import units
 from perfsuite.errors import ExitCode, SettingError
 from perfsuite.gate.arms.arm import Suite
 from perfsuite.gate.baselines.accepted import EVERY_CELL, Accepted, Entry, Loosening, read_brought
@@ -21,14 +22,6 @@ from perfsuite.gate.request import BaseSide, GateRequest
 from perfsuite.records.verdict import CellVerdict, VerdictWord
 from perfsuite.stats.evidence import Prior
 from perfsuite.system.untrusted import printable
-from perfsuite.units import (
-    default_tolerance,
-    format_ratio,
-    format_seconds,
-    listed,
-    parse_ratio,
-    parse_seconds,
-)
 
 _Bound = TypeVar("_Bound", float, float | None)
 
@@ -40,9 +33,9 @@ ACCEPTED_FILE = Path("baselines") / "accepted.toml"
 _SPENT = "what was accepted of it is spent: the base has the entry too"
 # What an exception calls each bound of a policy, and how people read it.
 _BOUNDS = (
-    ("limit", "limit", format_ratio),
-    ("tolerance", "tolerance", format_ratio),
-    ("floor", "floor_s", format_seconds),
+    ("limit", "limit", units.format_ratio),
+    ("tolerance", "tolerance", units.format_ratio),
+    ("floor", "floor_s", units.format_seconds),
 )
 _UNMEASURED = ("VANISHED", "NO-BASELINE", "INVALID")
 # Why a test is timed by pytest-benchmark and not compared.
@@ -123,7 +116,7 @@ def choose_cells(request: GateRequest, head: Suite, base: Suite, accepted: Accep
     for name in theirs:
         if name not in head.cells and (removal := accepted.removal(name)) is not None:
             used[name] = [removal]
-    held = "; ".join(f"{text} ({listed(names)})" for text, names in loosened.items())
+    held = "; ".join(f"{text} ({units.listed(names)})" for text, names in loosened.items())
     return ChosenCells(
         policies=policies,
         others=[*others, *not_compared("INVALID", head.hidden, HIDDEN)],
@@ -223,7 +216,7 @@ def _request_of_base(request: GateRequest, own: Suite) -> GateRequest:
         if name in request.fixed:
             return ours
         try:
-            return parse_ratio(own.settings[f"perf_{name}"])
+            return units.parse_ratio(own.settings[f"perf_{name}"])
         except (KeyError, ValueError):  # a wrong value is for the change to mend
             return default
 
@@ -252,31 +245,29 @@ def _policy_of(request: GateRequest, name: str, markers: Mapping[str, Any]) -> C
         return parse(markers[marker]) if is_marked else default
 
     try:
-        limit = parsed("limit", parse_ratio, request.limit)
-        tolerance = parsed("tolerance", parse_ratio, request.tolerance)
+        limit = parsed("limit", units.parse_ratio, request.limit)
+        tolerance = parsed("tolerance", units.parse_ratio, request.tolerance)
         if tolerance is None:
-            tolerance = default_tolerance(limit)
+            tolerance = units.default_tolerance(limit)
         if request.typed == {"limit"}:
             tolerance = min(tolerance, limit)
         policy = CellPolicy(
             tolerance=tolerance,
             limit=limit,
-            floor_s=parsed("floor", parse_seconds, floor_s),
+            floor_s=parsed("floor", units.parse_seconds, floor_s),
             slacks=(parse_slacks(dict(markers.get("counts", {}))),),
             refuses_numerics_change=request.refuses_numerics_change,
         )
     except (TypeError, ValueError) as error:
         marked = {key: value for key, value in markers.items() if key in _MARKED}
         raise SettingError(f"{name}: the perf marker has {marked!r}: {error}") from error
+    accepted, most = map(units.format_ratio, (policy.tolerance, policy.limit))
     if policy.tolerance >= 1:
-        raise SettingError(
-            f"{name}: the tolerance is {format_ratio(policy.tolerance)}; use less than 100 %"
-        )
+        raise SettingError(f"{name}: the tolerance is {accepted}; use less than 100 %")
     if not policy.tolerance <= policy.limit:
         raise SettingError(
-            f"{name}: the limit is {format_ratio(policy.limit)}, below the tolerance of "
-            f"{format_ratio(policy.tolerance)}; give its perf marker a larger limit, or a smaller "
-            "tolerance"
+            f"{name}: the limit is {most}, below the tolerance of {accepted}; give its perf "
+            "marker a larger limit, or a smaller tolerance"
         )
     return policy
 

@@ -38,11 +38,7 @@ _MAX_FILE_BYTES = 16 * 2**20
 # Rounds of 5 ms and more, for 0.3 s a launch where the gate cannot choose how many (decision 0010):
 # many short launches say more than few long ones, because what differs is the launch (Kalibera and
 # Jones 2013). A test's own marker counts first.
-_SHORT_LAUNCHES = (
-    "--benchmark-min-time=0.005",
-    "--benchmark-max-time=0.3",
-    "--benchmark-min-rounds=8",
-)
+_SHORT = ("--benchmark-min-time=0.005", "--benchmark-max-time=0.3", "--benchmark-min-rounds=8")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,17 +129,14 @@ def head_arm(request: GateRequest, suite: Suite | None, caches: Path | None = No
     """Return head's arm, which is the user's own call; its root is not known without a suite."""
     command = request.command
     root = command.folder if suite is None else suite.root
+    ignored = worktree.ignore_trees_in(find_top(root) or root)
     return Arm(
         name="head",
         tree=root,
         top=_top(request, root),
         folder=command.folder,
         import_roots=import_roots(root, suite),
-        pytest_arguments=(
-            *worktree.ignore_trees_in(find_top(root) or root),
-            *_SHORT_LAUNCHES,
-            *command.arguments,
-        ),
+        pytest_arguments=(*ignored, *_SHORT, *command.arguments),
         python_options=command.python_options,
         inherited=command.environment,
         caches=caches,
@@ -301,7 +294,7 @@ class BaseSide:
     def _arm(self, tree: Path, command: Command, variables: Mapping[str, str]) -> Arm:
         # What the base's build has installed.
         site = [tree / SITE_FOLDER] if any((tree / SITE_FOLDER).glob("*")) else []
-        python = self.request.base_python
+        python, own = self.request.base_python, {"PERFSUITE_ARM_ROOT": str(self.suite.root)}
         if python is not None:  # for what a cell starts by its name, such as torchrun
             paths = str(Path(python).parent), command.environment.get("PATH", os.defpath)
             variables = {"PATH": os.pathsep.join(paths), **variables}
@@ -311,15 +304,11 @@ class BaseSide:
             top=self.head.top_of(tree),
             folder=command.folder,
             import_roots=(*site, *import_roots(tree, self.suite)),
-            pytest_arguments=(*_SHORT_LAUNCHES, *command.arguments),
+            pytest_arguments=(*_SHORT, *command.arguments),
             python=python or sys.executable,
             python_options=command.python_options,
             inherited=command.environment,
-            environment={
-                "PERFSUITE_ARM_ROOT": str(self.suite.root),
-                **variables,
-                **self.request.base_environment,
-            },
+            environment={**own, **variables, **self.request.base_environment},
             caches=self.caches,
         )
 

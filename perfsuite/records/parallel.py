@@ -57,6 +57,7 @@ _MP = ParallelMode(
     splits_parameters=True,
     cuts_model=True,
 )
+_PP_FORM = f"pp:N[:{'|'.join(PIPELINE_SCHEDULES)}]"
 _HOROVOD = ParallelMode(form="horovod-like:N", strategy="horovod:HorovodLike")
 PARALLEL_MODES: dict[str, ParallelMode] = {
     "single": ParallelMode(
@@ -90,12 +91,7 @@ PARALLEL_MODES: dict[str, ParallelMode] = {
     # With m chunks on p ranks a schedule idles (p-1)/(m+p-1) of the time (GPipe, Huang et al.
     # 2019): on two ranks a third with one chunk a rank, a fifth with two. More chunks would leave
     # the small batches of a benchmark no samples to divide.
-    "pp": replace(
-        _MP,
-        form=f"pp:N[:{'|'.join(PIPELINE_SCHEDULES)}]",
-        chunks_per_rank=2,
-        default_schedule="1f1b",
-    ),
+    "pp": replace(_MP, form=_PP_FORM, chunks_per_rank=2, default_schedule="1f1b"),
     "mp": _MP,
     "horovod-like": _HOROVOD,
     "horovod": replace(_HOROVOD, form="horovod:N", strategy="horovod:Horovod", needs_horovod=True),

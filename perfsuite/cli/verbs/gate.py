@@ -146,7 +146,7 @@ def _request(given: Mapping[str, Any], words: list[str] | None) -> GateRequest:
     if wrong := [pair for pair in variables if pair.find("=") < 1]:
         raise SettingError(f"--base-env is {wrong[0]!r}; use KEY=VALUE")
     tolerance, limit = option_bounds(given["tolerance"], given["limit"])
-    outputs = given["json_file"], given["markdown"]
+    outputs, minutes = (given["json_file"], given["markdown"]), given["max_minutes"]
     stored = Path(options.STORAGE)
     return GateRequest(
         command=_command(given, words),
@@ -161,11 +161,7 @@ def _request(given: Mapping[str, Any], words: list[str] | None) -> GateRequest:
         limit=limit,
         refuses_numerics_change=given["numerics_change"] == "fail",
         is_advisory=given["policy"] == "advisory",
-        budget=Budget(
-            max_pairs=given["max_pairs"],
-            max_s=60 * given["max_minutes"],
-            timeout_s=given["timeout"],
-        ),
+        budget=Budget(max_pairs=given["max_pairs"], max_s=60 * minutes, timeout_s=given["timeout"]),
         seed=given["seed"],
         fingerprint=options.environment_here().fingerprint,
         stored=stored if words is None and stored.is_dir() else None,

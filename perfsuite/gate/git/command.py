@@ -17,12 +17,7 @@ _OF_ANOTHER_REPOSITORY = frozenset(
     )
 )
 # LC_ALL: git's messages are read here and quoted to the user.
-_ENVIRONMENT = {
-    "GIT_OPTIONAL_LOCKS": "0",
-    "GIT_PAGER": "cat",
-    "GIT_TERMINAL_PROMPT": "0",
-    "LC_ALL": "C",
-}
+_QUIET = {"GIT_OPTIONAL_LOCKS": "0", "GIT_PAGER": "cat", "GIT_TERMINAL_PROMPT": "0", "LC_ALL": "C"}
 # core.fsmonitor would leave a daemon behind.
 _SETTINGS = ("core.hooksPath=/dev/null", "core.fsmonitor=false", "diff.relative=false")
 _OPTIONS = ("--no-pager", *(word for setting in _SETTINGS for word in ("-c", setting)))
@@ -34,7 +29,7 @@ def run_git(folder: Path, *arguments: str) -> subprocess.CompletedProcess[bytes]
     environment = {key: it for key, it in os.environ.items() if key not in _OF_ANOTHER_REPOSITORY}
     return subprocess.run(
         ["git", "-C", os.fspath(folder), *_OPTIONS, *arguments],
-        env=environment | _ENVIRONMENT,
+        env=environment | _QUIET,
         stdin=subprocess.DEVNULL,
         capture_output=True,
         check=False,

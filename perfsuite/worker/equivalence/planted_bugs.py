@@ -82,11 +82,8 @@ def reduction_bugs(shares: Sequence[Tensors], comm_hook: str) -> Iterator[Bug]:
         "the gradients are not synchronised: was the last backward inside no_sync()?",
         shares[0],
     )
-    yield Bug(
-        "each rank has the gradient of another",
-        "a rank takes another rank's gradient for the mean",
-        shares[-1],
-    )
+    cause = "a rank takes another rank's gradient for the mean"
+    yield Bug("each rank has the gradient of another", cause, shares[-1])
     yield Bug(
         "the last rank's share is lost",
         "a rank's share is missing from the mean",
@@ -104,11 +101,8 @@ def reduction_bugs(shares: Sequence[Tensors], comm_hook: str) -> Iterator[Bug]:
 
 def lost_micro_batch(gradients: Tensors, which: str) -> Bug:
     """`which` is the first or the last of an accumulation."""
-    return Bug(
-        f"the {which} micro-batch is left out",
-        "a micro-batch of the accumulation is lost",
-        gradients,
-    )
+    cause = "a micro-batch of the accumulation is lost"
+    return Bug(f"the {which} micro-batch is left out", cause, gradients)
 
 
 def drawn_anew(gradients: Tensors, expected: Tensors) -> Iterator[Bug]:

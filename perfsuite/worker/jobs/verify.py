@@ -15,15 +15,9 @@ from perfsuite.records.workload import load_workload
 from perfsuite.worker.equivalence.checks.own_reference import OwnCase, check_own_steps
 from perfsuite.worker.equivalence.proof import Case
 from perfsuite.worker.equivalence.run_checks import check_run
+from perfsuite.worker.equivalence.trace import trace as traces
 from perfsuite.worker.equivalence.trace.own_steps import OwnSteps, record_steps
 from perfsuite.worker.equivalence.trace.recording import read_epochs, record_run
-from perfsuite.worker.equivalence.trace.trace import (
-    RankTrace,
-    Trace,
-    load_traces,
-    save_trace,
-    share_trace,
-)
 from perfsuite.worker.jobs.loader_workers import open_batches
 from perfsuite.worker.jobs.user_code import build_step
 from perfsuite.worker.training.trainer import build_trainer
@@ -66,9 +60,13 @@ def _build_steps(code: messages.UserCode, start: messages.RankStart) -> OwnSteps
 
 
 def _keep(
-    trace: RankTrace, name: str, start: messages.RankStart, device: torch.device, board: BoardWriter
+    trace: traces.RankTrace,
+    name: str,
+    start: messages.RankStart,
+    device: torch.device,
+    board: BoardWriter,
 ) -> messages.RunRecorded:
-    save_trace(share_trace(trace), _trace_path(start, name, start.rank))
+    traces.save_trace(traces.share_trace(trace), _trace_path(start, name, start.rank))
     is_local = start.assignment.rendezvous is None
     for rank in () if is_local else range(1, start.request.world_size):
         board.begin_step()
@@ -120,8 +118,8 @@ def check_own_recorded(
     return messages.RunChecked(rows=(row,), inapplicable=missing)
 
 
-def _load(start: messages.RankStart, name: str, recipe: Recipe) -> Trace:
-    return load_traces([_trace_path(start, name, r) for r in range(recipe.plan.world_size)])
+def _load(start: messages.RankStart, name: str, recipe: Recipe) -> traces.Trace:
+    return traces.load_traces([_trace_path(start, name, r) for r in range(recipe.plan.world_size)])
 
 
 def _trace_path(start: messages.RankStart, name: str, rank: int) -> Path:

@@ -49,11 +49,8 @@ def measure_peak(
     # The collector would free reference cycles at any time.
     with collector_off(), torch.compiler.set_stance("force_eager"), tracker:
         yield saved.stage
-    return PeakMemory(
-        metric="live_storage_peak",
-        peak_bytes=tracker.peak_bytes,
-        saved_activation_bytes=saved.most_bytes,
-    )
+    peak, kept = tracker.peak_bytes, saved.most_bytes
+    return PeakMemory(metric="live_storage_peak", peak_bytes=peak, saved_activation_bytes=kept)
 
 
 def with_kept_bytes(asked: Iterations[_Found]) -> Iterations[tuple[_Found, int]]:

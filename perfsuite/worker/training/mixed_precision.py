@@ -132,11 +132,7 @@ def use_float8(
 
 def _can_be_float8(layer: nn.Module) -> bool:
     # A subclass may compute otherwise, and nn.MultiheadAttention never calls its own.
-    return (
-        type(layer) is nn.Linear
-        and layer.in_features % _DIVISOR == 0
-        and layer.out_features % _DIVISOR == 0
-    )
+    return type(layer) is nn.Linear and not any(size % _DIVISOR for size in layer.weight.shape)
 
 
 def cast_parameters(model: nn.Module, policy: PrecisionPolicy) -> None:

@@ -13,6 +13,7 @@ import math
 from collections import OrderedDict
 from collections.abc import Callable
 from functools import partial
+from typing import cast
 
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -94,14 +95,11 @@ class SelfAttention(nn.Module):
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Return (B, T, D) for (B, T, D)."""
-        mixed = F.scaled_dot_product_attention(
-            _split_heads(self.query(hidden)),
-            _split_heads(self.key(hidden)),
-            _split_heads(self.value(hidden)),
-            dropout_p=DROPOUT if self.training else 0.0,
-        )
-        projected: Tensor = self.output(mixed.transpose(1, 2).flatten(2))
-        return projected
+        parts = self.query, self.key, self.value
+        query, key, value = (_split_heads(part(hidden)) for part in parts)
+        dropout = DROPOUT if self.training else 0.0
+        mixed = F.scaled_dot_product_attention(query, key, value, dropout_p=dropout)
+        return cast(Tensor, self.output(mixed.transpose(1, 2).flatten(2)))
 
 
 def _split_heads(projected: Tensor) -> Tensor:
@@ -124,8 +122,7 @@ class EncoderLayer(nn.Module):
     def forward(self, hidden: Tensor) -> Tensor:
         """Return (B, T, D) for (B, T, D)."""
         hidden = self.attention_norm(hidden + self.dropout(self.attention(hidden)))
-        normalised: Tensor = self.mlp_norm(hidden + self.dropout(self.mlp(hidden)))
-        return normalised
+        return cast(Tensor, self.mlp_norm(hidden + self.dropout(self.mlp(hidden))))
 
 
 class ClassificationHead(nn.Module):
@@ -133,18 +130,13 @@ class ClassificationHead(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.classifier = nn.Sequential(
-            nn.Dropout(DROPOUT),
-            nn.Linear(WIDTH, WIDTH),
-            nn.Tanh(),
-            nn.Dropout(DROPOUT),
-            nn.Linear(WIDTH, NUM_TOPICS),
-        )
+        first, last = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, NUM_TOPICS)
+        drops = nn.Dropout(DROPOUT), nn.Dropout(DROPOUT)
+        self.classifier = nn.Sequential(drops[0], first, nn.Tanh(), drops[1], last)
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Return class scores (B, C) for hidden states (B, T, D)."""
-        scores: Tensor = self.classifier(hidden[:, 0])
-        return scores
+        return cast(Tensor, self.classifier(hidden[:, 0]))
 
 
 class LoRALinear(nn.Module):
@@ -213,13 +205,9 @@ def sentence_pairs(split: Split) -> TensorDataset:
     first = torch.randint(NUM_TOPICS, (num_pairs, 1), generator=generator)
     offset = torch.randint(1, NUM_TOPICS, (num_pairs, 1), generator=generator)
     second = (first + offset) % NUM_TOPICS
-    tokens = torch.cat(
-        [
-            F.pad(_sentences(first, generator), (1, 0), value=CLASS_TOKEN),
-            F.pad(_sentences(second, generator), (1, 0), value=SEPARATOR_TOKEN),
-        ],
-        dim=1,
-    )
+    before = F.pad(_sentences(first, generator), (1, 0), value=CLASS_TOKEN)
+    after = F.pad(_sentences(second, generator), (1, 0), value=SEPARATOR_TOKEN)
+    tokens = torch.cat([before, after], dim=1)
     return take_split(split, SYNTHETIC_SIZES, tokens, first.squeeze(1))
 
 

@@ -15,15 +15,9 @@ from torch import nn
 from perfsuite.records.equivalence import EquivalenceRow
 from perfsuite.records.recipe import Recipe
 from perfsuite.units import listed
-from perfsuite.worker.equivalence import comparison, diagnosis, planted_bugs
+from perfsuite.worker.equivalence import comparison, diagnosis, limits, planted_bugs
 from perfsuite.worker.equivalence.checks.data import have_equal_shards
 from perfsuite.worker.equivalence.comparison import Tensors
-from perfsuite.worker.equivalence.limits import (
-    Limit,
-    above_noise,
-    is_low_precision,
-    reduction_limit,
-)
 from perfsuite.worker.equivalence.planted_bugs import Bug
 from perfsuite.worker.equivalence.proof import Case, Proof, judge_buffers
 from perfsuite.worker.equivalence.references.averaging import NUM_PLAIN_STEPS, PowerSGD, average
@@ -96,7 +90,7 @@ def _find_excuse(case: Case, reference: Reference) -> EquivalenceRow | str | Non
         f"communication in the forward pass ({listed(sorted(names))}) makes a rank's gradient "
         "depend on other shards too"
     )
-    if is_low_precision(case.recipe):
+    if limits.is_low_precision(case.recipe):
         reason += f"; T2 does not see what is below the rounding of {case.recipe.precision}"
     elif case.recipe.comm_hook != "none":
         reason += "; T1 does not see what comm_hook reduces"
@@ -151,7 +145,7 @@ def _find_wrong_draw(passes: Sequence[Pass]) -> str | None:
 
 
 def _judge(
-    tested: Tensors, expected: Tensors, number: int, limit: Limit
+    tested: Tensors, expected: Tensors, number: int, limit: limits.Limit
 ) -> list[comparison.Discrepancy]:
     return [
         *comparison.judge("gradient", tested, expected, number, limit),
@@ -180,7 +174,7 @@ def _bugs(
     yield from planted_bugs.gradient_bugs(expected)
 
 
-def _limit(gradients: Tensors, case: Case) -> Limit:
+def _limit(gradients: Tensors, case: Case) -> limits.Limit:
     dtypes = {gradient.dtype for gradient in gradients.values()}
     if (hook_dtype := _HOOK_DTYPES.get(case.recipe.comm_hook)) is not None:
         dtypes.add(hook_dtype)
@@ -193,7 +187,9 @@ def _limit(gradients: Tensors, case: Case) -> Limit:
         is_ordered = False
     epsilon = max((torch.finfo(dtype).eps for dtype in dtypes), default=0.0)
     pieces = max(case.trace.sparse.values(), default=1)
-    limit = reduction_limit(epsilon, case.recipe, case.device, is_ordered=is_ordered, pieces=pieces)
+    limit = limits.reduction_limit(
+        epsilon, case.recipe, case.device, is_ordered=is_ordered, pieces=pieces
+    )
     if case.recipe.comm_hook == "powersgd":  # elements of a matrix share its rounded factors
         limit = dataclasses.replace(limit, shared=epsilon)
-    return above_noise(limit, case.noise)
+    return limits.above_noise(limit, case.noise)
