@@ -22,20 +22,14 @@ from perfsuite.system.gpus import read_energy
 from perfsuite.worker.jobs import loader_workers
 from perfsuite.worker.jobs.activities import HIDDEN_IN_THREADS, Activity, start_activity
 from perfsuite.worker.jobs.user_code import start_user_code
-from perfsuite.worker.measure import counters
+from perfsuite.worker.measure import counters, rounds
 from perfsuite.worker.measure.clock import collector_state, largest_over_ranks, start_together
 from perfsuite.worker.measure.device import is_accelerator, memory_stats, synchronize
 from perfsuite.worker.measure.environment import describe_environment
 from perfsuite.worker.measure.iterations import Iterations
 from perfsuite.worker.measure.memory import measure_peak, with_kept_bytes
 from perfsuite.worker.measure.operators import costliest_operators, profile_iterations
-from perfsuite.worker.measure.rounds import (
-    LEAST_ON_ACCELERATOR,
-    ROUND_S,
-    choose_num_iterations,
-    has_warmed_up,
-    measure_rounds,
-)
+from perfsuite.worker.measure.rounds import measure_rounds
 from perfsuite.worker.measure.stages import StageClock, StageMarks
 from perfsuite.worker.measure.weights_digest import digest_weights
 from perfsuite.worker.store import FOR_A_TURN, Largest, prefer_loopback, shorten_patience
@@ -231,7 +225,7 @@ class Measurement:
                 digests.append(digest_weights(filter(torch.is_floating_point, buffers)))
             if self._on_accelerator and not self._is_loop:
                 states.append(self._activity.state())
-                is_cold = not is_warm or not has_warmed_up(durations_s, states)
+                is_cold = not is_warm or not rounds.has_warmed_up(durations_s, states)
                 is_warm = not any(self._largest([is_cold]))  # on any rank: all take the next one
         self._stages.collect()
         # Only those that training moves: a constant that becomes a buffer changes nothing.
@@ -244,12 +238,12 @@ class Measurement:
 
     def _agree(self, iteration_s: float) -> Agreed:
         plan, turns = self._plan, self._turns
-        least, num_run_up = (LEAST_ON_ACCELERATOR, 1) if self._on_accelerator else (1, 0)
+        least, num_run_up = (rounds.LEAST_ON_ACCELERATOR, 1) if self._on_accelerator else (1, 0)
         (iteration_s,) = turns.largest([iteration_s], self._largest)
-        num_iterations = plan.num_iterations or choose_num_iterations(
+        num_iterations = plan.num_iterations or rounds.choose_num_iterations(
             iteration_s,
             steps_per_epoch=self._activity.steps_per_epoch,
-            round_s=_TURN_S if turns.are_needed else plan.round_s or ROUND_S,
+            round_s=_TURN_S if turns.are_needed else plan.round_s or rounds.ROUND_S,
             least=least,
         )
         if (num_steps := self._activity.num_steps) is not None:
@@ -291,10 +285,10 @@ class Measurement:
             yield from self._take_rounds(self._found.stage_rounds, agreed, self._stages)
 
     def _take_rounds(
-        self, rounds: list[messages.RoundTimes], agreed: Agreed, stages: StageClock
+        self, found: list[messages.RoundTimes], agreed: Agreed, stages: StageClock
     ) -> Iterations[None]:
         yield from measure_rounds(
-            rounds,
+            found,
             num_rounds=agreed.rounds,
             num_iterations=agreed.iterations,
             stages=stages,

@@ -183,7 +183,7 @@ def test_the_patience_of_collectives_leaves_out_how_far_the_host_runs_ahead(
         taken_s.append(iteration_s)
         return NUM_ITERATIONS
 
-    monkeypatch.setattr(cell, "choose_num_iterations", choose)
+    monkeypatch.setattr(cell.rounds, "choose_num_iterations", choose)
     monkeypatch.setattr(cell, "shorten_patience", lambda _, seconds: queued_s.append(seconds))
 
     measure(tmp_path)
