@@ -138,12 +138,6 @@ def held_by(model: Any, optimizer: Any) -> Iterator[Tensor]:
         optimizer = inner if isinstance(inner, Optimizer) else None
 
 
-def num_writes(optimizer: Any) -> list[int]:
-    """Return how often each weight was written to, also by a compiled optimizer, without hooks."""
-    groups = [] if optimizer is None else optimizer.param_groups
-    return [weight._version for group in groups for weight in group["params"]]
-
-
 @contextmanager
 def start_activity(job: RunCell, start: RankStart, device: torch.device) -> Iterator[Activity]:
     """Build the activity of a job without a user's code; its loader workers are gone afterwards."""

@@ -31,7 +31,7 @@ from perfsuite.worker.measure.memory import measure_peak, with_kept_bytes
 from perfsuite.worker.measure.operators import costliest_operators, profile_iterations
 from perfsuite.worker.measure.rounds import measure_rounds
 from perfsuite.worker.measure.stages import StageClock, StageMarks
-from perfsuite.worker.measure.weights_digest import digest_weights
+from perfsuite.worker.measure.weights_digest import digest_buffers
 from perfsuite.worker.store import FOR_A_TURN, Largest, prefer_loopback, shorten_patience
 
 # Of rounds that take turns with the other arm: a disturbance of the machine lasts for longer, and
@@ -221,8 +221,7 @@ class Measurement:
             self._activity.check()
             is_warm = len(durations_s) >= self._activity.num_warmup
             if self._channel is not None and len(durations_s) in (1, self._activity.num_warmup):
-                buffers = () if self._activity.model is None else self._activity.model.buffers()
-                digests.append(digest_weights(filter(torch.is_floating_point, buffers)))
+                digests.append(digest_buffers(self._activity.model))
             if self._on_accelerator and not self._is_loop:
                 states.append(self._activity.state())
                 is_cold = not is_warm or not rounds.has_warmed_up(durations_s, states)

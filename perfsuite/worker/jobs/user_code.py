@@ -148,7 +148,6 @@ class UserStep(_UserCode, activities.Repeatable):
         if step.optimizer is not None and not hasattr(step.optimizer, "param_groups"):
             given = f"{code.name}: Step.optimizer is {step.optimizer!r}"
             raise WorkloadError(f"{given}; give a torch.optim.Optimizer, or None")
-        self._writes = activities.num_writes(step.optimizer)
 
     def run(self, asked: Iterations[None], begin_step: Callable[[], None]) -> None:
         """Take steps, and hear what they tell."""
@@ -167,8 +166,8 @@ class UserStep(_UserCode, activities.Repeatable):
                 f"{self._name}: after step {last} of {num_steps} no optimizer stepped{told}, so "
                 "what is timed trains nothing; does its data end? begin it again"
             )
-        if num_rounds > 1 and self._writes == (activities.num_writes(self._step.optimizer) or None):
-            nothing = f"in {num_steps} steps nothing has written to a weight of Step.optimizer"
+        if isinstance(self._step.optimizer, Optimizer) and num_rounds > 1 and not self._updated_at:
+            nothing = f"in {num_steps} steps Step.optimizer has not stepped"
             raise WorkloadError(f"{self._name}: {nothing}, so what is timed trains nothing")
         return {}
 

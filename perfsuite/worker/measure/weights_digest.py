@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from perfsuite.records.cell import TensorDigest
@@ -28,6 +28,13 @@ def digest_weights(parameters: Iterable[Tensor]) -> tuple[TensorDigest, ...]:
         TensorDigest(part.numel(), float(total), float(squares))
         for part, (total, squares) in zip(parts, sums, strict=True)
     )
+
+
+def digest_buffers(model: nn.Module | None) -> tuple[TensorDigest, ...]:
+    """Return the digests of a model's buffers, without those that have no sum."""
+    buffers = () if model is None else model.buffers()
+    floats = (one for one in buffers if one.is_floating_point() and one.element_size() > 1)
+    return digest_weights(one for one in floats if one.layout is torch.strided)
 
 
 class WeightDigests:

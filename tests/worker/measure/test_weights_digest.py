@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from perfsuite.records.cell import TensorDigest
-from perfsuite.worker.measure.weights_digest import digest_weights
+from perfsuite.worker.measure.weights_digest import digest_buffers, digest_weights
 
 
 def test_a_digest_has_the_sum_and_the_sum_of_squares_of_each_tensor() -> None:
@@ -39,3 +39,21 @@ def test_complex_weights_count_as_pairs_and_one_changed_bit_shows() -> None:
 
     assert before.num_elements == 200
     assert repr(before) == repr(again) != repr(after)
+
+
+def test_buffers_without_a_sum_have_no_digest() -> None:
+    model = torch.nn.BatchNorm1d(2)
+    for name, odd in (
+        ("eights", torch.zeros(2).to(torch.float8_e4m3fn)),
+        ("sparse", torch.eye(2).to_sparse()),
+        ("flags", torch.ones(2, dtype=torch.bool)),
+        ("waves", torch.ones(2, dtype=torch.complex64)),
+        ("empty", torch.zeros(0)),
+        ("none", None),
+    ):
+        model.register_buffer(name, odd)
+
+    mean, variance, empty = digest_buffers(model)
+
+    assert (mean.total, variance.total, empty.num_elements) == (0.0, 2.0, 0)
+    assert digest_buffers(None) == ()
