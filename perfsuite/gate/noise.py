@@ -151,7 +151,7 @@ def read_priors(path: Path, fingerprint: str) -> dict[str, Prior]:
         raise WorkloadError(f"{path} is no calibration ({reason}); make it anew") from error
 
 
-def typical(values: Iterable[float | None]) -> float | None:
+def median(values: Iterable[float | None]) -> float | None:
     """Return the median over cells of what is known, None without any."""
     known = [value for value in values if value is not None]
     return statistics.median(known) if known else None

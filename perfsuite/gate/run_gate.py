@@ -258,7 +258,8 @@ class _Session:
             replaced = head_files.give_back(tree, collected, changed, own_files, policies)
             changed = [file for file in changed if are_alike(suite.root / file, tree / file)]
             if not changed:
-                self.differs["benchmark files"] = "each side runs its own"
+                self.differs["benchmark files"] = "each side runs its own Python files"
+                self.say(f"benchmark files: {self.differs['benchmark files']}")
         kept, before = self._read_kept(policies), head_files.code_times(self.side.head.top)
 
         def keep(trials: Sequence[Trial]) -> str | None:

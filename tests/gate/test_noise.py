@@ -12,9 +12,9 @@ from perfsuite.gate.noise import (
     Calibration,
     CellNoise,
     SessionPairs,
+    median,
     pool_noise,
     read_priors,
-    typical,
     write_calibration,
 )
 from perfsuite.stats.evidence import Prior
@@ -106,8 +106,8 @@ def test_a_file_that_is_no_calibration_is_named(tmp_path: Path, text: str) -> No
 
 
 def test_the_typical_noise_is_the_median_over_cells() -> None:
-    assert typical([0.1, None, 0.3, 0.2]) == 0.2
-    assert typical([None]) is None
+    assert median([0.1, None, 0.3, 0.2]) == 0.2
+    assert median([None]) is None
 
 
 def test_what_rounds_explain_is_not_the_launches(tmp_path: Path) -> None:

@@ -197,21 +197,24 @@ def test_a_step_whose_optimizer_never_steps_has_no_time(
             return perfsuite.Step(step, model, optimizer)
 
         def test_never(step_benchmark):
-            step_benchmark(lambda: steps(False), rounds=2, iterations=4)
+            step_benchmark(lambda: steps(False), rounds=40, iterations=8)
 
         def test_always(step_benchmark):
-            step_benchmark(lambda: steps(True), rounds=2, iterations=4)
+            step_benchmark(lambda: steps(True), rounds=40, iterations=8)
+
+        def test_accumulating(step_benchmark):
+            step_benchmark(lambda: steps(False), rounds=2, iterations=4)  # so far
 
         def test_compiled(step_benchmark):
-            step_benchmark(lambda: steps(True, compiles=True), rounds=2, iterations=4)
+            step_benchmark(lambda: steps(True, compiles=True), rounds=40, iterations=8)
 
         def test_by_data(step_benchmark):
-            step_benchmark(lambda: steps(True, by_data=True), rounds=2, iterations=4)
+            step_benchmark(lambda: steps(True, by_data=True), rounds=40, iterations=8)
     """
 
     result = run(project, test)
 
-    result.assert_outcomes(passed=3, failed=1)
+    result.assert_outcomes(passed=4, failed=1)
     result.stdout.fnmatch_lines(
         [
             "WorkloadError: *: in * steps Step.optimizer has not stepped, so what is timed trains "

@@ -291,7 +291,7 @@ def test_the_base_runs_its_own_files_where_it_cannot_import_heads_conftest_or_he
 
     gated.expect(
         10,
-        "benchmark files: each side runs its own",
+        "benchmark files: each side runs its own Python files",
         f"{PRICE} FAIL +200.0 % *",
         f"{PRICE}: *the base runs its own {own}, as it cannot import head's: *",
     )

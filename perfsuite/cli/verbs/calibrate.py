@@ -10,13 +10,7 @@ from perfsuite.cli.output import JsonFile, say, write_json
 from perfsuite.errors import SettingError
 from perfsuite.gate.calibrate import CalibrationResult, Plant, PlantedResult, calibrate
 from perfsuite.gate.judge.trial import Budget
-from perfsuite.gate.noise import (
-    CALIBRATION_FILE,
-    Calibration,
-    CellNoise,
-    typical,
-    write_calibration,
-)
+from perfsuite.gate.noise import CALIBRATION_FILE, Calibration, CellNoise, median, write_calibration
 from perfsuite.gate.request import GateRequest
 from perfsuite.ranks.messages import INJECTABLE_FAULTS
 from perfsuite.records.recipe import parse_recipe
@@ -143,8 +137,8 @@ def to_document(result: CalibrationResult) -> dict[str, Any]:
             for one in result.planted
             if not one.plant.in_recipe
         },
-        "pair_sd": typical(noise.sd for noise in result.noise.values()),
-        "session_sd": typical(noise.session_sd for noise in result.noise.values()),
+        "pair_sd": median(noise.sd for noise in result.noise.values()),
+        "session_sd": median(noise.session_sd for noise in result.noise.values()),
         "pair_sd_by_cell": {name: noise.sd for name, noise in result.noise.items()},
         "noise": {
             name: msgspec.structs.asdict(noise)

@@ -16,6 +16,8 @@ from perfsuite.units import format_ratio
 
 # Processes of the quoted runs.
 _NUM_QUOTED_GPUS = 8
+_QUOTED_TIMES = "1-process DDP against baseline: 75.58 / 72.80 s at 0 workers, 20.27 / 18.47 s at 4"
+_QUOTED_USAGE = "GPU utilisation: DP 8 % on device 0 and 1 % elsewhere, DDP 40-60 % on each"
 _NUM_WORKERS = 4
 # They take seconds at least, enough for several samples of NVML.
 _NUM_WATCHED_EPOCHS = 2
@@ -65,11 +67,7 @@ def try_modes(bench: Bench) -> ClaimFinding:
     ).on(workload)
 
 
-@claim(
-    "C5",
-    quoted="1-process DDP against baseline: 75.58 / 72.80 s at 0 workers, 20.27 / 18.47 s at 4",
-    source="S3",
-)
+@claim("C5", quoted=_QUOTED_TIMES, source="S3")
 def try_attribution(bench: Bench) -> ClaimFinding:
     """The gain of DDP comes from its 4 loader workers, not from parallelism."""
     workload = find_images(bench)
@@ -109,11 +107,7 @@ def _attribute(workers: Interval, ddp: Sequence[Interval]) -> tuple[Status, str]
     return "cannot be tested here", "the noise is too large to say where a gain comes from"
 
 
-@claim(
-    "C6",
-    quoted="GPU utilisation: DP 8 % on device 0 and 1 % elsewhere, DDP 40-60 % on each",
-    source="S3",
-)
+@claim("C6", quoted=_QUOTED_USAGE, source="S3")
 def try_usage(bench: Bench) -> ClaimFinding:
     """DP gathers on device 0 and leaves the others idle; DDP keeps all busy."""
     _require_gpus(bench.session.hardware)

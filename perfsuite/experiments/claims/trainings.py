@@ -10,6 +10,8 @@ from perfsuite.records.recipe import Recipe
 from perfsuite.stats.intervals import geometric_interval
 from perfsuite.units import format_bytes, format_ratio, format_seconds
 
+_QUOTED_FIGURES = "final loss 0.33 for both; memory -30 %, epoch time -20 %; accuracy +0.6 points"
+_QUOTED_STAGES = "eval 81.7 s, load 73.76 s, forward 5.81 s, loss + backward 11.7 s, other 66.84 s"
 _IMAGES = "lenet-digits"
 _SENTENCES = "transformer-tiny"
 # The loss of the digits has settled after these.
@@ -41,11 +43,7 @@ class LearningCurve:
     peak_bytes: int
 
 
-@claim(
-    "C7",
-    quoted="final loss 0.33 for both; memory -30 %, epoch time -20 %; accuracy +0.6 points",
-    source="S0, S1",
-)
+@claim("C7", quoted=_QUOTED_FIGURES, source="S0, S1")
 def try_mixed_precision(bench: Bench) -> ClaimFinding:
     """Mixed precision reaches the same loss and accuracy with less time and memory."""
     low = "amp-fp16" if bench.session.hardware.device == "cuda" else "amp-bf16"
@@ -101,11 +99,7 @@ def weigh_precisions(
     )
 
 
-@claim(
-    "C10",
-    quoted="eval 81.7 s, load 73.76 s, forward 5.81 s, loss + backward 11.7 s, other 66.84 s",
-    source="S1",
-)
+@claim("C10", quoted=_QUOTED_STAGES, source="S1")
 def try_stages(bench: Bench) -> ClaimFinding:
     """Evaluation, loading and the rest dominate a fine-tuning run."""
     stages_s = bench.session.profile(_SENTENCES, Recipe(), num_epochs=2).profile.stages_s

@@ -81,7 +81,7 @@ def describe_numerics_change(base: Sequence[CellRun], head: Sequence[CellRun]) -
         limit = max(one.rounding for one in (*theirs, *ours))
     except (msgspec.ValidationError, KeyError, TypeError, ValueError) as error:
         return f"{UNKNOWN}: a record has another form: {error}"
-    if _are_regrouped(theirs[0], ours[0]):
+    if _are_regrouped(theirs[0], ours[0]) or _have_other_buffers(theirs[0], ours[0]):
         theirs, ours = ([replace(one, weights=None) for one in runs] for runs in (theirs, ours))
     arms = {"the base": theirs, "head": ours}
     silent = [arm for arm, runs in arms.items() if not all(one.losses for one in runs)]
@@ -96,7 +96,8 @@ def describe_numerics_change(base: Sequence[CellRun], head: Sequence[CellRun]) -
     if (found := _beyond_rounding(within)) is None:
         visible = max(limit, _VISIBLE)
         later = next(filter(None, (_find_later(*pair, visible) for pair in pairs)), None)
-        return "rounding" if later is None else f"rounding; not judged, as it may grow: {later}"
+        told = f"rounding at first, and later {later}: not judged, as rounding may grow so far"
+        return "rounding" if later is None else told
     among = _beyond_rounding([_compare(theirs[0], one, limit) for one in theirs])
     if among is not None:
         numbers = " and ".join(_write(among.before, among.after))
@@ -120,6 +121,12 @@ def _are_regrouped(base: _Trained, head: _Trained) -> bool:
         [[one.num_elements for one in step] for step in run.weights or [()]] for run in (base, head)
     )
     return before != after and sorted(before[-1]) == sorted(after[-1]) and len(before) == len(after)
+
+
+def _have_other_buffers(base: _Trained, head: _Trained) -> bool:
+    """Whether code that has no weights after its first step, but buffers later, has others now."""
+    are_buffers = all(run.weights_steps and run.weights_steps[0] > 1 for run in (base, head))
+    return are_buffers and len({len((run.weights or [()])[0]) for run in (base, head)}) > 1
 
 
 def _beyond_rounding(differences: Sequence[_Difference | None]) -> _Difference | None:

@@ -28,22 +28,24 @@ def give_back(
 ) -> dict[str, str]:
     """Put the base's own files where it cannot collect head's; return why, by cell.
 
-    At first test files alone; where that does not help, all that `changed`, with conftest.py.
+    At first test files alone; where that helps no cell, all that `changed`, with conftest.py.
     """
     replaced: dict[str, str] = {}
     laid = collected()
+    why_not = (laid.why_not_collected or "").splitlines()[-1:]
     for name in cells:
         file = Path(name.partition("::")[0])
         if laid.suite is not None and file in own_files and (why := laid.suite.why_broken(name)):
             _put(tree / file, own_files[file])
             replaced[name] = f"the base runs its own {file}, as it cannot import head's: {why}"
     laid = collected() if replaced else laid
-    if laid.suite is None or any(map(laid.suite.why_broken, cells)):
+    if laid.suite is None or all(map(laid.suite.why_broken, cells)):
         for file in changed:
             (tree / file).unlink(missing_ok=True)
         for file, source in own_files.items():
             _put(tree / file, source)
-        files, why = listed(sorted(map(str, changed))), laid.why_not_collected
+        files = listed(sorted(map(str, changed)))
+        why = "".join(why_not).lstrip("| ").removeprefix("E ").strip()
         told = f"the base runs its own {files}, as it cannot import head's: {why}"
         return dict.fromkeys(cells, told)
     return replaced

@@ -320,7 +320,8 @@ def name_lacking(reason: str, head: Path, base: Path, roots: Sequence[Path]) -> 
         if is_lacking and find_top(head) is not None:
             told = f"head has {path.relative_to(head)}, which "
             if tracked_files(head, [path]):
-                return f"{told}the base lacks; {_AT_TOP}" if path.suffix == ".py" else None
+                helps = path.suffix == ".py" and "the base runs its own" not in reason
+                return f"{told}the base lacks; {_AT_TOP}" if helps else None
             is_text = path.is_dir() or b"\0" not in read_start(path, 4096)
             advice = f"git add it if it is new code, {_SHARE}, or {_BUILD}" if is_text else _BUILD
             return f"{told}git does not track: {advice}"

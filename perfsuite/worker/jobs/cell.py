@@ -31,7 +31,7 @@ from perfsuite.worker.measure.memory import measure_peak, with_kept_bytes
 from perfsuite.worker.measure.operators import costliest_operators, profile_iterations
 from perfsuite.worker.measure.rounds import measure_rounds
 from perfsuite.worker.measure.stages import StageClock, StageMarks
-from perfsuite.worker.measure.weights_digest import digest_buffers
+from perfsuite.worker.measure.weights_digest import digest_buffers, moved_buffers
 from perfsuite.worker.store import FOR_A_TURN, Largest, prefer_loopback, shorten_patience
 
 # Of rounds that take turns with the other arm: a disturbance of the machine lasts for longer, and
@@ -227,8 +227,7 @@ class Measurement:
                 is_cold = not is_warm or not rounds.has_warmed_up(durations_s, states)
                 is_warm = not any(self._largest([is_cold]))  # on any rank: all take the next one
         self._stages.collect()
-        # Only those that training moves: a constant that becomes a buffer changes nothing.
-        moved = tuple(new for old, new in zip(*digests, strict=False) if new != old)
+        moved = moved_buffers(digests)
         if moved and self._activity.losses.by_step():
             self._found.weights = {self._activity.num_warmup: moved}
         if self._on_accelerator:  # workers may have loaded the batches of the last few ahead

@@ -33,6 +33,7 @@ from perfsuite.worker.training.trainer import seed_random_numbers
 # A critic may step more often than a generator, whose steps are counted; a loop without an end
 # would never say that its optimizer steps no more.
 _MOST_OTHERS = 20
+_MOST_ACCUMULATED = 256  # steps that an optimizer may wait for
 _NOT_IN_TWO_STEPS = ("kernel_launches", "collected_objects", "operators")
 
 
@@ -166,7 +167,8 @@ class UserStep(_UserCode, activities.Repeatable):
                 f"{self._name}: after step {last} of {num_steps} no optimizer stepped{told}, so "
                 "what is timed trains nothing; does its data end? begin it again"
             )
-        if isinstance(self._step.optimizer, Optimizer) and num_rounds > 1 and not self._updated_at:
+        is_still = isinstance(self._step.optimizer, Optimizer) and not self._updated_at
+        if is_still and num_steps > _MOST_ACCUMULATED:
             nothing = f"in {num_steps} steps Step.optimizer has not stepped"
             raise WorkloadError(f"{self._name}: {nothing}, so what is timed trains nothing")
         return {}

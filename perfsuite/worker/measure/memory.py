@@ -69,7 +69,9 @@ def _live_bytes() -> int:
         freeze_loaded()
     for one in objects:
         if issubclass(type(one), Tensor):
-            with contextlib.suppress(RuntimeError):  # a sparse or fake one has no storage
+            # A sparse, fake or lazy one has no storage, and a class of the user's may refuse.
+            refusals = RuntimeError, ValueError, TypeError, AttributeError
+            with contextlib.suppress(*refusals), torch._C.DisableTorchFunctionSubclass():
                 storage = one.untyped_storage()
                 # Scalars are losses. Loader workers share their batches, which come as they come.
                 is_batch = storage.device.type == "cpu" and storage.is_shared()

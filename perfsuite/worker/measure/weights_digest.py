@@ -1,9 +1,11 @@
 """A digest of weights: two numbers of each parameter, which two trees may compare without them."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import torch
+from msgspec.structs import astuple
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
 from perfsuite.records.cell import TensorDigest
@@ -11,6 +13,7 @@ from perfsuite.worker.dtensor import local_tensor
 
 # Steps that are told; training multiplies a difference in rounding.
 _MOST_STEPS = 3
+_LEAST_SHARE = 1e-10
 
 
 @torch.no_grad()
@@ -33,8 +36,19 @@ def digest_weights(parameters: Iterable[Tensor]) -> tuple[TensorDigest, ...]:
 def digest_buffers(model: nn.Module | None) -> tuple[TensorDigest, ...]:
     """Return the digests of a model's buffers, without those that have no sum."""
     buffers = () if model is None else model.buffers()
-    floats = (one for one in buffers if one.is_floating_point() and one.element_size() > 1)
+    real = (one for one in buffers if not is_lazy(one) and not one.is_meta)
+    floats = (one for one in real if one.is_floating_point() and one.element_size() > 1)
     return digest_weights(one for one in floats if one.layout is torch.strided)
+
+
+def moved_buffers(digests: Sequence[tuple[TensorDigest, ...]]) -> tuple[TensorDigest, ...]:
+    """Return the last digests of those that training moves, in an order of their own.
+
+    A constant that becomes a buffer changes nothing, and the mean of what has none is rounding.
+    """
+    moved = [new for old, new in zip(*digests, strict=False) if new != old]
+    least = _LEAST_SHARE * max((one.squares for one in moved), default=0.0)
+    return tuple(sorted((one for one in moved if not one.squares < least), key=astuple))
 
 
 class WeightDigests:

@@ -12,6 +12,7 @@ from perfsuite.gate.judge.numerics_change import describe_numerics_change
 LOSSES = [0.9, 0.8137, 0.7, 0.6, 0.5]
 # 16 times the distance of float32, relatively: the most that rounding explains in one process.
 MOST = 16 * 2.0**-23
+NOT_JUDGED = ": not judged, as rounding may grow so far"
 
 
 def run(*losses: float, precision: str = "fp32", **record: Any) -> CellRun:
@@ -151,7 +152,7 @@ def test_rounding_that_training_has_multiplied_is_no_change_of_the_mathematics()
     at_once = run(0.9 * (1 + MOST / 2), *LOSSES[1:2], 0.7001, 0.6, 0.5)
 
     assert told((base, rounded), (base, rounded)) == (
-        "rounding; not judged, as it may grow: loss at step 5 0.5 -> 0.51"
+        f"rounding at first, and later loss at step 5 0.5 -> 0.51{NOT_JUDGED}"
     )
     assert told((base, at_once), (base, at_once)) == "changed: loss at step 3 0.7 -> 0.7001"
 
@@ -240,8 +241,18 @@ def test_what_rounding_may_have_grown_to_is_told_beside_it() -> None:
     whole, trained = (run(weights=kept, weights_steps=[1, 72]) for kept in digests)
 
     assert told((base, near)) == "rounding"
-    assert told((base, far)) == "rounding; not judged, as it may grow: loss at step 64 0.2 -> 0.23"
-    assert told((whole, trained)) == (
-        "rounding; not judged, as it may grow: "
-        "sum of squares of parameter or buffer 2 at step 72 8 -> 8.8"
+    assert (
+        told((base, far)) == f"rounding at first, and later loss at step 64 0.2 -> 0.23{NOT_JUDGED}"
     )
+    assert told((whole, trained)) == (
+        "rounding at first, and later sum of squares of parameter or buffer 2 at step 72 8 -> 8.8"
+        f"{NOT_JUDGED}"
+    )
+
+
+def test_another_set_of_buffers_is_not_compared_and_the_same_one_is() -> None:
+    kept = weights([2.0, 4.0]), weights([2.0]), weights([2.0, 6.0])
+    both, one, other = (run(*LOSSES, weights=buffers, weights_steps=[3]) for buffers in kept)
+
+    assert told((both, one)) == "same bits"
+    assert told(*[(both, other)] * 2) == ("changed: size of parameter or buffer 2 at step 3 4 -> 6")

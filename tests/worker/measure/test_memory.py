@@ -346,9 +346,18 @@ def test_garbage_from_before_is_gone_from_the_allocators_peak(monkeypatch):
     assert (alive, enabled) == ([False], [False])
 
 
+class Stubborn(torch.Tensor):
+    """A tensor whose class refuses all that it is asked for."""
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        return NotImplemented
+
+
 @pytest.mark.parametrize("is_frozen", [False, True])
 def test_what_an_iteration_leaves_alive_is_counted_once_and_without_scalars_and_batches(is_frozen):
     kept, held = [torch.zeros(512)], [torch.zeros(2048)]
+    odd = [nn.LazyLinear(2), torch.zeros(8, device="meta"), Stubborn()]
 
     def iterate(stage):
         kept.extend([torch.zeros(1024), torch.tensor(0.5), torch.zeros(64).share_memory_()])
@@ -372,4 +381,5 @@ def test_what_an_iteration_leaves_alive_is_counted_once_and_without_scalars_and_
         gc.unfreeze()
 
     assert found == ("counts", 4096)
+    assert len(odd) == 3
     assert was_frozen == is_frozen

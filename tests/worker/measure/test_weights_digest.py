@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from perfsuite.records.cell import TensorDigest
-from perfsuite.worker.measure.weights_digest import digest_buffers, digest_weights
+from perfsuite.worker.measure.weights_digest import digest_buffers, digest_weights, moved_buffers
 
 
 def test_a_digest_has_the_sum_and_the_sum_of_squares_of_each_tensor() -> None:
@@ -50,6 +50,8 @@ def test_buffers_without_a_sum_have_no_digest() -> None:
         ("waves", torch.ones(2, dtype=torch.complex64)),
         ("empty", torch.zeros(0)),
         ("none", None),
+        ("nowhere", torch.zeros(2, device="meta")),
+        ("lazy", torch.nn.parameter.UninitializedBuffer()),
     ):
         model.register_buffer(name, odd)
 
@@ -57,3 +59,14 @@ def test_buffers_without_a_sum_have_no_digest() -> None:
 
     assert (mean.total, variance.total, empty.num_elements) == (0.0, 2.0, 0)
     assert digest_buffers(None) == ()
+
+
+def test_moved_buffers_have_an_order_of_their_own_and_no_mean_of_nothing() -> None:
+    first = torch.ones(2), torch.ones(3), torch.zeros(4), torch.zeros(1)
+    last = torch.full((2,), 2.0), torch.ones(3), torch.full((4,), 1e-8), torch.ones(1)
+    digests = [digest_weights(one) for one in (first, last)]
+    swapped = [digest_weights(one[::-1]) for one in (first, last)]
+
+    assert [one.num_elements for one in moved_buffers(digests)] == [1, 2]
+    assert moved_buffers(swapped) == moved_buffers(digests)
+    assert moved_buffers([()]) == moved_buffers([]) == ()
