@@ -492,7 +492,8 @@ def test_a_changed_dependency_that_the_base_loads_proves_nothing(shop: Repositor
 
     gated.expect(
         0,
-        "requirements-lint.txt: declares other packages; both arms run with those that are installed",
+        "requirements-lint.txt: declares other packages; both arms run with those that are "
+        "installed",
         f"{PRICE} PASS *",
     )
 

@@ -208,7 +208,9 @@ def test_what_was_not_compared_says_why(result: GateResult) -> None:
     )
     failed = cell(result, "test_fails").reason
     assert failed is not None
-    assert failed.startswith("the head arm failed: OSError: disk full; launches run cells in a ran")
+    assert failed.startswith(
+        "the head arm failed: OSError: disk full; where it passes in a session "
+    )
 
 
 def test_a_judged_cell_keeps_its_raw_pairs_and_numbers(result: GateResult) -> None:
@@ -453,11 +455,29 @@ def test_a_skip_is_not_believed_where_the_base_cannot_be_asked(tmp_path: Path) -
     )
 
 
-def test_a_conftest_that_needs_what_head_alone_has_is_told(tmp_path: Path) -> None:
+def test_a_base_that_cannot_import_heads_conftest_runs_its_own(tmp_path: Path) -> None:
     folder = make_project(
         tmp_path,
         {"pkg/code.py": CODE.format(slow=1), "bench/test_a.py": BENCH},
         {"pkg/new.py": "# new\n", "conftest.py": "import pkg.new\n"},
+    )
+
+    result = gate(folder)
+
+    assert words(result) == {"test_same": "PASS", "test_slow": "PASS"}
+    assert result.differs["benchmark files"] == "each side runs its own Python files"
+    assert str(cell(result, "test_same").reason).startswith(
+        "the base runs its own conftest.py, as it cannot import head's: ModuleNotFoundError: No "
+        "module named 'pkg.new'"
+    )
+
+
+def test_a_setting_that_needs_what_head_alone_has_is_told(tmp_path: Path) -> None:
+    ini = "[pytest]\npythonpath = .\n"
+    folder = make_project(
+        tmp_path,
+        {"pkg/code.py": CODE.format(slow=1), "bench/test_a.py": BENCH, "pytest.ini": ini},
+        {"pkg/new.py": "# new\n", "pytest.ini": f"{ini}addopts = -p pkg.new\n"},
     )
 
     result = gate(folder)
