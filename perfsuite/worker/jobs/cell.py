@@ -15,7 +15,6 @@ from perfsuite.errors import WorkloadError
 from perfsuite.ranks import messages
 from perfsuite.ranks.progress import BoardWriter
 from perfsuite.ranks.turns import Agreed, Turns
-from perfsuite.records.cell import TensorDigest
 from perfsuite.system.background import Waits
 from perfsuite.system.environment import Environment
 from perfsuite.system.gpus import read_energy
@@ -210,7 +209,7 @@ class Measurement:
         """Run the untimed first iterations, checked one by one; return the seconds of one more."""
         durations_s: list[float] = []
         states: list[object] = []
-        digests: list[tuple[TensorDigest, ...]] = []
+        digests: list[Any] = []  # of the buffers after the first iteration and the last
         is_warm = False
         while not is_warm:
             synchronize(self._device)
@@ -317,7 +316,7 @@ class Measurement:
 
     def _count(self, *, profiles: bool) -> Iterations[None]:
         activity, device = self._activity, self._device
-        counted, kept = yield from with_kept_bytes(counters.count_iteration())
+        counted = yield from counters.count_iteration()
         if counted.in_threads:
             hidden = (*HIDDEN_IN_THREADS, *(() if self._on_accelerator else ("memory",)))
             reason = "it computes in threads of its own, which cannot be watched"
@@ -331,7 +330,8 @@ class Measurement:
                 self._found.watched_s.append((yield from counters.count_iteration()).watched_s)
         frees_late = counted.frees_late or activity.frees_late
         asked = measure_peak(activity.held_tensors(), device, frees_late=frees_late)
-        peak, kept_again = yield from with_kept_bytes(asked)
+        # Not of the counted iteration, which all ranks must begin together: its waits are told.
+        peak, kept = yield from with_kept_bytes(asked)
         if peak is None:
             reason = "the accelerator's allocator is the user's own, and counts no memory"
             self._found.missing |= dict.fromkeys(("memory", "saved_activation_bytes"), reason)
@@ -346,7 +346,7 @@ class Measurement:
             reason = f"torch has no formula for the FLOPs of {operator}"
             self._found.missing.setdefault("model_flops", reason)
         found["saved_activation_bytes"] = saved_bytes
-        found["kept_bytes"] = max(0, min(kept, kept_again))  # one may begin an epoch
+        found["kept_bytes"] = max(0, kept)
         if not self._is_loop:
             found |= yield from counters.count_device_calls(device)
             if "kernel_launches" not in found:
