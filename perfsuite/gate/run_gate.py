@@ -30,7 +30,7 @@ from perfsuite.gate.common_cells import (
 from perfsuite.gate.git import worktree
 from perfsuite.gate.git.changes import digest_tree
 from perfsuite.gate.git.find_base import describe_head
-from perfsuite.gate.git.overlay import are_alike, tree_files
+from perfsuite.gate.git.overlay import tree_files
 from perfsuite.gate.git.repository import Base
 from perfsuite.gate.judge.explain import explain
 from perfsuite.gate.judge.forecast import describe_cost, forecast_pair_s, why_too_much
@@ -252,14 +252,11 @@ class _Session:
     ) -> tuple[list[CellVerdict], Judgement]:
         request, suite = self.side.request, self.side.suite
         arms = self.side.arms(tree, alone)
-        replaced: Mapping[str, str] = {}
-        if changed:
-            collected = functools.partial(collect, arms[0], request.budget.timeout_s)
-            replaced = head_files.give_back(tree, collected, changed, own_files, policies)
-            changed = [file for file in changed if are_alike(suite.root / file, tree / file)]
-            if not changed:
-                self.differs["benchmark files"] = "each side runs its own Python files"
-                self.say(f"benchmark files: {self.differs['benchmark files']}")
+        collected = functools.partial(collect, arms[0], request.budget.timeout_s)
+        replaced, changed = head_files.give_back(tree, collected, changed, own_files, policies)
+        if replaced and not changed:
+            self.differs["benchmark files"] = "each side runs its own Python files"
+            self.say(f"benchmark files: {self.differs['benchmark files']}")
         kept, before = self._read_kept(policies), head_files.code_times(self.side.head.top)
 
         def keep(trials: Sequence[Trial]) -> str | None:

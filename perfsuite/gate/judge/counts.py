@@ -52,7 +52,7 @@ _ALLOCATOR_SLACK = Slack(ratio=0.01, num_bytes=16 * 2**20)
 # The live-storage peak repeats bit for bit: 14 cells on a CPU (one rank, DDP, FSDP, loader workers,
 # checkpointing) in three sessions each. A page leaves room for another scalar, such as a counter.
 _EXACT_PEAK_SLACK = Slack(num_bytes=4096)
-_USUAL = {"kept_bytes": _EXACT_PEAK_SLACK}  # a list of losses is no leak
+_USUAL = {"kept_bytes": _EXACT_PEAK_SLACK}  # a few numbers of each step are no leak
 
 _OF_MEMORY = ("saved_activation_bytes", "memory")
 _SIZES = ("collective_bytes", "device_copy_bytes", "kept_bytes", *_OF_MEMORY)

@@ -25,12 +25,14 @@ def give_back(
     changed: Collection[Path],
     own_files: Mapping[Path, bytes],
     cells: Collection[str],
-) -> dict[str, str]:
-    """Put the base's own files where it cannot collect head's; return why, by cell.
+) -> tuple[dict[str, str], list[Path]]:
+    """Put the base's own files where it cannot collect head's; return why, by cell, and what stays.
 
     At first test files alone; where that helps no cell, all that `changed`, with conftest.py.
     """
     replaced: dict[str, str] = {}
+    if not changed:
+        return replaced, []
     laid = collected()
     why_not = (laid.why_not_collected or "").splitlines()[-1:]
     for name in cells:
@@ -47,8 +49,9 @@ def give_back(
         files = listed(sorted(map(str, changed)))
         why = "".join(why_not).lstrip("| ").removeprefix("E ").strip()
         told = f"the base runs its own {files}, as it cannot import head's: {why}"
-        return dict.fromkeys(cells, told)
-    return replaced
+        return dict.fromkeys(cells, told), []
+    own = {name.partition("::")[0] for name in replaced}
+    return replaced, [file for file in changed if str(file) not in own]
 
 
 def _put(file: Path, source: bytes) -> None:

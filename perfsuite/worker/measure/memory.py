@@ -73,8 +73,8 @@ def _live_bytes() -> int:
             refusals = RuntimeError, ValueError, TypeError, AttributeError
             with contextlib.suppress(*refusals), torch._C.DisableTorchFunctionSubclass():
                 storage = one.untyped_storage()
-                # Scalars are losses. Loader workers share their batches, which come as they come.
-                is_batch = storage.device.type == "cpu" and storage.is_shared()
+                # Scalars are losses. Batches of a loader, shared or pinned, come as they come.
+                is_batch = one.device.type == "cpu" and (storage.is_shared() or one.is_pinned())
                 if storage.nbytes() > _SCALAR_BYTES and not is_batch:
                     sizes[storage.data_ptr()] = storage.nbytes()
     return sum(sizes.values()) - sizes.get(0, 0)

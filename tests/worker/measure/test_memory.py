@@ -354,6 +354,13 @@ class Stubborn(torch.Tensor):
         return NotImplemented
 
 
+class Pinned(torch.Tensor):
+    """A batch that a loader's thread has pinned, as only an accelerator's host can."""
+
+    def is_pinned(self):
+        return True
+
+
 @pytest.mark.parametrize("is_frozen", [False, True])
 def test_what_an_iteration_leaves_alive_is_counted_once_and_without_scalars_and_batches(is_frozen):
     kept, held = [torch.zeros(512)], [torch.zeros(2048)]
@@ -363,6 +370,7 @@ def test_what_an_iteration_leaves_alive_is_counted_once_and_without_scalars_and_
         kept.extend([torch.zeros(1024), torch.tensor(0.5), torch.zeros(64).share_memory_()])
         kept.append(kept[-3].view(4, 256))
         kept.append(torch.zeros(4, 4).to_sparse())  # its parts are of other storages
+        kept.append(torch.Tensor._make_subclass(Pinned, torch.zeros(256)))
         held[0] = torch.zeros(2048)
         node = [torch.zeros(4096)]
         node.append(node)  # garbage
