@@ -8,13 +8,14 @@ there are losses alone; what they show, references with a mistake in their gradi
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 from unittest.mock import patch
 
 import torch
 from torch import nn
+from torch.optim import Optimizer
 
 from perfsuite.errors import WorkloadError
 from perfsuite.records.equivalence import EquivalenceRow, semantic_check
@@ -28,7 +29,12 @@ from perfsuite.worker.equivalence.limits import is_low_precision, nudge
 from perfsuite.worker.equivalence.planted_bugs import Bug, gradient_bugs, wrong_scale
 from perfsuite.worker.equivalence.proof import Proof
 from perfsuite.worker.equivalence.trace.draws import draw_one, modules_that_drew, read_random_state
-from perfsuite.worker.equivalence.trace.own_steps import BeforeUpdate, OwnSteps, without_wrappers
+from perfsuite.worker.equivalence.trace.own_steps import (
+    MOST_UPDATES,
+    BeforeUpdate,
+    OwnSteps,
+    without_wrappers,
+)
 from perfsuite.worker.equivalence.trace.trace import RankStep, Step, Trace
 
 _AUTOCAST = {"bf16": torch.bfloat16, "amp-bf16": torch.bfloat16, "amp-fp16": torch.float16}
@@ -45,6 +51,7 @@ class OwnCase:
     build: Callable[[], OwnSteps]  # builds the reference, each time under the same seed
     device: torch.device
     on_step: Callable[[], None]  # shows progress
+    looks_again: set[type[Optimizer]] = field(default_factory=set)  # of all its `OwnSteps`
 
 
 def check_own_steps(case: OwnCase) -> tuple[EquivalenceRow, dict[str, str]]:
@@ -54,6 +61,8 @@ def check_own_steps(case: OwnCase) -> tuple[EquivalenceRow, dict[str, str]]:
     """
     recipe, trace = case.recipe, case.trace
     proof = Proof(check=semantic_check(recipe.precision), on_bug=case.on_step)
+    if trace.steps:  # before its gradients are given to an optimizer, this tells when it looks
+        _Reference(case).take(trace.steps[0])
     truth, plain = _references(case)
     if (dropout := _describe_dropout(truth.own.model)) is not None:
         return EquivalenceRow.of(recipe, proof.check, "not exercised", dropout), {}
@@ -75,8 +84,8 @@ def check_own_steps(case: OwnCase) -> tuple[EquivalenceRow, dict[str, str]]:
     frozen = without_wrappers(dict(truth.own.model.named_parameters())).keys() & after.keys()
     if changed := [repr(one) for one in sorted(frozen) if not torch.equal(before[one], after[one])]:
         missing["frozen parameters"] = f"the step changes {listed(changed)} without an optimizer"
-    if several := [*map(repr, sorted(truth.own.updated_twice))]:
-        missing["some weights"] = f"{listed(several)} are updated several times in a step"
+    if within := [*map(repr, sorted(truth.own.within))]:
+        missing["some weights"] = f"{listed(within)} are updated by an optimizer within another"
     wrong = [one for one in proof.evidence if not one.is_within]
     # Whatever is drawn, the ranks agree.
     is_excused = truth.has_drawn and wrong and all(one.rank is None for one in wrong)
@@ -101,6 +110,10 @@ def check_own_steps(case: OwnCase) -> tuple[EquivalenceRow, dict[str, str]]:
         if not proof.planted:
             proof.vacuous.append("no torch optimizer steps, so that no mistake can be planted")
     proof.vacuous += _why_vacuous(trace, steps)
+    if often := [repr(n) for n, times in truth.own.num_updates.items() if times > MOST_UPDATES]:
+        proof.vacuous.append(
+            f"a step updates {listed(often)} over {MOST_UPDATES} times: the later ones are not seen"
+        )
     if why_losses_alone is None and (others := len(truth.own.unnamed)):
         proof.vacuous.append(
             f"{counted(others, 'parameter')} that an optimizer updates and Step.model does not "
@@ -117,6 +130,7 @@ class _OwnStep(ExpectedStep):
     step: Step
     has_gradients: bool  # optimizers stepped on all sides; a GradScaler may leave a step out
     updated: Tensors  # the weights that the optimizers make of the ranks' gradients alone
+    num_updates: int  # the most of a parameter
 
     def judge_weights(self, tested: Tensors | None = None) -> list[Discrepancy]:
         """Return how far the weights after the step are off, or others in their place."""
@@ -125,7 +139,8 @@ class _OwnStep(ExpectedStep):
         if not expected:
             return []
         tested = {name: (tested or after)[name] for name in expected}
-        epsilon, factor = comparison.coarsest_epsilon(expected), limits.SEMANTIC_FACTOR
+        epsilon = comparison.coarsest_epsilon(expected)
+        factor = limits.SEMANTIC_FACTOR * self.num_updates
         size = comparison.total_norm(expected) / comparison.step_length(expected, before)
         limit = limits.update_limit(factor * epsilon, f"e {factor} u", epsilon, size)
         return [comparison.judge_update("update", tested, expected, before, self.number, limit)]
@@ -142,6 +157,7 @@ class _Reference:
         is_nudged: bool = False,
     ) -> None:
         self.own = case.build()
+        self.own.looks_again = case.looks_again
         self.follows = self.has_drawn = False
         self._case = case
         self.arithmetic = arithmetic
@@ -170,7 +186,7 @@ class _Reference:
 def _take_steps(case: OwnCase, truth: _Reference, plain: _Reference) -> Iterator[_OwnStep]:
     for number, step in enumerate(case.trace.steps, start=1):
         true = truth.take(step)
-        other = plain.take(step)
+        other, times = plain.take(step), truth.own.num_updates
         yield _OwnStep(
             recipe=case.recipe,
             number=number,
@@ -181,8 +197,9 @@ def _take_steps(case: OwnCase, truth: _Reference, plain: _Reference) -> Iterator
             updated={
                 name: weight
                 for name, weight in true.after.parameters.items()
-                if name not in truth.own.updated_twice
+                if name not in truth.own.within and times[name] <= MOST_UPDATES
             },
+            num_updates=max(times.values(), default=1),
         )
 
 
@@ -332,6 +349,13 @@ def _find_cause(
         whole = trace.steps[found.step - 1].gradients.keys() <= differing.keys()
         names = "the gradients are" if whole else f"the gradient of {listed([*differing])} is"
         return f"{names} not reduced over the ranks"
+    if found.what == "gradient" and (idle := trace.not_stepped - truth.own.idle):
+        names = listed([*map(repr, sorted(idle))])
+        return f"no optimizer steps {names}: is one not called, or built before the model had them?"
+    one = steps[found.step - 1]
+    unlike = [*map(repr, sorted(one.step.gradients.keys() ^ one.truth.gradients.keys()))]
+    if any(" (update " in name for name in unlike):
+        return f"ranks and reference do not step equally often: one side alone has {listed(unlike)}"
     if found.what == "update":
         return (
             "of the same gradients the reference makes other weights: another learning rate or "
@@ -339,7 +363,6 @@ def _find_cause(
         )
     if (batchnorm := explain_batchnorm(truth.own.model)) is not None:
         return batchnorm
-    one = steps[found.step - 1]
     if found.what == "gradient":
         num_ranks, right = one.recipe.plan.world_size, one.plain.gradients
         summed = Bug(
@@ -350,7 +373,8 @@ def _find_cause(
         bugs = [summed, *gradient_bugs(right)]
         if (cause := explain_gradients(one.step.gradients, right, bugs)) is not None:
             return cause
-    losses = one.judge_loss(one.step.mean_loss)  # of an average that is logged they are right
+    # Of an average that is logged they are right; later ones follow from other weights.
+    losses = steps[0].judge_loss(steps[0].step.mean_loss)
     if _have_same_losses(trace) and not all(loss.is_within for loss in losses):
         return "all ranks return the same loss: does the sampler give them the same data?"
     if found.what != "gradient" and found.step > 1 and not truth.follows:

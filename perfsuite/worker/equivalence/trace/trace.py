@@ -118,6 +118,7 @@ class RankTrace:
     communicating: frozenset[str] = frozenset()  # the user's modules, in forward passes
     bucket_layout: list[list[str]] = field(default_factory=list)  # DDP's, if a hook depends on it
     num_accumulated: int = 1  # how often a step adds to a gradient, where the recipe does not say
+    not_stepped: frozenset[str] = frozenset()  # trained parameters that no optimizer updates
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,6 +155,7 @@ class Trace:
     communicating: frozenset[str]
     bucket_layout: list[list[str]]
     num_accumulated: int
+    not_stepped: frozenset[str]  # on any rank
     differences: list[Discrepancy]  # of a rank from the first one that has the same tensor
 
 
@@ -219,6 +221,7 @@ def join_traces(ranks: Sequence[RankTrace]) -> Trace:
         communicating=frozenset().union(*(rank.communicating for rank in ranks)),
         bucket_layout=ranks[0].bucket_layout,
         num_accumulated=max(rank.num_accumulated for rank in ranks),
+        not_stepped=frozenset.intersection(*(rank.not_stepped for rank in ranks)),
         differences=differences,
     )
 
