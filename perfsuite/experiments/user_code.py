@@ -17,7 +17,7 @@ from perfsuite.ranks.command.group import CommandLaunch, run_command
 from perfsuite.ranks.command.metrics import Metrics, run_logged
 from perfsuite.ranks.messages import GroupPolicy, GroupRequest, Reply, UserCode
 from perfsuite.ranks.pickling import pack
-from perfsuite.records.equivalence import EquivalenceReport, Numerics
+from perfsuite.records.equivalence import NO_REFERENCE, EquivalenceReport, Numerics
 from perfsuite.records.recipe import Recipe
 from perfsuite.units import counted
 
@@ -96,7 +96,7 @@ def compare_with_reference(
     missing: dict[str, str] = {}
     if reference is None:
         recipe = Recipe(precision=code.precision)
-        rows = not_exercised(code.name, recipe, "no reference= is given").rows
+        rows = not_exercised(code.name, recipe, NO_REFERENCE).rows
     else:
         plan = plan_function("reference", reference, kind="step", precision=code.precision)
         record = messages.RecordSteps(user_code=code, num_steps=_NUM_STEPS)

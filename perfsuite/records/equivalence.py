@@ -11,6 +11,7 @@ from perfsuite.system.untrusted import Label
 Check = Literal["T0", "T1", "T2", "checkpointing", "data"]
 NumericsStatus = Literal["equivalent", "mismatch", "no power", "not exercised"]
 
+NO_REFERENCE = "no reference= is given"  # why a user's own code is not exercised
 _FROM_WORST = ("mismatch", "no power", "not exercised", "equivalent")
 
 

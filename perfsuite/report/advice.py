@@ -55,7 +55,7 @@ def _slow_ranks(rows: Sequence[Row]) -> Iterator[Advice]:
     for row in rows:
         if row.slow_rank is not None:
             yield Advice(
-                text=f"{row.subject}: {row.slow_rank}, and the other ranks wait for it",
+                text=f"{row.subject}: {row.slow_rank}, and the step is as slow as it",
                 evidence=f"the step takes {format_seconds(row.step_time_s or 0.0)}",
                 rule="the longest time of a rank in a stage, less its own waiting for others, is "
                 "above the median rank's by a tenth of the step, and by more than rounds differ",

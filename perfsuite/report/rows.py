@@ -14,6 +14,7 @@ from typing import Any, Generic, TypeVar
 import msgspec
 
 from perfsuite.records.cell import CellLine, CellRecord
+from perfsuite.records.equivalence import NO_REFERENCE
 from perfsuite.records.recipe import Recipe
 from perfsuite.records.verdict import Verdict
 from perfsuite.stats import intervals
@@ -279,18 +280,19 @@ def slow_rank_lines(rows: Sequence[Row]) -> list[str]:
 
 
 def missing_lines(lines: Sequence[CellLine]) -> list[str]:
-    """Return a line with the reason for each cell without power, counts or loss."""
+    """Return a line with the reason for each cell without proof, power, counts or loss."""
     found = []
     for line in lines:
-        has_power = at("perfsuite.numerics.status")(line) != "no power"
+        status = at("perfsuite.numerics.status")(line)
+        told = [(status != "no power", "POWER", "numerics")]
+        told.append((status != "not exercised", "PROOF", "numerics"))
         has_recipe = line.perfsuite is None or at("perfsuite.recipe")(line) is not None
-        told = [(has_power, "POWER", "numerics"), (has_recipe, "COUNTS", "ops")]
-        told.append((has_recipe, "LOSS", "losses"))
+        told += [(has_recipe, "COUNTS", "ops"), (has_recipe, "LOSS", "losses")]
         told.append((has_recipe, "PROOF OF SMALL GRADIENTS", "numerics of small gradients"))
         # The reason of a cell that passed says of each number why there is none.
         for is_fine, word, name in told:
             why = re.search(rf"(?:^|; )no {name}: (.+?)(?=; no [\w ]+: |$)", line.reason or "")
-            if not is_fine and why is not None:
+            if not is_fine and why is not None and why[1] != NO_REFERENCE:
                 found.append(f"NO {word} {line.fullname}: {why[1]}")
     return found
 

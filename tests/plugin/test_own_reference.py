@@ -124,6 +124,41 @@ TRAINING = """
     def averaging():
         return build(optimizer=AveragingSGD)
 
+    class Clipping(torch.optim.SGD):
+        def step(self, closure=None):
+            for group in self.param_groups:
+                torch.nn.utils.clip_grad_norm_(group["params"], 0.1)
+            return super().step(closure)
+
+    def clipping():
+        return build(wrap=DistributedDataParallel, optimizer=Clipping)
+
+    def several(reduce, epochs=3):
+        # As PPO does: several updates from what one step has collected.
+        model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Tanh(), torch.nn.Linear(16, 4))
+        update = torch.optim.Adam(model.parameters(), lr=1e-3)
+        rank, ranks = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+        own = slice(rank, None, ranks)
+
+        def step():
+            for epoch in range(epochs):
+                update.zero_grad()
+                outputs = model(INPUTS[own])
+                loss = torch.nn.functional.cross_entropy(outputs, TARGETS[own])
+                loss.backward()
+                reduce(model, epoch, ranks)
+                update.step()
+            return loss
+
+        return perfsuite.Step(step, model)
+
+    def reduce_all(model, epoch, ranks):
+        if ranks > 1:
+            mean(model, ranks)
+
+    def several_updates():
+        return several(reduce_all)
+
     def mixed():
         def optimizer(parameters, lr):
             first, *others = parameters
@@ -162,6 +197,7 @@ MISTAKES = """
     import torch.distributed as dist
 
     import perfsuite
+    import training
     from training import DistributedDataParallel, alone, build, mean
 
 
@@ -180,6 +216,19 @@ MISTAKES = """
 
     def unsynced():
         return build()
+
+    def spoilt_and_clipped():
+        def spoil(model, ranks):
+            mean(model, ranks)
+            model[2].bias.grad *= 1.5
+        return build(reduce=spoil, optimizer=training.Clipping)
+
+    def last_of_several():
+        def reduce(model, epoch, ranks):
+            mean(model, ranks)
+            if epoch == 2:
+                model[2].bias.grad *= 1.5
+        return training.several(reduce)
 
     def same_data():
         return build(wrap=DistributedDataParallel, samples_of=lambda rank: 0)
@@ -258,6 +307,8 @@ def test_a_parallel_step_of_ones_own_is_equivalent_to_one_process(
                 ("mixed", "mixed", "fp32"),
                 ("hooked", "single", "fp32"),
                 ("part_reduced", "part_alone", "fp32"),
+                ("clipping", "clipping", "fp32"),
+                ("several_updates", "several_updates", "fp32"),
             ],
         )
         def test_own(step_benchmark, ours, reference, precision):
@@ -293,6 +344,8 @@ def test_a_parallel_step_of_ones_own_is_equivalent_to_one_process(
         "test_own[mixed-mixed-fp32]": ("equivalent", "T1", "5/5"),
         "test_own[hooked-single-fp32]": ("equivalent", "T1", "5/5"),
         "test_own[part_reduced-part_alone-fp32]": ("no power", "T1", "5/5"),
+        "test_own[clipping-clipping-fp32]": ("equivalent", "T1", "5/5"),
+        "test_own[several_updates-several_updates-fp32]": ("equivalent", "T1", "5/5"),
         "test_alone": ("not exercised", "T1", None),
     }
     reasons = {name: cell["reason"] for name, cell in cells.items()}
@@ -362,6 +415,8 @@ WRONG = {
         "so that the update in between does not; gradients and weights were not compared: "
         "build_step returns no Step.model"
     ),
+    "spoilt_and_clipped": "T1 mismatch: the gradient of * differs at step 1 by *",
+    "last_of_several": "T1 mismatch: the gradient of '2.bias (update 3)' differs at step 1 by *",
     "normed": "T1 mismatch: *; likeliest cause: BatchNorm: each rank, micro-batch or chunk is *",
 }
 REFUSED = {
@@ -384,7 +439,11 @@ def test_a_step_that_computes_something_else_is_not_timed_and_its_mistake_is_nam
         import mistakes
         import training
 
-        REFERENCES = {{"normed": lambda: training.build(layers=[training.torch.nn.BatchNorm1d(4)])}}
+        REFERENCES = {{
+            "normed": lambda: training.build(layers=[training.torch.nn.BatchNorm1d(4)]),
+            "spoilt_and_clipped": training.clipping,
+            "last_of_several": training.several_updates,
+        }}
 
         @pytest.mark.parametrize("ours", {[*WRONG, *REFUSED]})
         def test_wrong(step_benchmark, ours):

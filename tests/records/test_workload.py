@@ -232,8 +232,8 @@ def test_what_a_reference_leads_to_must_be_a_workload(module: Any) -> None:
 
     expected = "not a perfsuite.Workload or a function without arguments that returns one"
     assert messages == [
-        f"'has_a_number:number' is a int, {expected}",
-        f"'has_a_number:make' is a dict, {expected}",
+        f"'has_a_number:number' is of the type int, {expected}",
+        f"'has_a_number:make' is of the type dict, {expected}",
     ]
 
 
@@ -246,6 +246,6 @@ def test_a_registered_function_that_returns_no_workload_is_named() -> None:
         load_workload(find_workload("nothing"))
 
     assert str(refused.value) == (
-        "test_a_registered_function_that_returns_no_workload_is_named.<locals>.make_nothing is a "
-        "NoneType, not a perfsuite.Workload or a function without arguments that returns one"
+        "test_a_registered_function_that_returns_no_workload_is_named.<locals>.make_nothing is of "
+        "the type NoneType, not a perfsuite.Workload or a function without arguments that returns one"
     )

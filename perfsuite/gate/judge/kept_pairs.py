@@ -44,6 +44,7 @@ class KeptCell(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     pairs: Annotated[list[Pair], msgspec.Meta(min_length=1)]
     firsts: list[Literal["base", "head"]]
     counts: dict[Label, Amount] = {}
+    numerics_change: str | None = None
 
     def __post_init__(self) -> None:
         if not len(self.raw) == len(self.pairs) == len(self.firsts):
@@ -120,6 +121,7 @@ def resume(trial: Trial, kept: KeptCell) -> None:
     if kept.word == "FAIL" and is_same:
         trial.decide()
         trial.word, trial.by, trial.failed_counts = "FAIL", kept.by, tuple(kept.counts)
+        trial.numerics_change = kept.numerics_change
         told = (kept.reason or "").removeprefix(_KEPT).removeprefix("; ")
         trial.reason = "; ".join(filter(None, (_KEPT, told)))
         return
@@ -140,9 +142,10 @@ def _keep(trial: Trial) -> KeptCell:
     bounds = {name: getattr(trial.policy, name) for name in ("accepted_slowdown", "floor_s")}
     accepted = trial.policy.accepted_increase  # without end, where an exception names no ratio
     bounds["counts"] = {name: min(accepted(name), float(MOST)) for name in trial.failed_counts}
-    reason = None if trial.reason is None else printable_lines(trial.reason)
+    told = {name: getattr(trial, name) for name in ("reason", "numerics_change")}
+    told = {name: None if one is None else printable_lines(one) for name, one in told.items()}
     word = trial.word or "INCONCLUSIVE"
-    return msgspec.convert({**kept, **bounds, "word": word, "reason": reason}, KeptCell)
+    return msgspec.convert({**kept, **bounds, **told, "word": word}, KeptCell)
 
 
 def _read(path: Path) -> tuple[list[KeptComparison], str | None]:

@@ -71,8 +71,8 @@ def explain_weights(discrepancy: Discrepancy) -> str | None:
             "they drawn from a generator of their own?"
         )
     return (
-        "the optimizer's step does not follow from the gradients: stale master weights, gradients "
-        "clipped before they are unscaled, or state that another process shares"
+        "the optimizer's step does not follow from the gradients: a norm over one rank's part, "
+        "state that another process shares, stale master weights, or a clip before unscaling"
     )
 
 
@@ -104,7 +104,7 @@ def _any_scale(tested: Tensors, expected: Tensors) -> Iterator[Bug]:
         factor = product / square
         yield Bug(
             "another scale",
-            f"all gradients are {factor:.6g} times what they should be: is the loss scaled?",
+            f"all gradients are {factor:.6g} times what they should be: is one scaled or clipped?",
             scaled(expected, factor),
         )
 

@@ -107,7 +107,8 @@ def lost_micro_batch(gradients: Tensors, which: str) -> Bug:
 
 def drawn_anew(gradients: Tensors, expected: Tensors) -> Iterator[Bug]:
     """The mistake of drawing other random numbers; none where those draw the same, as a few may."""
-    if any(distance(gradients[name], its) for name, its in expected.items()):
+    is_same = gradients.keys() == expected.keys()  # else a layer is left out by chance
+    if not is_same or any(distance(gradients[name], its) for name, its in expected.items()):
         yield Bug("other random numbers", "random numbers are drawn anew", gradients)
 
 
@@ -115,7 +116,8 @@ def drawn_anew(gradients: Tensors, expected: Tensors) -> Iterator[Bug]:
 mean_of_means = partial(
     Bug,
     "the mean of unequal shards' means",
-    "the mean over the batch is a mean of means: do shards or masks differ in size?",
+    "the mean over the batch is a mean of means: do shards or masks differ in size, or does the "
+    "loss relate samples?",
 )
 lost_samples = partial(Bug, "half of the batch is left out", "samples of the batch are lost")
 summed_loss = partial(Bug, "a loss that is a sum", "the loss sums over the batch; return the mean")

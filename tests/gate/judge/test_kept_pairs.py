@@ -53,11 +53,15 @@ def resumed(path: Path, policy: CellPolicy = USUAL) -> Trial:
 def test_a_change_of_the_mathematics_that_failed_is_kept_as_long_as_it_fails(
     tmp_path: Path,
 ) -> None:
-    kept(tmp_path).write([judged((0.0, 0.001), word="FAIL", by="numerics")])
+    failed = judged((0.0, 0.001), word="FAIL", by="numerics")
+    failed.numerics_change = "changed: loss at step 4 1 -> 2"
+    kept(tmp_path).write([failed])
     strict = dataclasses.replace(USUAL, refuses_numerics_change=True)
 
-    assert resumed(tmp_path, strict).word == "FAIL"
-    assert resumed(tmp_path).word is None
+    again = resumed(tmp_path, strict)
+    assert (again.word, again.numerics_change) == ("FAIL", "changed: loss at step 4 1 -> 2")
+    other = resumed(tmp_path)
+    assert (other.word, other.numerics_change) == (None, None)
 
 
 def test_a_failure_is_kept_with_its_numbers_and_says_so(tmp_path: Path) -> None:

@@ -96,6 +96,18 @@ def test_a_cell_whose_check_had_no_power_has_a_line_that_says_why() -> None:
     assert missing_lines([proven, unproven]) == [
         "NO POWER benchmarks/test_it.py::test_it[a]: all gradients are zero; or none"
     ]
+    numerics = msgspec.structs.replace(numerics, status="not exercised")
+    record = msgspec.structs.replace(proven.perfsuite, numerics=numerics)
+    unexercised = msgspec.structs.replace(
+        proven, reason="no numerics: it draws noise; no flops: x", perfsuite=record
+    )
+    assert missing_lines([proven, unexercised]) == [
+        "NO PROOF benchmarks/test_it.py::test_it[a]: it draws noise"
+    ]
+    by_choice = msgspec.structs.replace(
+        unexercised, reason="no ops: y; no numerics: no reference= is given"
+    )
+    assert missing_lines([by_choice]) == []
 
 
 def test_a_users_own_cell_without_counts_or_a_whole_proof_has_lines_that_say_why() -> None:

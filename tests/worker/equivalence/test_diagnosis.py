@@ -75,7 +75,7 @@ def test_any_other_factor_is_named(factor: float, text: str) -> None:
     tested = {name: factor * tensor for name, tensor in EXPECTED.items()}
 
     assert explain(tested, []) == (
-        f"all gradients are {text} times what they should be: is the loss scaled?"
+        f"all gradients are {text} times what they should be: is one scaled or clipped?"
     )
 
 
@@ -99,7 +99,7 @@ def test_a_gradient_that_is_zero_anyhow_is_not_lost() -> None:
     tested = {name: 3 * tensor for name, tensor in EXPECTED.items()}
 
     assert explain_gradients(tested, expected, []) == (
-        "all gradients are 3 times what they should be: is the loss scaled?"
+        "all gradients are 3 times what they should be: is one scaled or clipped?"
     )
 
 
@@ -173,8 +173,8 @@ def test_nothing_is_explained_where_all_is_zero() -> None:
         ),
         (
             {"what": "parameter", "step": 1},
-            "the optimizer's step does not follow from the gradients: stale master weights, "
-            "gradients clipped before they are unscaled, or state that another process shares",
+            "the optimizer's step does not follow from the gradients: a norm over one rank's part, "
+            "state that another process shares, stale master weights, or a clip before unscaling",
         ),
     ],
 )

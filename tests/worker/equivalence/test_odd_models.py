@@ -1396,3 +1396,39 @@ def test_where_rounding_is_all_that_can_be_seen_nothing_is_proven(check_equivale
 
     assert statuses(report)["T1"] == "no power"
     assert "here: a coarser kernel, or a model that magnifies rounding" in reason(report, "T1")
+
+
+def make_spectral() -> nn.Module:
+    """Each forward pass goes on with its power iteration, from the vectors of the last one."""
+    normed = nn.utils.parametrizations.spectral_norm(nn.Linear(6, 8))
+    return nn.Sequential(normed, nn.Tanh(), nn.Linear(8, 4))
+
+
+def test_each_shard_before_compression_starts_from_the_recorded_state(
+    check_equivalence: Check,
+) -> None:
+    report = check_equivalence(
+        make_workload(make_spectral), Recipe(parallel="ddp:2", comm_hook="fp16")
+    )
+
+    assert report.is_equivalent, report
+
+
+class LayerDrop(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.inner, self.last = nn.Linear(6, 8), nn.Linear(8, 8), nn.Linear(8, 4)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        outputs = self.first(inputs).tanh()
+        if torch.rand(()) < 0.5:
+            outputs = outputs + self.inner(outputs)
+        return self.last(outputs)
+
+
+def test_a_layer_that_is_dropped_by_chance_is_not_exercised(check_equivalence: Check) -> None:
+    recipe = Recipe(parallel="ddp:2", find_unused_parameters=True)
+
+    report = check_equivalence(make_workload(LayerDrop), recipe, num_steps=3)
+
+    assert statuses(report)["T1"] == "not exercised", report

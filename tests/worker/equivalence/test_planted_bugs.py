@@ -182,7 +182,8 @@ def test_bugs_that_are_computed_elsewhere_are_named_here() -> None:
         ("the last micro-batch is left out", "a micro-batch of the accumulation is lost"),
         (
             "the mean of unequal shards' means",
-            "the mean over the batch is a mean of means: do shards or masks differ in size?",
+            "the mean over the batch is a mean of means: do shards or masks differ in size, or "
+            "does the loss relate samples?",
         ),
         ("half of the batch is left out", "samples of the batch are lost"),
     ]

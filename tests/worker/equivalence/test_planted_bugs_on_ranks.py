@@ -35,8 +35,8 @@ NOT_ALL_SYNCHRONISED = (
     "the gradients are not synchronised: was a micro-batch that is to be reduced inside no_sync()?"
 )
 NOT_FROM_GRADIENTS = (
-    "the optimizer's step does not follow from the gradients: stale master weights, gradients "
-    "clipped before they are unscaled, or state that another process shares"
+    "the optimizer's step does not follow from the gradients: a norm over one rank's part, "
+    "state that another process shares, stale master weights, or a clip before unscaling"
 )
 
 

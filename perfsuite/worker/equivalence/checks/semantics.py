@@ -51,7 +51,6 @@ def check_semantics(case: Case) -> Proof | EquivalenceRow:
     for number, step in enumerate(case.trace.steps, start=1):
         case.on_step()
         if recipe.comm_hook != "none":
-            references.plain.load(step.before)
             uncompressed = average([*itertools.chain(*_parts(references.plain, step))], "none")
             losses.append(comparison.measure_errors(step.gradients, uncompressed).total)
             step = dataclasses.replace(step, gradients=uncompressed)
@@ -306,7 +305,11 @@ def _hypotheses(plain: Reference, step: Step, expected: _Expected) -> Iterator[B
 
 def _parts(plain: Reference, step: Step) -> list[list[Tensors]]:
     """The gradients of each micro-batch by itself, shard by shard, scaled as recorded."""
-    return [[plain.run([it], scale=step.scale).gradients for it in shard] for shard in step.shards]
+    found = []
+    for shard in step.shards:
+        plain.load(step.before)  # which a forward pass may change
+        found.append([plain.run([it], scale=step.scale).gradients for it in shard])
+    return found
 
 
 def _without(part: Tensors, whole: Tensors, share: float) -> Tensors:
@@ -359,7 +362,6 @@ def _find_cause(
         )
     step, is_first = case.trace.steps[discrepancy.step - 1], discrepancy.step == 1
     expected = expected_of_first if is_first else references.compute(step, discrepancy.step)
-    references.plain.load(step.before)
     hypotheses = [*_hypotheses(references.plain, step, expected), *(bugs if is_first else ())]
     tested, right = scaled(step.gradients, 1 / step.scale), expected.plain.gradients
     if plan.axes and (cause := diagnosis.explain_parts(tested, right, plan)):

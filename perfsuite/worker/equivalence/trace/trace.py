@@ -155,8 +155,8 @@ class Trace:
     communicating: frozenset[str]
     bucket_layout: list[list[str]]
     num_accumulated: int
-    not_stepped: frozenset[str]  # on any rank
     differences: list[Discrepancy]  # of a rank from the first one that has the same tensor
+    not_stepped: frozenset[str] = frozenset()  # on any rank
 
 
 def save_trace(trace: RankTrace, path: Path) -> None:

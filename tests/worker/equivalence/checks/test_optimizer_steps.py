@@ -28,8 +28,8 @@ CPU = torch.device("cpu")
 SEED = 5
 U32 = 2.0**-23  # the epsilon of float32
 STEP_CAUSE = (
-    "the optimizer's step does not follow from the gradients: stale master weights, gradients "
-    "clipped before they are unscaled, or state that another process shares"
+    "the optimizer's step does not follow from the gradients: a norm over one rank's part, "
+    "state that another process shares, stale master weights, or a clip before unscaling"
 )
 STAYS = "the weights stay as they are"
 NOT_CLIPPED = "the gradients are not clipped"

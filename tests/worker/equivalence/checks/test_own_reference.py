@@ -180,7 +180,7 @@ def scale(factor: float, *names: str) -> Callable[[nn.Module], None]:
         ),
         (
             {"change": scale(1 + 1e-4)},
-            "all gradients are 1.0001 times what they should be: is the loss scaled?",
+            "all gradients are 1.0001 times what they should be: is one scaled or clipped?",
         ),
         ({"change": scale(0.0, "0.bias")}, "the gradient of '0.bias' is lost: is it detached?"),
         (
