@@ -53,10 +53,7 @@ class PlantedResult:
         self.plant = plant
         self.num_sessions = len(judgements)
         self.num_red = sum(any(one.word == "FAIL" for one in each.trials) for each in judgements)
-        self.verdicts = Counter(
-            f"{one.word or 'INCONCLUSIVE'}{' by counts' if one.by == 'counts' else ''}"
-            for one in trials
-        )
+        self.verdicts = Counter(one.found for one in trials)
         self.mean_pairs = fmean(num_pairs) if num_pairs else 0.0
         self.wall_s = fmean(judgement.wall_s for judgement in judgements)
 

@@ -197,8 +197,8 @@ def load_workload(found: Workload | WorkloadFactory | str) -> Workload:
         value = value()
     if not isinstance(value, Workload):
         raise WorkloadError(
-            f"{source} is of the type {type(value).__name__}, not a perfsuite.Workload or a function "
-            "without arguments that returns one"
+            f"{source} is of the type {type(value).__name__}, not a perfsuite.Workload or a "
+            "function without arguments that returns one"
         )
     return value
 

@@ -247,5 +247,6 @@ def test_a_registered_function_that_returns_no_workload_is_named() -> None:
 
     assert str(refused.value) == (
         "test_a_registered_function_that_returns_no_workload_is_named.<locals>.make_nothing is of "
-        "the type NoneType, not a perfsuite.Workload or a function without arguments that returns one"
+        "the type NoneType, not a perfsuite.Workload or a function without arguments that returns "
+        "one"
     )

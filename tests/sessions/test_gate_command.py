@@ -150,6 +150,56 @@ def test_the_verb_needs_no_benchmark_and_leaves_the_repository_as_it_is(
     assert repository.git("status", "--porcelain", "--ignored") == ""
 
 
+SPAWNS = """
+    import os
+
+    import logged_model
+    import torch
+    import torch.distributed as dist
+    import torch.multiprocessing
+
+    def train(rank, port):
+        if logged_model.RANKS > 1:
+            os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+            dist.init_process_group("gloo", rank=rank, world_size=logged_model.RANKS)
+        torch.manual_seed(0)
+        network = torch.nn.Linear(4, 4)
+        if dist.is_initialized():
+            network = torch.nn.parallel.DistributedDataParallel(network)
+        optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
+        for _ in range(1000):
+            loss = network(torch.ones(8, 4)).square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+
+    if __name__ == "__main__":
+        store = dist.TCPStore("127.0.0.1", 0, is_master=True)
+        port = store.port
+        del store
+        torch.multiprocessing.spawn(train, (port,), nprocs=logged_model.RANKS)
+"""
+
+
+def test_a_command_over_another_number_of_ranks_is_not_compared(
+    repository: Repository, path: str
+) -> None:
+    for number in (2, 1):
+        repository.write(logged_model=f"RANKS = {number}", spawns=SPAWNS)
+        repository.commit()
+
+    gated = gate_command(
+        repository, path, *NAMES, "--max-pairs=3", "--name=ours", "--", "python", "spawns.py"
+    )
+
+    gated.expect(
+        12,
+        "ours INVALID*",
+        "ours: training has 2 ranks in the base and 1 in head, so that neither times nor counts "
+        "compare; *",
+    )
+
+
 LOGS = """
     import json
     import pathlib

@@ -173,12 +173,7 @@ def _end(trial: Trial, session: _Session, too_long: str) -> None:
     elif trial.word is None:
         trial.word, trial.reason = "INCONCLUSIVE", too_long
         trial.tell_stalls()
-    has_both = trial.word in WORDS and trial.runs.keys() == {"base", "head"}
-    # Without slacks what the arms train is meant to differ.
-    if has_both and trial.policy.slacks:
-        _judge_counts(trial)
-        _judge_numerics(trial)
-        _judge_size(trial)
+        _conclude(trial)
     if trial.one_by_one and trial.raw:
         trial.add_reason(f"{trial.one_by_one}: the arms ran one after another, not round by round")
     if trial.sets_collector:
@@ -195,6 +190,18 @@ def _decide(trial: Trial) -> None:
         trial.num_counted = len(trial.runs["head"])
     if trial.word is None:
         trial.decide()
+    if trial.word is not None:
+        _conclude(trial)
+
+
+def _conclude(trial: Trial) -> None:
+    """Judge what launches tell beside their times, when no further pair is run."""
+    has_both = trial.word in WORDS and trial.runs.keys() == {"base", "head"}
+    # Without slacks what the arms train is meant to differ.
+    if has_both and trial.policy.slacks:
+        _judge_counts(trial)
+        _judge_numerics(trial)
+        _judge_size(trial)
 
 
 def _compare_counts(trial: Trial) -> CountComparison:
@@ -268,7 +275,7 @@ def _progress(session: _Session, judged: Sequence[Trial], trials: Sequence[Trial
             between = f", {format_change(trial.decision.ratio)}"
             if _width(trial) < _WIDEST_SHOWN:
                 between += f", between {format_change(low)} and {format_change(high)}"
-        yield f"  {trial.name}: {trial.word or 'open'}{between}"
+        yield f"  {trial.name}: {trial.found}{between}"
 
 
 def _width(trial: Trial) -> float:

@@ -19,6 +19,7 @@ from perfsuite.stats import intervals
 from perfsuite.stats.evidence import Pair
 from perfsuite.system.background import LEAST_WORK_S, MOST_WORK
 from perfsuite.system.untrusted import Amount
+from perfsuite.units import counted
 
 # What torch, the C library, Python and the end of a rank or a launch say when memory ran out; and
 # what CUDA's libraries say, which need memory beside the allocator's: for a handle, a workspace.
@@ -270,12 +271,14 @@ def _why_incomparable(base: CellRun, head: CellRun) -> str | None:
         samples_of_step(record.samples_per_s, statistics.median(run.rounds_s))
         for record, run in ((before, base), (after, head))
     ]
-    if None in samples or samples[0] == samples[1]:
+    ranks = before.world_size, after.world_size
+    if ranks[0] != ranks[1]:
+        apart = f"training has {counted(ranks[0], 'rank')} in the base and {ranks[1]} in head"
+    elif None in samples or samples[0] == samples[1]:
         return None
-    return (
-        f"a step has {samples[0]} samples in the base and {samples[1]} in head, so that neither "
-        "times nor counts compare; rename the test if that is intended"
-    )
+    else:
+        apart = f"a step has {samples[0]} samples in the base and {samples[1]} in head"
+    return f"{apart}, so that neither times nor counts compare; rename the test if that is intended"
 
 
 def describe_changes(base: CellRun, head: CellRun) -> str | None:

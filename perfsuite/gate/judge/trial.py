@@ -91,6 +91,11 @@ class Trial:
         """The runs of the last pair, by arm."""
         return {arm: runs[-1] for arm, runs in self.runs.items()}
 
+    @property
+    def found(self) -> str:
+        """The word, and what else than its pairs gave it."""
+        return f"{self.word or 'open'}{'' if self.by == 'pairs' else f' by {self.by}'}"
+
     def add_reason(self, text: str) -> None:
         """Say one thing more that a reader should know."""
         self.reason = text if self.reason is None else f"{self.reason}; {text}"

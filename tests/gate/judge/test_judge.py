@@ -644,6 +644,23 @@ def test_progress_shows_the_running_intervals(run: Run) -> None:
     ]
 
 
+def test_progress_says_what_the_table_will_say(run: Run) -> None:
+    said: list[str] = []
+
+    def cell(name: str, arm: str, number: int) -> CellRun:
+        run = counted(arm, **({"flops": 1100} if name == "more" else {}))
+        rounds_s = [one * (1.0 + 0.001 * (arm == "head")) for one in run.rounds_s]
+        return dataclasses.replace(run, rounds_s=rounds_s)
+
+    cells = ["more", "same"]
+    policies = dict.fromkeys(cells, EXACTLY)
+    judged = run(Machine(cell), cells, max_pairs=4, policies=policies, say=said.append)
+
+    assert [one.found for one in judged.trials] == ["FAIL by counts", "PASS"]
+    shown = sorted(line.partition(",")[0] for line in said if line.startswith("  "))
+    assert shown == ["  more: FAIL by counts", "  same: PASS"]
+
+
 def test_bounds_that_say_nothing_are_not_shown(run: Run) -> None:
     said: list[str] = []
 
@@ -849,6 +866,18 @@ def test_steps_over_other_samples_are_not_compared(run: Run) -> None:
     assert trial.reason == (
         "a step has 64 samples in the base and 16 in head, so that neither times nor counts "
         "compare; rename the test if that is intended"
+    )
+
+
+def test_steps_over_another_number_of_ranks_are_not_compared(run: Run) -> None:
+    machine = Machine(lambda name, arm, number: trained(arm, world_size=3))
+
+    trial = run(machine, ["a"], policies={"a": EXACTLY}).trials[0]
+
+    assert (trial.word, trial.raw) == ("INVALID", [])
+    assert trial.reason == (
+        "training has 1 rank in the base and 3 in head, so that neither times nor counts compare; "
+        "rename the test if that is intended"
     )
 
 
