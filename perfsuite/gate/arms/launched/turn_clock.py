@@ -20,7 +20,9 @@ _MOST_BESIDE = 0.05
 class TurnClock:
     """A clock that is read in pairs: the first read waits for the arm's turn, the second ends it.
 
-    The name keeps pytest-benchmark from storing one that holds an address.
+    Where no other arm is in the cell, it keeps the turn until the cell ends: in a pause its threads
+    would fetch ahead what later rounds then need not wait for. The name keeps pytest-benchmark from
+    storing one that holds an address.
     """
 
     clock: Callable[[], float]
@@ -33,7 +35,8 @@ class TurnClock:
     background_s: float = 0.0  # processor seconds of other threads, in the other arm's turns
     _planted_ratio: float = 0.0
     _started_s: float = 0.0
-    _is_running: bool = False
+    _has_turn: bool = False
+    _is_timing: bool = False
 
     def __post_init__(self) -> None:
         self.__name__ = self.__qualname__ = "turn_clock"
@@ -42,16 +45,27 @@ class TurnClock:
 
     def __call__(self) -> float:
         """Return the time, at the start of a pair when the turn has come."""
-        if self._is_running:
+        if self._is_timing:
+            self._is_timing = False
             synchronize()
             now = self.clock() + (collection_s() if self.collects_garbage else 0.0)
             # Not a sleep, which lasts 0.1 ms too long.
             planted_s = now + self._planted_ratio * (now - self._started_s)
             while now < planted_s:
                 now = self.clock()
-            self.end()
+            if self.waits is not None or not self.core.is_settled:
+                self.end()
             return now
-        self._is_running = True
+        if self._has_turn:
+            synchronize()
+        else:
+            self._take_turn()
+        self._is_timing = True
+        self._started_s = self.clock()
+        return self._started_s
+
+    def _take_turn(self) -> None:
+        self._has_turn = True
         background = self.core.background
         background.stop()
         before = background.thread_seconds()
@@ -63,13 +77,11 @@ class TurnClock:
         self.core.begin_turn()
         synchronize()
         background.resume()
-        self._started_s = self.clock()
-        return self._started_s
 
     def end(self) -> None:
         """End the turn, also where the timed code has raised."""
-        if self._is_running:
-            self._is_running = False
+        if self._has_turn:
+            self._has_turn = self._is_timing = False
             if self.waits is not None:
                 self.waits.end_turn(self.core.background.processes())
             self.core.background.stop()
@@ -96,8 +108,8 @@ class SharedCore:
     background: Any
     is_calibrating: bool = False
     is_late: bool = False
+    is_settled: bool = False  # whether it was decided where the cell runs
     _is_pinned: bool = False
-    _is_settled: bool = False
     _is_serial: bool = True
     _turns_s: float = 0.0
     _beside_s: float = 0.0
@@ -119,7 +131,7 @@ class SharedCore:
         is_busy = self._beside_s > _MOST_BESIDE * self._turns_s
         if after.keys() - before.keys() or self.background.threads() or is_busy:
             self._is_serial = False
-        if not self._is_settled and not self.is_calibrating:
+        if not self.is_settled and not self.is_calibrating:
             self.settle()
         elif self._is_pinned and not self._is_serial:
             self.is_late = True
@@ -128,7 +140,7 @@ class SharedCore:
 
     def settle(self) -> None:
         """Pin a cell that has used one core until now."""
-        self._is_settled = True
+        self.is_settled = True
         if self._is_serial and self.number is not None:
             self._is_pinned = True
             self._cores = os.sched_getaffinity(0)  # the user's own code may have chosen them

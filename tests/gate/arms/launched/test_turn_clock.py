@@ -91,6 +91,24 @@ def test_other_processes_run_in_the_turn_alone(launch: Launch) -> None:
     assert launch.events == ["stop", "wait", "resume", "read", "read", "stop", "done", "resume"]
 
 
+def test_where_no_other_arm_is_in_the_cell_the_turn_is_kept_once_the_cell_is_pinned(
+    launch: Launch,
+) -> None:
+    launch.waits = None  # type: ignore[assignment]
+    clock = launch.clock()
+
+    take_turn(clock)
+    launch.events.clear()
+    for _ in range(3):
+        take_turn(clock)
+    assert launch.cores == [{3}]
+    assert launch.events == ["stop", "wait", "resume", *["read"] * 6]
+    clock.end()
+    assert launch.events[-3:] == ["stop", "done", "resume"]
+    clock.end()
+    assert launch.events.count("done") == 1
+
+
 def test_a_serial_cell_is_pinned_once_its_first_turn_has_shown_that(launch: Launch) -> None:
     clock = launch.clock()
 
