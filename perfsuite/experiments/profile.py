@@ -64,12 +64,9 @@ def _stages(taken: RankEpoch) -> ProfileStages:
     spent = taken.stages_s
     load, forward, backward = (spent.get(name, 0.0) for name in ("load", "forward", "backward"))
     evaluation = spent.get("evaluation")
+    rest = max(0.0, taken.duration_s - load - forward - backward - (evaluation or 0.0))
     return ProfileStages(
-        load=load,
-        forward=forward,
-        loss_backward=backward,
-        evaluation=evaluation,
-        other=max(0.0, taken.duration_s - load - forward - backward - (evaluation or 0.0)),
+        load=load, forward=forward, loss_backward=backward, evaluation=evaluation, other=rest
     )
 
 

@@ -73,11 +73,9 @@ class Session:
         self._launcher = LocalLauncher(hardware, self._lock)
         # Ranks wait for a turn in a collective, and the other arm's turn may be a long one.
         patience_s = policy.collective_timeout_s if policy.turns is None else policy.timeout_s
+        device = hardware.device
         self._policy = dataclasses.replace(
-            policy,
-            device=hardware.device,
-            num_gpus=hardware.num_gpus,
-            collective_timeout_s=patience_s,
+            policy, device=device, num_gpus=len(gpus), collective_timeout_s=patience_s
         )
         self._num_rounds, self._round_s = num_rounds, round_s
         self._sweep_once = functools.cache(sweep_stale_folders)
@@ -145,12 +143,9 @@ class Session:
             self._require_timeable(recipe, numerics)
         if (turns := self._policy.turns) is not None:
             recipe = parse_recipe("the calibration", turns.planted_recipe, of=recipe)
-        job = messages.RunCell(
-            workload=pack(find_workload(workload)),
-            recipe=recipe,
-            activity=activity,
-            plan=self._plan(is_timed, num_rounds, num_iterations),
-        )
+        packed = pack(find_workload(workload))
+        plan = self._plan(is_timed, num_rounds, num_iterations)
+        job = messages.RunCell(workload=packed, recipe=recipe, activity=activity, plan=plan)
         outcome = self._measure(job, results.name_of(workload), is_timed, numerics)
         return msgspec.structs.replace(outcome, missing=outcome.missing | missing)
 
@@ -208,11 +203,9 @@ class Session:
         self, parallel: str, message_bytes: int, *, is_timed: bool = True
     ) -> Outcome:
         """Measure the sum over ranks of `message_bytes` bytes; raises what `measure_cell` does."""
+        recipe, plan = Recipe(parallel=parallel), self._plan(is_timed)
         job = messages.RunCell(
-            recipe=Recipe(parallel=parallel),
-            activity="all_reduce",
-            plan=self._plan(is_timed),
-            message_bytes=message_bytes,
+            recipe=recipe, activity="all_reduce", plan=plan, message_bytes=message_bytes
         )
         return self._measure(job, "all_reduce", is_timed)
 
@@ -309,12 +302,8 @@ class Session:
         assert recipe is not None
         if (reason := self._launcher.why_not_exercised(recipe)) is not None:
             raise NotExercisedError(reason)
-        return GroupRequest(
-            job=job,
-            world_size=recipe.plan.world_size,
-            policy=self._policy,
-            needs_group=recipe.plan.needs_group,
-        )
+        size, needs_group = recipe.plan.world_size, recipe.plan.needs_group
+        return GroupRequest(job=job, world_size=size, policy=self._policy, needs_group=needs_group)
 
     def _require_timeable(self, recipe: Recipe, numerics: Numerics | None = None) -> None:
         reason = why_not_timed(recipe, self.hardware)

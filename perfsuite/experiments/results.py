@@ -91,11 +91,9 @@ def combine(
         losses_by_step=tuple(losses.items()) or None,
         weights_steps=tuple(first.weights) or None,
     )
+    times_s, num_iterations = tuple(step_times_s), first.num_iterations
     return cell.Outcome(
-        step_times_s=tuple(step_times_s),
-        num_iterations=first.num_iterations,
-        record=record,
-        missing=missing,
+        step_times_s=times_s, num_iterations=num_iterations, record=record, missing=missing
     )
 
 
@@ -172,12 +170,8 @@ def _memory(ranks: Sequence[CellMeasured]) -> cell.Memory | None:
         return None
     per_rank = tuple(peak.peak_bytes for peak in peaks)
     reserved = [peak.reserved_bytes for peak in peaks if peak.reserved_bytes is not None]
-    return cell.Memory(
-        metric=peaks[0].metric,
-        peak_bytes=max(per_rank),
-        per_rank=per_rank,
-        reserved_bytes=max(reserved, default=None),
-    )
+    metric, most, held = peaks[0].metric, max(per_rank), max(reserved, default=None)
+    return cell.Memory(metric=metric, peak_bytes=most, per_rank=per_rank, reserved_bytes=held)
 
 
 def slowest_rank_times(rounds_by_rank: Sequence[Rounds], num_iterations: int) -> list[float]:
@@ -292,11 +286,9 @@ def step_percentiles(rounds_by_rank: Sequence[Rounds]) -> cell.StepPercentiles |
 
 def report(workload: str, recipe: Recipe, checked: RunChecked) -> EquivalenceReport:
     """Return the report of a recipe whose run was checked."""
+    fields, left_out = recipe.as_dict(), checked.inapplicable
     return EquivalenceReport(
-        workload=workload,
-        recipe=recipe.as_dict(),
-        rows=checked.rows,
-        inapplicable=checked.inapplicable,
+        workload=workload, recipe=fields, rows=checked.rows, inapplicable=left_out
     )
 
 

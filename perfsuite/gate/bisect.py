@@ -177,12 +177,9 @@ class _Search:
         reason = result.refusal or "the commit has no such cell"
         missing = CellVerdict(name=cell, word="NO-BASELINE", by="collection", reason=reason)
         verdict = next((found for found in result.cells if found.name == cell), missing)
-        return BisectStep(
-            commit=commit,
-            subject=repository.subject_of(self.suite.root, commit),
-            mark=_MARKS.get(verdict.word, "skip"),
-            verdict=verdict,
-        )
+        subject = repository.subject_of(self.suite.root, commit)
+        mark = _MARKS.get(verdict.word, "skip")
+        return BisectStep(commit=commit, subject=subject, mark=mark, verdict=verdict)
 
 
 def bounds_of(bad: CellVerdict) -> tuple[float, float]:

@@ -254,9 +254,5 @@ def read_history(
         log = read_log(root, branch)
         trunk = trunk._replace(is_in_history=log.__contains__)
     choice = choose_runs(storage, True, here, trunk)
-    return StoredHistory(
-        root=root,
-        runs=order_runs(choice.usable, log)[-num_runs:],
-        refused=choice.refused,
-        accepted=accepted,
-    )
+    runs = order_runs(choice.usable, log)[-num_runs:]
+    return StoredHistory(root=root, runs=runs, refused=choice.refused, accepted=accepted)

@@ -236,14 +236,12 @@ class BaseSide:
             ended = next((n for n, name in enumerate(left, 1) if name not in launch.cells), None)
             why |= {name: listed([*failures(name, {"head": launch})]) for name in left[:ended]}
             left = left[ended:] if ended else []
-        return [
-            msgspec.structs.replace(
-                cell, word="ERROR", reason=f"{cell.reason}; head failed: {why[cell.name]}"
-            )
-            if why.get(cell.name)
-            else cell
-            for cell in cells
-        ]
+        judged = list(cells)
+        for place, cell in enumerate(cells):
+            if failures_of_head := why.get(cell.name):
+                reason = f"{cell.reason}; head failed: {failures_of_head}"
+                judged[place] = msgspec.structs.replace(cell, word="ERROR", reason=reason)
+        return judged
 
     def find_alone(self, tree: Path) -> frozenset[Path]:
         """Return what earlier runs left in head's checkout that the base's tree lacks."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,18 +33,9 @@ def all_assignments(world_size: int, *, device: str, num_gpus: int) -> tuple[Ass
     """Return the assignments of a group that one controller starts as a whole."""
     # NCCL where each rank has a GPU of its own.
     backend = "nccl" if device == "cuda" and world_size <= num_gpus else "gloo"
-    return tuple(
-        Assignment(
-            rank=rank,
-            place=rank,
-            num_neighbours=world_size,
-            local_rank=rank,
-            local_world_size=world_size,
-            gpu=rank,
-            backend=backend,
-        )
-        for rank in range(world_size)
-    )
+    one = partial(Assignment, num_neighbours=world_size, local_world_size=world_size)
+    ranks = range(world_size)
+    return tuple(one(rank=n, place=n, local_rank=n, gpu=n, backend=backend) for n in ranks)
 
 
 def cores_beside_gpus(

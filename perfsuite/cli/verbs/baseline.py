@@ -23,11 +23,8 @@ from perfsuite.system.files import remove_file
 from perfsuite.system.untrusted import printable
 from perfsuite.system.urls import AnyPath, locate
 
-app = typer.Typer(
-    name="baseline",
-    help="Upkeep of baselines: which runs are stored, what is accepted, what may be removed.",
-    no_args_is_help=True,
-)
+_ABOUT = "Upkeep of baselines: which runs are stored, what is accepted, what may be removed."
+app = typer.Typer(name="baseline", help=_ABOUT, no_args_is_help=True)
 
 
 @app.command("list", epilog="Example: perfsuite baseline list --json runs.json")

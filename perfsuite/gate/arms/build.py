@@ -28,12 +28,9 @@ def build_base(
     it changes the packages of this interpreter, because head, in `root`, runs with them too.
     """
     site.mkdir()
-    variables = {
-        **environment,
-        "PATH": os.pathsep.join([str(Path(python).parent), environment.get("PATH", os.defpath)]),
-        "PERFSUITE_SITE": str(site),
-        "PIP_TARGET": str(site),
-    }
+    paths = str(Path(python).parent), environment.get("PATH", os.defpath)
+    of_site = dict.fromkeys(("PERFSUITE_SITE", "PIP_TARGET"), str(site))
+    variables = {**environment, "PATH": os.pathsep.join(paths), **of_site}
     before = _installed()
     log = f"{site}.log"
     mark = f"{background.LOG}={log}"

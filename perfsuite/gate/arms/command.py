@@ -46,12 +46,8 @@ class Command:
         kept = {name: value for name, value in environment.items() if not name.startswith(hidden)}
         if addopts := shlex.split(environment.get("PYTEST_ADDOPTS", "")):
             kept["PYTEST_ADDOPTS"] = shlex.join(less_ours(addopts))
-        return cls(
-            folder=folder,
-            arguments=less_ours(arguments),
-            python_options=interpreter_options(sys.orig_argv),
-            environment=kept,
-        )
+        words, options = less_ours(arguments), interpreter_options(sys.orig_argv)
+        return cls(folder=folder, arguments=words, python_options=options, environment=kept)
 
     def followed_by(self, *options: str) -> Self:
         """Return the call with further options, which win over those that were typed."""

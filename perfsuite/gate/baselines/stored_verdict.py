@@ -120,13 +120,8 @@ def read_history(
     revision, behind = base.revision, read_lineage(root, base.revision)
     runs: Sequence[StoredRun] = ()
     try:
-        chosen = choose_runs(
-            storage,
-            selector,
-            here,
-            Trunk(behind.__contains__, changed_files(root, revision, "HEAD")),
-            max_sessions=NUM_SEARCHED,
-        )
+        trunk = Trunk(behind.__contains__, changed_files(root, revision, "HEAD"))
+        chosen = choose_runs(storage, selector, here, trunk, max_sessions=NUM_SEARCHED)
         refused = tuple(map(str, chosen.refused))
         runs = sorted(chosen.usable, key=lambda run: -behind[run.commit or ""])  # then by time
     except StorageError as error:

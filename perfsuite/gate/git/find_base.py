@@ -15,11 +15,8 @@ from perfsuite.units import short_commit
 # The upstream's default branch, in this order, where the user names none. A checkout in CI often
 # has neither origin/HEAD nor a local branch, only the last two.
 _UPSTREAMS = (
-    "refs/remotes/origin/HEAD",
-    "refs/heads/main",
-    "refs/heads/master",
-    "refs/remotes/origin/main",
-    "refs/remotes/origin/master",
+    *("refs/remotes/origin/HEAD", "refs/heads/main", "refs/heads/master"),
+    *("refs/remotes/origin/main", "refs/remotes/origin/master"),
 )
 # The variables of GitHub and GitLab that name the branch which a change goes to. Without a merge
 # request GitLab names the default one, GitHub in the file of the event.

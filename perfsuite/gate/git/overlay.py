@@ -267,12 +267,8 @@ def _holds_code(head: Head, folder: Path) -> bool:
     is_package = any((one / "__init__.py").is_file() for one in packages)
     inner = [one.relative_to(folder) for one in _modules(head.top) if one.is_relative_to(folder)]
     holds_tests = not is_usual and any(map(_is_in_tests, inner))
-    code = [
-        path
-        for path in inner
-        if not (path.name == "__init__.py" or _is_in_tests(path))
-        and not is_test_file(head, folder / path)
-    ]
+    parts = [one for one in inner if not (one.name == "__init__.py" or _is_in_tests(one))]
+    code = [one for one in parts if not is_test_file(head, folder / one)]
     if (
         head.root.is_relative_to(here)
         or any((here / name).is_file() for name in ("pyproject.toml", "setup.py"))

@@ -96,13 +96,8 @@ def cut(config: pytest.Config, names: Sequence[str], shard: Shard, named: str | 
         num_cells=len(assigned),
         partition=digest_of(assigned),
     )
-    return Sharding(
-        shard=shard,
-        cells=cells,
-        others=frozenset(assigned) - cells,
-        stamp=stamp,
-        described=_describe(cells, stamp, durations_s, source),
-    )
+    others, described = frozenset(assigned) - cells, _describe(cells, stamp, durations_s, source)
+    return Sharding(shard=shard, cells=cells, others=others, stamp=stamp, described=described)
 
 
 def _describe_place(place: AnyPath | None, root: Path) -> str:

@@ -91,32 +91,25 @@ def _title(group: Sequence[ScalingSeries]) -> str:
 
 
 def _draw_throughput(group: Sequence[ScalingSeries]) -> Picture:
-    lines = [
-        PlotLine(
-            name=series.mode,
-            points=[(float(cell.num_devices), cell.samples_per_s) for cell in series.cells],
-        )
-        for series in group
-    ]
+    lines = []
+    for series in group:
+        points = [(float(cell.num_devices), cell.samples_per_s) for cell in series.cells]
+        lines.append(PlotLine(name=series.mode, points=points))
     first_x, first_y = lines[0].points[0]
     widest = max(x for line in lines for x, _ in line.points)
-    ideal = PlotLine(
-        name=f"ideal, in proportion to {first_x:.0f}",
-        points=((first_x, first_y), (widest, first_y * widest / first_x)),
-        is_reference=True,
-    )
+    name = f"ideal, in proportion to {first_x:.0f}"
+    ends = (first_x, first_y), (widest, first_y * widest / first_x)
+    ideal = PlotLine(name=name, points=ends, is_reference=True)
     axes = "devices", "samples/s"
     return draw_lines([*lines, ideal], "Scaling", _title(group), axes, format_count)
 
 
 def _draw_efficiency(group: Sequence[ScalingSeries]) -> Picture:
     of_base = Interval(centre=1.0, low=1.0, high=1.0)
-    lines = [
-        line_of_intervals(
-            series.mode, [(cell.num_devices, cell.efficiency or of_base) for cell in series.cells]
-        )
-        for series in group
-    ]
+    lines = []
+    for series in group:
+        points = [(cell.num_devices, cell.efficiency or of_base) for cell in series.cells]
+        lines.append(line_of_intervals(series.mode, points))
     widest = max(x for line in lines for x, _ in line.points)
     lines += [line for series in group for line in _model_lines(series)]
     is_wider = max(x for line in lines for x, _ in line.points) > widest
@@ -129,21 +122,15 @@ def _model_lines(series: ScalingSeries) -> Iterator[PlotLine]:
     widest = series.cells[-1].num_devices
     found = [*expected, *(one for one in series.estimates if one.num_devices > widest)]
     for side, name in enumerate(("without overlap", "with full overlap")) if found else ():
-        yield PlotLine(
-            name=f"{series.mode}, estimated {name}",
-            points=[(float(one.num_devices), one.efficiency[side]) for one in found],
-            is_reference=True,
-        )
+        points = [(float(one.num_devices), one.efficiency[side]) for one in found]
+        yield PlotLine(name=f"{series.mode}, estimated {name}", points=points, is_reference=True)
 
 
 def scaling_grids(scaling: Scaling) -> tuple[Grid, ...]:
     """Return the tables, those with rows."""
     shown = [column for column in _COLUMNS if column.title]
-    measured = (
-        (*_names(series), *(column.text(cell) for column in shown))
-        for series in scaling.series
-        for cell in series.cells
-    )
+    cells = ((series, cell) for series in scaling.series for cell in series.cells)
+    measured = ((*_names(one), *(column.text(cell) for column in shown)) for one, cell in cells)
     predicted = (row for links in scaling.links.values() for row in _predicted(links))
     titles = (*_OF_SERIES, *((column.title, column.is_number) for column in shown))
     grids = (

@@ -68,12 +68,9 @@ def take_profile(
         output = profiled.describe(profiler) if start.rank == 0 else None
         if usage is None:
             profiled.missing["usage"] = "NVML, which knows how busy the GPU is, is not installed"
+    busy = RankUsage(rank=start.rank, device=str(device), samples=samples)
     return ProfileTaken(
-        epochs=epochs,
-        evaluated_split=split,
-        usage=RankUsage(rank=start.rank, device=str(device), samples=samples),
-        output=output,
-        missing=profiled.missing,
+        epochs=epochs, evaluated_split=split, usage=busy, output=output, missing=profiled.missing
     )
 
 

@@ -129,12 +129,8 @@ def _owners(graph: fx.Graph, starts: Sequence[str]) -> dict[fx.Node, int]:
 
 def _crossing(graph: fx.Graph, owner: dict[fx.Node, int], index: int) -> list[fx.Node]:
     """The values from stages before `index` for that stage or later ones, in order."""
-    return [
-        node
-        for node in graph.nodes
-        if owner.get(node, index) < index
-        and any(owner.get(user, -1) >= index for user in node.users)
-    ]
+    before = (node for node in graph.nodes if owner.get(node, index) < index)
+    return [one for one in before if any(owner.get(user, -1) >= index for user in one.users)]
 
 
 def _build_stage(

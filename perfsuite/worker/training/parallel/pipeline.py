@@ -158,12 +158,8 @@ class Pipeline(Strategy):
 
 def _called(stages: Iterable[ModelStage]) -> set[str]:
     """The names of all modules and weights that the stages compute with."""
-    return {
-        str(node.target)
-        for stage in stages
-        for node in stage.module.graph.nodes
-        if node.op in ("call_module", "get_attr")
-    }
+    nodes = (node for stage in stages for node in stage.module.graph.nodes)
+    return {str(node.target) for node in nodes if node.op in ("call_module", "get_attr")}
 
 
 def _send(activations: Sequence[Tensor], target: int, device: torch.device) -> None:
