@@ -104,8 +104,6 @@ _VERBS: dict[str, tuple[Callable[..., None], str]] = {
     "schemas": (schemas, "schemas"),
 }
 for _name, (_verb, _example) in _VERBS.items():
-    app.command(
-        _name,
-        cls=CommandAfterDashes if _verb is gate else None,
-        epilog=f"Example: perfsuite {_name} {_example}".rstrip(),
-    )(_verb)
+    _class = CommandAfterDashes if _verb is gate else None
+    _epilog = f"Example: perfsuite {_name} {_example}".rstrip()
+    app.command(_name, cls=_class, epilog=_epilog)(_verb)

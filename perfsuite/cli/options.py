@@ -109,11 +109,8 @@ def takes_recipe(
         verb(recipe=Recipe(**fixed, **{name: values.pop(name) for name in options}), **values)
 
     signature = inspect.signature(verb, eval_str=True)
-    own = [
-        parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)
-        for name, parameter in signature.parameters.items()
-        if name != "recipe"
-    ]
+    others = (one for name, one in signature.parameters.items() if name != "recipe")
+    own = [one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in others]
     # The argument, then the recipe, then how the verb goes about it.
     parameters = [*own[:1], *options.values(), *own[1:]]
     with_options.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]

@@ -176,10 +176,8 @@ def _memory(ranks: Sequence[CellMeasured]) -> cell.Memory | None:
 
 def slowest_rank_times(rounds_by_rank: Sequence[Rounds], num_iterations: int) -> list[float]:
     """Return seconds per iteration of each round: the slowest rank's from the common start."""
-    return [
-        max(times.duration_s for times in ranks) / num_iterations
-        for ranks in zip(*rounds_by_rank, strict=True)
-    ]
+    rounds = zip(*rounds_by_rank, strict=True)
+    return [max(one.duration_s for one in ranks) / num_iterations for ranks in rounds]
 
 
 def combine_stages(

@@ -53,9 +53,7 @@ _SMALL_BUCKET_MB = 0.01
 _DDP_OPTIONS: tuple[dict[str, Any], ...] = (
     *({"comm_hook": hook} for hook in ("fp16", "bf16", "powersgd")),
     {"bucket_cap_mb": _SMALL_BUCKET_MB},
-    {"static_graph": True},
-    {"gradient_as_bucket_view": True},
-    {"find_unused_parameters": True},
+    *({one: True} for one in ("static_graph", "gradient_as_bucket_view", "find_unused_parameters")),
 )
 
 

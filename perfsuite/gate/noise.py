@@ -54,10 +54,8 @@ class CellNoise(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
 
     def as_prior(self) -> Prior:
         """What the rule may know beforehand; pairs that were all equal claim next to nothing."""
-        return Prior(
-            sd=max(self.sd, LEAST_SD),
-            degrees_of_freedom=min(_MAX_DEGREES_OF_FREEDOM, self.num_pairs - 1.0),
-        )
+        freedom = min(_MAX_DEGREES_OF_FREEDOM, self.num_pairs - 1.0)
+        return Prior(sd=max(self.sd, LEAST_SD), degrees_of_freedom=freedom)
 
 
 class Calibration(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

@@ -320,10 +320,8 @@ def _packing_own_modules(request: pytest.FixtureRequest) -> AbstractContextManag
     """Send what is in the test's module and in conftests as it is: ranks cannot import those."""
     from perfsuite.ranks.pickling import packed_by_value
 
-    conftests = [
-        plugin
-        for plugin in request.config.pluginmanager.get_plugins()
-        if isinstance(plugin, ModuleType) and plugin.__name__.rpartition(".")[2] == "conftest"
-    ]
+    plugins = request.config.pluginmanager.get_plugins()
+    modules = (plugin for plugin in plugins if isinstance(plugin, ModuleType))
+    conftests = [one for one in modules if one.__name__.rpartition(".")[2] == "conftest"]
     test = request.node.getparent(pytest.Module)  # none of a command, which is in no file
     return packed_by_value([*([] if test is None else [test.obj]), *conftests])

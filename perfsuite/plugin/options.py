@@ -72,21 +72,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action = "append" if option.is_repeated else "store"
         group.addoption(option.flag, action=action, metavar=option.metavar, help=shown)
         parser.addini(option.ini, help=f"{option.help}; see {option.flag}", default=None)
-    parser.addini(
-        "perf_share",
-        help="files that git ignores, and both arms of a gate may use; from the rootdir",
-        type="args",
-    )
+    of_share = "files that git ignores, and both arms of a gate may use; from the rootdir"
+    parser.addini("perf_share", help=of_share, type="args")
 
 
 def given(config: pytest.Config, *, overridden: Container[str] = ()) -> dict[str, str]:
     """Return what the command line says, else the ini file; of `overridden` ones the ini file."""
-    found: dict[str, Any] = {}
+    found = {}
     for option in OPTIONS:
-        value = None if option.name in overridden else config.getoption(option.flag)
-        found[option.name] = config.getini(option.ini) if value is None else value
-    return {
-        name: "\n".join(value) if isinstance(value, list) else str(value)
-        for name, value in found.items()
-        if value is not None
-    }
+        value: Any = None if option.name in overridden else config.getoption(option.flag)
+        value = config.getini(option.ini) if value is None else value
+        if value is not None:
+            found[option.name] = "\n".join(value) if isinstance(value, list) else str(value)
+    return found

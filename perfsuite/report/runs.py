@@ -91,16 +91,12 @@ def rows_of(runs: Sequence[Run]) -> tuple[Row, ...]:
             # A cell without a time is shown from the newest run alone.
             if row.step_time_s is not None or run is runs[-1]:
                 newest[row.name] = run
-    return tuple(
-        replace(
-            row,
-            history=tuple(measured.get(_environment(run, row), ())),
-            is_from_older_run=run is not runs[-1],
-        )
-        for run in reversed(runs)
-        for row in run.rows
-        if newest.get(row.name) is run
-    )
+    shown = []
+    for run in reversed(runs):
+        for row in (one for one in run.rows if newest.get(one.name) is run):
+            history = tuple(measured.get(_environment(run, row), ()))
+            shown.append(replace(row, history=history, is_from_older_run=run is not runs[-1]))
+    return tuple(shown)
 
 
 def _environment(run: Run, row: Row) -> tuple[str, str | None]:

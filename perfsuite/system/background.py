@@ -215,11 +215,8 @@ def launched_processes(own: int, processes: dict[int, Process]) -> dict[int, Pro
             return pid == own
         return process.session == own or belongs(process.parent)
 
-    return {
-        pid: process
-        for pid, process in processes.items()
-        if pid != own and process.state not in "ZX" and belongs(pid)
-    }
+    others = {pid: one for pid, one in processes.items() if pid != own and one.state not in "ZX"}
+    return {pid: one for pid, one in others.items() if belongs(pid)}
 
 
 def list_processes() -> dict[int, Process]:
@@ -270,12 +267,9 @@ def read_process(pid: int) -> Process | None:
             fields = opened.read().rpartition(b")")[2].split()
     except OSError:  # it has just ended
         return None
-    return Process(
-        state=fields[0].decode(),
-        parent=int(fields[1]),
-        session=int(fields[3]),
-        cpu_s=(int(fields[11]) + int(fields[12])) / _TICKS_PER_S,
-    )
+    state, parent, session = fields[0].decode(), int(fields[1]), int(fields[3])
+    cpu_s = (int(fields[11]) + int(fields[12])) / _TICKS_PER_S
+    return Process(state=state, parent=parent, session=session, cpu_s=cpu_s)
 
 
 def processes_with(variable: str) -> list[int]:

@@ -206,11 +206,8 @@ def if_shown(query: Callable[..., Any], *arguments: Any) -> Any | None:
 
 
 # Which figure a recipe's precision is held against.
-_COLUMNS = {
-    **dict.fromkeys(("fp32", "O0"), "fp32"),
-    "tf32": "tf32",
-    **dict.fromkeys(("bf16", "amp-bf16", "amp-fp16", "mp-bf16", "O1", "O2", "O3"), "half"),
-}
+_IN_HALF = ("bf16", "amp-bf16", "amp-fp16", "mp-bf16", "O1", "O2", "O3")
+_COLUMNS = {"fp32": "fp32", "O0": "fp32", "tf32": "tf32", **dict.fromkeys(_IN_HALF, "half")}
 _WITHOUT_BF16 = ("Tesla V100", "Tesla T4")
 
 

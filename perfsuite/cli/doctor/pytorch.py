@@ -49,11 +49,9 @@ def examine_torch(environ: Mapping[str, str] = os.environ) -> Iterator[Finding]:
         lambda versions: Finding("torchvision", "ok", versions[0]),
         advice="install torch and torchvision together, from one index",
     )
+    advice = "see that the loopback interface is up: ip link set lo up"
     yield finding_of_ranks(
-        lambda: session.run_function(2, sum_over_ranks, ()),
-        "gloo",
-        sum_finding,
-        advice="see that the loopback interface is up: ip link set lo up",
+        lambda: session.run_function(2, sum_over_ranks, ()), "gloo", sum_finding, advice=advice
     )
     if num_gpus:
         on_gpus = Session(replace(_POLICY, device="cuda", timeout_s=_WAKING_S), say=print)

@@ -123,13 +123,9 @@ def _requirement() -> tuple[str, str]:
 def _pytest_configuration(folder: Path) -> str | None:
     there = [name for name in _PYTEST_SECTIONS if (folder / name).is_file()]
     # A file of pytest's own configures it without a section too.
-    chosen = (
-        name
-        for name in there
-        if "pytest." in name or _pytest_section(name, _text(folder / name)) is not None
-    )
+    own = (one for one in there if "pytest." in one or _pytest_section(one, _text(folder / one)))
     others = (name for name in there if name not in ("tox.ini", "setup.cfg"))
-    return next(chosen, None) or next(others, None)
+    return next(own, None) or next(others, None)
 
 
 def _pytest_section(name: str, text: str) -> re.Match[str] | None:

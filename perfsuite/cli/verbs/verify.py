@@ -42,7 +42,7 @@ def verify(
     session = open_session(device, seed)  # which holds nothing, as nothing is timed
     num_failed = 0
     if all_recipes:
-        reports, num_failed = _verify_every(session, workload, num_steps)
+        reports, num_failed = _verify_all(session, workload, num_steps)
     else:
         reports = [session.verify(workload, recipe, num_steps=num_steps)]
     typer.echo(equivalence_table(reports))
@@ -58,15 +58,13 @@ def verify(
     raise typer.Exit(ExitCode.FAILED if num_failed else code)
 
 
-def _verify_every(
-    session: Session, workload: str, num_steps: int
-) -> tuple[list[EquivalenceReport], int]:
-    find_workload(workload)
+def _verify_all(session: Session, name: str, num_steps: int) -> tuple[list[EquivalenceReport], int]:
+    find_workload(name)
     recipes = experiment.every_recipe()
     reports, num_failed = [], 0
     console = Console(stderr=True, highlight=False)
     with console.status(f"0 of {len(recipes)} recipes") as status:
-        for report, fails in experiment.verify_every(session, workload, recipes, num_steps):
+        for report, fails in experiment.verify_every(session, name, recipes, num_steps):
             reports.append(report)
             num_failed += fails
             done = f"{len(reports)} of {len(recipes)} recipes: {report.recipe['parallel']}"

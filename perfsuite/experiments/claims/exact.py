@@ -29,13 +29,9 @@ def try_half_precision(bench: Bench) -> ClaimFinding:
     """A tensor in fp16 takes half the bytes of fp32."""
     (num_bytes,) = bench.on_ranks(1, f"{_JOBS}:measure_tensors", ["float32", "float16"])
     single, half = num_bytes["float32"], num_bytes["float16"]
-    return weigh(
-        2 * half == single,
-        f"a tensor takes {format_bytes(half)} in fp16 and {format_bytes(single)} in fp32",
-        float32_bytes=single,
-        float16_bytes=half,
-        ratio=half / single,
-    )
+    found = f"a tensor takes {format_bytes(half)} in fp16 and {format_bytes(single)} in fp32"
+    figures = {"float32_bytes": single, "float16_bytes": half, "ratio": half / single}
+    return weigh(2 * half == single, found, **figures)
 
 
 @claim("C9", quoted="exact counts on a chain of n equal blocks", source="S1")
@@ -117,15 +113,10 @@ def weigh_check(report: EquivalenceReport, check: str, what: str) -> ClaimFindin
     """Return what a check, "T0" or "T1", says of a claim; `what` names what it compares."""
     row = next((row for row in report.rows if row.check == check), report.worst)
     compared = "" if row.error is None else f"error {row.error:.2g}, limit {row.limit:.2g}; "
-    return weigh(
-        _STATUSES.get(row.status, "cannot be tested here"),
-        f"{what}: {row.reason}; {compared}planted bugs found: {row.power or 'none'}",
-        check=row.check,
-        world_size=row.world_size,
-        error=row.error,
-        limit=row.limit,
-        planted_bugs_found=row.power,
-    )
+    status = _STATUSES.get(row.status, "cannot be tested here")
+    reason = f"{what}: {row.reason}; {compared}planted bugs found: {row.power or 'none'}"
+    figures = {name: getattr(row, name) for name in ("check", "world_size", "error", "limit")}
+    return weigh(status, reason, **figures, planted_bugs_found=row.power)
 
 
 def _count_chains(bench: Bench, checkpointing: str) -> tuple[dict[int, int], dict[int, int]]:

@@ -45,13 +45,9 @@ def try_workers(bench: Bench) -> ClaimFinding:
     quick = ", ".join(f"{count}: {format_seconds(one.centre)}" for count, one in centres.items())
     fall = "falls to 2 workers" if falls else "does not fall to 2 workers beyond noise"
     rise = f"is worse from {hurts_from} on" if hurts_from else "does not rise again beyond noise"
-    return weigh(
-        falls and hurts_from is not None,
-        f"the time of a batch {fall}, and {rise} ({quick})",
-        times_s=centres,
-        optimum=optimum,
-        hurts_from=hurts_from,
-    ).on(workload)
+    found = f"the time of a batch {fall}, and {rise} ({quick})"
+    figures = {"times_s": centres, "optimum": optimum, "hurts_from": hurts_from}
+    return weigh(falls and hurts_from is not None, found, **figures).on(workload)
 
 
 @claim("C2", quoted=_QUOTED_TIMES, source="S3")
@@ -92,15 +88,13 @@ def try_augmentation(bench: Bench) -> ClaimFinding:
     why = NOISE.get(status, "")
     if share.low > high:
         why = "; images that lie in memory as tensors leave little else to do"
-    return weigh(
-        status,
+    found = (
         f"{format_seconds(with_it_s)} with it, {format_seconds(without_s)} without: the "
         f"augmentation is {format_ratio(share.centre)} of the load time (between "
-        f"{format_ratio(share.low)} and {format_ratio(share.high)}){why}",
-        augmented_s=with_it_s,
-        plain_s=without_s,
-        share=share,
-    ).on(augmented)
+        f"{format_ratio(share.low)} and {format_ratio(share.high)}){why}"
+    )
+    figures = {"augmented_s": with_it_s, "plain_s": without_s, "share": share}
+    return weigh(status, found, **figures).on(augmented)
 
 
 def _load_and_update_s(stages_s: StageTimes) -> tuple[float, float]:

@@ -85,15 +85,11 @@ def try_attribution(bench: Bench) -> ClaimFinding:
     ddp = factors["ddp_at_0_workers"], factors["ddp_at_4_workers"]
     status, reason = _attribute(factors["workers"], ddp)
     spelled = ", ".join(f"{name.replace('_', ' ')} x{_times(one)}" for name, one in factors.items())
-    return weigh(
-        status,
-        f"{reason}: {spelled}",
-        iteration_s={
-            f"{parallel}, {num_workers} workers": geometric_interval(times)
-            for (parallel, num_workers), times in times_s.items()
-        },
-        factors=factors,
-    ).on(workload)
+    means = {
+        f"{parallel}, {num_workers} workers": geometric_interval(times)
+        for (parallel, num_workers), times in times_s.items()
+    }
+    return weigh(status, f"{reason}: {spelled}", iteration_s=means, factors=factors).on(workload)
 
 
 def _attribute(workers: Interval, ddp: Sequence[Interval]) -> tuple[Status, str]:

@@ -106,11 +106,8 @@ def try_stages(bench: Bench) -> ClaimFinding:
     computing_s = stages_s.forward + stages_s.loss_backward
     around_s = stages_s.load + (stages_s.evaluation or 0.0) + stages_s.other
     share = around_s / (around_s + computing_s)
-    return weigh(
-        around_s > computing_s,
-        f"evaluation, loading and other take {format_ratio(share)} of the time",
-        **dict(stages_s.as_rows()),
-    ).on(_SENTENCES)
+    found = f"evaluation, loading and other take {format_ratio(share)} of the time"
+    return weigh(around_s > computing_s, found, **dict(stages_s.as_rows())).on(_SENTENCES)
 
 
 @claim("C11", quoted="DDP 3.08 s, then about 2.5 s; DP 26.2 s, then about 15 s", source="S3")
@@ -126,14 +123,12 @@ def try_first_epoch(bench: Bench) -> ClaimFinding:
     ratio = paired_ratio(firsts, laters)
     first, later = (format_seconds(geometric_interval(one).centre) for one in (firsts, laters))
     status = weigh_interval(ratio, low=1.0)
-    return weigh(
-        status,
+    found = (
         f"{first}, then {later}: over {_NUM_RUNS} fresh runs the first epoch takes "
         f"x{ratio.centre:.2f} of a later one (between {ratio.low:.2f} and {ratio.high:.2f})"
-        f"{NOISE.get(status, '')}",
-        epochs_s=durations_s,
-        first_per_later=ratio,
-    ).on(_IMAGES)
+        f"{NOISE.get(status, '')}"
+    )
+    return weigh(status, found, epochs_s=durations_s, first_per_later=ratio).on(_IMAGES)
 
 
 def _spell(loss: float | None) -> str:

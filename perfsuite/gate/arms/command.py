@@ -107,11 +107,8 @@ class Command:
 def options_of_cells(typed: Sequence[str], environ: Mapping[str, str]) -> list[tuple[str, str]]:
     """Return the options of a call, with the words after them, that may change what a cell runs."""
     words = [*shlex.split(environ.get("PYTEST_ADDOPTS", "")), *typed, ""]
-    return [
-        (word, "" if "=" in word or after.startswith("-") else after)
-        for word, after in itertools.pairwise(words)
-        if _OF_CELLS.match(word)
-    ]
+    pairs = (pair for pair in itertools.pairwise(words) if _OF_CELLS.match(pair[0]))
+    return [(word, "" if "=" in word or after.startswith("-") else after) for word, after in pairs]
 
 
 def less_ours(arguments: Iterable[str]) -> tuple[str, ...]:

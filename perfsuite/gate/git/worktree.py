@@ -112,12 +112,9 @@ def missing_files(tree: Path) -> list[Path]:
 
 def _pointers(tree: Path) -> list[Path]:
     """The git-lfs files of a tree that are not there, only the pointers to them."""
-    return [
-        path
-        for path in repository.listed_files(tree, "--", ":(attr:filter=lfs)")
-        if (tree / path).is_file()
-        and overlay.read_start(tree / path, len(_LFS_POINTER)) == _LFS_POINTER
-    ]
+    listed, size = repository.listed_files(tree, "--", ":(attr:filter=lfs)"), len(_LFS_POINTER)
+    there = (path for path in listed if (tree / path).is_file())
+    return [path for path in there if overlay.read_start(tree / path, size) == _LFS_POINTER]
 
 
 def check_shared(root: Path, shared: Sequence[str]) -> None:

@@ -15,11 +15,8 @@ SITE = re.compile(r"/(?:site|dist)-packages/")
 
 # Where a project says its name, and how. setup.py computes: only a name in quotes is found.
 _QUOTED = re.compile(rb"""\bname\s*=\s*["']([\w.-]+)["']""")
-_PROJECT_FILES = {
-    "pyproject.toml": _QUOTED,
-    "setup.py": _QUOTED,
-    "setup.cfg": re.compile(rb"^name\s*=\s*([\w.-]+)\s*$", re.MULTILINE),
-}
+_OWN_LINE = re.compile(rb"^name\s*=\s*([\w.-]+)\s*$", re.MULTILINE)
+_PROJECT_FILES = {"pyproject.toml": _QUOTED, "setup.py": _QUOTED, "setup.cfg": _OWN_LINE}
 # Names that a tree has beside its code, and that other packages have too.
 _NEVER_UNDER_TEST = {"setup", "conftest", "noxfile", "tests", "test", "benchmarks"}
 
@@ -65,12 +62,9 @@ def modules_of(top: Path) -> Mapping[Names, Path]:
 @functools.cache
 def project_names(tree: Path) -> frozenset[str]:
     """The names of the projects in the tree."""
-    return frozenset(
-        normalized(name.decode())
-        for path in tree_files(tree)
-        if path.name in _PROJECT_FILES
-        for name in _PROJECT_FILES[path.name].findall(read_source(tree / path))
-    )
+    files = (path for path in tree_files(tree) if path.name in _PROJECT_FILES)
+    found = (_PROJECT_FILES[path.name].findall(read_source(tree / path)) for path in files)
+    return frozenset(normalized(name.decode()) for names in found for name in names)
 
 
 @functools.cache

@@ -254,10 +254,8 @@ def _find_shared(base: Loading, head: Loading) -> str | None:
             continue
         if file.suffix != ".py" and not _is_compiled(file):  # a script says where it leads
             continue
-        why = (
-            f"although the tree has {source}; name its folder in pytest's pythonpath, uninstall "
-            "that copy"
-        )
+        advice = "name its folder in pytest's pythonpath, uninstall that copy"
+        why = f"although the tree has {source}; {advice}"
         if source is None:
             why = f"which {owners[name]} has installed; {_BUILD}"
         return f"both arms loaded {file}, {why}, or {_PYTHON}"

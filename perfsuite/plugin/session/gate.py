@@ -132,11 +132,8 @@ class SessionGate:
         kept = kept_names(request.pairs_file, digest_tree(config.rootpath, outputs=request.outputs))
         # A stored run has no launch of the base to compare the mathematics with.
         screens = not request.refuses_numerics_change
-        waiting = frozenset(
-            name
-            for name in cells
-            if screens and history.can_screen(name) and printable(name) not in kept
-        )
+        left = (name for name in cells if screens and printable(name) not in kept)
+        waiting = frozenset(filter(history.can_screen, left))
         self._first = self._run(set(cells) - waiting, waiting=waiting)
         self._judged = {cell.name: cell for cell in self._first.cells if sharding.owns(cell.name)}
         for cell in self._judged.values():

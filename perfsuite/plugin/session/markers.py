@@ -54,12 +54,9 @@ def check_markers(item: pytest.Item) -> None:
 
 def describe_foreign(items: Sequence[pytest.Item]) -> str | None:
     """Return one line on the markers that are another plugin's; None where there is none."""
-    foreign = {
-        item: marker
-        for item in items
-        for marker in (() if is_cell(item) else item.iter_markers("perf"))
-        if _is_foreign(marker)
-    }
+    others = (item for item in items if not is_cell(item))
+    marked = ((item, marker) for item in others for marker in item.iter_markers("perf"))
+    foreign = {item: marker for item, marker in marked if _is_foreign(marker)}
     if not foreign:
         return None
     item, marker = next(iter(foreign.items()))

@@ -92,21 +92,16 @@ def draw_lines(
 
 def line_of_values(name: str, values: Iterable[float | None]) -> PlotLine:
     """Return the line of values numbered from 1, without those that cannot be drawn from 0 up."""
-    points = [
-        (float(number), value)
-        for number, value in enumerate(values, 1)
-        if value is not None and math.isfinite(value) and value >= 0
-    ]
+    numbered = ((float(n), value) for n, value in enumerate(values, 1) if value is not None)
+    points = [(x, y) for x, y in numbered if math.isfinite(y) and y >= 0]
     return PlotLine(name=name, points=points)
 
 
 def line_of_intervals(name: str, intervals: Sequence[tuple[int, Interval]]) -> PlotLine:
     """Return the line of centres with their intervals; a single repetition has none."""
-    return PlotLine(
-        name=name,
-        points=[(float(x), one.centre) for x, one in intervals],
-        error_bars=[one.bounds or (one.centre, one.centre) for _, one in intervals],
-    )
+    points = [(float(x), one.centre) for x, one in intervals]
+    bars = [one.bounds or (one.centre, one.centre) for _, one in intervals]
+    return PlotLine(name=name, points=points, error_bars=bars)
 
 
 def powers_of_two(values: Sequence[float]) -> tuple[float, ...]:

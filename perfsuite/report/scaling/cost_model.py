@@ -113,11 +113,8 @@ def _all_reduces(row: Row) -> list[AllReduce] | None:
     num_bytes, world_size = record.counts.collective_bytes, row.recipe.plan.world_size
     if record.samples_per_s is not None or record.counts.collectives != 1 or num_bytes is None:
         return None
-    return [
-        AllReduce(world_size=world_size, num_bytes=num_bytes, time_s=seconds)
-        for seconds in row.launches_s
-        if world_size > 1
-    ]
+    times_s = row.launches_s if world_size > 1 else ()
+    return [AllReduce(world_size=world_size, num_bytes=num_bytes, time_s=one) for one in times_s]
 
 
 def _links(key: EnvironmentKey, cells: Sequence[tuple[Row, list[AllReduce]]]) -> Links:

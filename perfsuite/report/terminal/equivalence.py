@@ -44,11 +44,8 @@ def explanations(reports: Sequence[EquivalenceReport], *, every_row: bool) -> It
 
 def differing_fields(report: EquivalenceReport) -> list[str]:
     """Return the recipe's fields that are not the default and have no column, as "name=value"."""
-    return [
-        f"{name}={value}"
-        for name, value in report.recipe.items()
-        if name not in _OWN_COLUMNS and value != getattr(Recipe, name)
-    ]
+    others = {name: value for name, value in report.recipe.items() if name not in _OWN_COLUMNS}
+    return [f"{name}={value}" for name, value in others.items() if value != getattr(Recipe, name)]
 
 
 def _number(value: float | None) -> str:

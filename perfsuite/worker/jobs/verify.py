@@ -106,10 +106,8 @@ def check_own_recorded(
     """Compare the steps that the ranks have recorded with the user's reference."""
     board.enter_phase("check")
     world_size = job.tested.world_size
-    recipe = Recipe(
-        parallel="single" if world_size == 1 else f"ddp:{world_size}",
-        precision=job.tested.precision,
-    )
+    parallel = "single" if world_size == 1 else f"ddp:{world_size}"
+    recipe = Recipe(parallel=parallel, precision=job.tested.precision)
     trace = _load(start, _TESTED, recipe)
     recipe = dataclasses.replace(recipe, grad_accumulation_steps=trace.num_accumulated)
     build = partial(_build_steps, job.reference, start)

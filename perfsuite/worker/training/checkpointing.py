@@ -88,12 +88,8 @@ def units_to_shard(
 def _shares_weights(unit: list[nn.Module], model: nn.Module) -> bool:
     """Whether a weight of the unit is also used outside, and so belongs to the root."""
     inside = {module for block in unit for module in block.modules()}
-    outside = {
-        id(weight)
-        for module in model.modules()
-        if module not in inside
-        for weight in module.parameters(recurse=False)
-    }
+    others = (module for module in model.modules() if module not in inside)
+    outside = {id(weight) for one in others for weight in one.parameters(recurse=False)}
     return any(id(weight) in outside for block in unit for weight in block.parameters())
 
 

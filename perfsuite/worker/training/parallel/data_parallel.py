@@ -98,13 +98,9 @@ class ZeRO1(DDP):
 
 
 def _refuse_lost(optimizer: Optimizer, rebuilt: Optimizer) -> None:
-    lost = [
-        name
-        for name, value in vars(optimizer).items()
-        if not name.startswith("_")
-        and name not in ("state", "param_groups")
-        and vars(rebuilt).get(name) != value
-    ]
+    public = (name for name in vars(optimizer) if not name.startswith("_"))
+    options = (name for name in public if name not in ("state", "param_groups"))
+    lost = [name for name in options if vars(rebuilt).get(name) != vars(optimizer)[name]]
     if optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks:
         lost.append("the step hooks")
     if lost:

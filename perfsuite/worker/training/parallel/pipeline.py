@@ -90,15 +90,13 @@ class Pipeline(Strategy):
         self, trainer: Trainer, inputs: Any, target: Any, *, is_last: bool, stage: Stage
     ) -> Tensor | None:
         """The mean loss over the chunks on the rank of the last stage; no stage marks a wait."""
-        num_chunks = self.recipe.plan.num_chunks
+        num_chunks, signature = self.recipe.plan.num_chunks, self._signature
 
         def part(value: Any, index: int) -> Any:
             return map_tensors(value, lambda tensor: tensor.chunk(num_chunks)[index])
 
-        chunks = [
-            (bind_inputs(self._signature, part(inputs, i)), part(target, i))
-            for i in range(num_chunks)
-        ]
+        places = range(num_chunks)
+        chunks = [(bind_inputs(signature, part(inputs, i)), part(target, i)) for i in places]
         shapes = tuple(tensor.shape for tensor in tensors_in(chunks[0][0]))
         if shapes not in self._schedules:
             self._schedules[shapes] = ChunkSchedule(trainer, self._stages, self._num_stages, chunks)

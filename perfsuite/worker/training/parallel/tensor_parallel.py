@@ -57,13 +57,8 @@ def plan_layers(model: nn.Module, size: int) -> dict[nn.Module, parallel.Paralle
     modules = list(model.modules())
     uses = Counter(id(weight) for one in modules for weight in one.parameters(recurse=False))
     # A subclass may compute otherwise, and a shared weight would be split in the other module too.
-    divisible = [
-        module
-        for module in modules
-        if type(module) is nn.Linear
-        and all(uses[id(parameter)] == 1 for parameter in module.parameters())
-        and module.out_features % size == 0
-    ]
+    dense = [one for one in modules if type(one) is nn.Linear and one.out_features % size == 0]
+    divisible = [one for one in dense if all(uses[id(p)] == 1 for p in one.parameters())]
     plan: dict[nn.Module, parallel.ParallelStyle] = {}
     for sequential in (module for module in modules if type(module) is nn.Sequential):
         layers = list(sequential)
