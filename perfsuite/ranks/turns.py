@@ -17,13 +17,18 @@ _LOOK_S = 1.0
 
 
 class Agreed(NamedTuple):
-    """A round's iterations, rounds, and whether both arms count and profile after them."""
+    """A round's iterations, rounds, and whether both arms count and profile after them.
+
+    An arm that is `alone` in the cell keeps its turn from round to round: in a pause its threads
+    would fetch ahead what later rounds then need not wait for.
+    """
 
     iterations: int
     rounds: int
     counts: bool = True
     profiles: bool = True
     collecting: bool = False  # Python's collector runs in rounds, as each arm has set it
+    alone: bool = False
 
 
 class Turns:
@@ -49,6 +54,10 @@ class Turns:
         self._receive()
         yield
         self._send(kind="done")
+
+    def end_round(self) -> None:
+        """Say that a round is over, and keep the turn."""
+        self._send(kind="round")
 
     def tell_waits(self) -> None:
         """Say that what this process waits for goes on in the other arm's turns."""

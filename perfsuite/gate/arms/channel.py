@@ -11,6 +11,7 @@ Each line is a JSON object with a "kind"; "?" marks those that wait for an answe
                                      of them a first launch is worth, and how it sets the collector
                                      -> the fields of `Agreed`, for both arms
     turn ?                           requests a turn -> {} when the other arm is blocked
+    round                            a round is over, and the arm keeps its turn
     done                             the turn is over
     waits                            what this process waits for went on in the other arm's turns
     left {cell, outcome, ...} ?      fields of `CellRun` -> {is_over} when both arms have left it
@@ -45,6 +46,8 @@ _LOOK_S = 0.5
 _LOOKS = 10
 _BUSY_SHARE = 0.1
 _BUSY_PATIENCE = 10
+# Rounds of an arm that is alone in a cell: what its threads have fetched ahead lasts for a while.
+_ALONE_S = 1.0
 
 
 class Server:
@@ -159,10 +162,11 @@ class Server:
                 self._advance()
             case "turn":
                 self._answer("turn", self._scheduler.request(arm))
-            case "done":
+            case "round" | "done":
                 self._ended_s = time.monotonic()
                 self._clocks_mhz[arm].append(self._read_clocks())
-                self._answer("turn", self._scheduler.end(arm))
+                if kind == "done":
+                    self._answer("turn", self._scheduler.end(arm))
             case "waits":
                 self._hiding.add(arm)
             case "left":
@@ -241,12 +245,15 @@ class Server:
         round_s = iterations * max(iteration_s)
         # None where an arm does not tell; where one runs after the other, nobody knows both.
         states = [shape.get("collector_state") for shape in shapes]
-        rounds = self._plan.num_rounds.get(cell) or first_num_rounds(round_s, shapes[0]["first_s"])
+        is_alone, first_s = cell in self._plan.one_by_one, shapes[0]["first_s"]
+        least = first_num_rounds(round_s, max(first_s, _ALONE_S)) if is_alone else 1
+        planned = self._plan.num_rounds.get(cell) or first_num_rounds(round_s, first_s)
         agreed = {
             "iterations": iterations,
-            "rounds": rounds,
+            "rounds": max(planned, least),
             "counts": cell not in self._plan.uncounted,
             "profiles": self._plan.profiles,
+            "alone": is_alone,
             "collecting": len(states) < 2 or (None not in states and states[0] != states[1]),
         }
         for arm in arms:

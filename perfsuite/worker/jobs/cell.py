@@ -2,8 +2,8 @@
 
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import ExitStack, nullcontext
 from functools import partial
 from typing import Any
 
@@ -14,15 +14,15 @@ import torch.distributed as dist
 from perfsuite.errors import WorkloadError
 from perfsuite.ranks import messages
 from perfsuite.ranks.progress import BoardWriter
-from perfsuite.ranks.turns import Agreed, Turns
+from perfsuite.ranks.turns import Agreed
 from perfsuite.system.background import Waits
 from perfsuite.system.environment import Environment
 from perfsuite.system.gpus import read_energy
 from perfsuite.worker.jobs import loader_workers
 from perfsuite.worker.jobs.activities import HIDDEN_IN_THREADS, Activity, start_activity
+from perfsuite.worker.jobs.arm_turns import ArmTurns
 from perfsuite.worker.jobs.user_code import start_user_code
 from perfsuite.worker.measure import counters, rounds
-from perfsuite.worker.measure.clock import collector_state, largest_over_ranks, start_together
 from perfsuite.worker.measure.device import is_accelerator, memory_stats, synchronize
 from perfsuite.worker.measure.environment import describe_environment
 from perfsuite.worker.measure.iterations import Iterations
@@ -31,7 +31,7 @@ from perfsuite.worker.measure.operators import costliest_operators, profile_iter
 from perfsuite.worker.measure.rounds import measure_rounds
 from perfsuite.worker.measure.stages import StageClock, StageMarks
 from perfsuite.worker.measure.weights_digest import digest_buffers, moved_buffers
-from perfsuite.worker.store import FOR_A_TURN, Largest, prefer_loopback, shorten_patience
+from perfsuite.worker.store import shorten_patience
 
 # Of rounds that take turns with the other arm: a disturbance of the machine lasts for longer, and
 # so happens to both. Over 240 LeNet steps a launch, turns of 2 had two thirds of the error of 8.
@@ -77,57 +77,6 @@ def run_cell(
         return measurement.result()
 
 
-class ArmTurns:
-    """The turns of all ranks of one arm, if there is another: the first asks, the others wait."""
-
-    def __init__(self, start: messages.RankStart, on_wait: Callable[[], None]) -> None:
-        self._channel = channel = start.request.policy.turns
-        self.are_needed = channel is not None
-        self._first = Turns(channel, on_wait) if channel is not None and start.rank == 0 else None
-        self._group: dist.ProcessGroup | None = None
-        # A barrier of NCCL is a kernel that spins until the last rank comes, on the very GPUs that
-        # the other arm is timed on. One of gloo waits on the host.
-        if self.are_needed and start.request.needs_group and start.assignment.backend == "nccl":
-            prefer_loopback(start)
-            group: Any = dist.new_group(backend="gloo", timeout=FOR_A_TURN)
-            self._group = group
-
-    @contextmanager
-    def take(self, meet: Callable[[], None] = start_together) -> Iterator[None]:
-        """Hold the turn on all ranks, which meet before and after it."""
-        if not self.are_needed:
-            yield
-            return
-        if self._group is not None:
-            meet = partial(start_together, self._group)
-        with nullcontext() if self._first is None else self._first.take():
-            # No rank is at work before the first has the turn, or after the other arm may begin.
-            meet()
-            yield
-            meet()
-
-    def tell_waits(self) -> None:
-        """Tell the gate, from any rank, what it cannot see."""
-        if self._channel is not None:
-            (self._first or Turns(self._channel)).tell_waits()
-
-    def agree(self, num_iterations: int, iteration_s: float, largest: Largest) -> Agreed:
-        """Return what all ranks of both arms run; `largest` is taken over the ranks."""
-        state = collector_state()
-        extremes = self.largest([*state, *(-one for one in state)], largest)
-        told = [0.0] * len(Agreed._fields)
-        if self._first is not None:
-            told = [*map(float, self._first.agree(num_iterations, iteration_s, extremes))]
-        told = self.largest(told, largest)
-        return Agreed(int(told[0]), int(told[1]), *map(bool, told[2:]))
-
-    def largest(self, values: Sequence[float], largest: Largest) -> list[float]:
-        """Return the largest of each value over the ranks, as `largest` does, and spin nowhere."""
-        if self._group is None:
-            return largest(values)
-        return largest_over_ranks(values, torch.device("cpu"), self._group)
-
-
 class Measurement:
     """One activity on its way through warm-up, rounds and counting, and what was found so far."""
 
@@ -152,6 +101,7 @@ class Measurement:
         self._turns = turns or ArmTurns(start, on_wait=board.mark)
         self._after_warm_up = after_warm_up
         self._waits = Waits()
+        self._takes_turns = False  # from round to round
         self._stages = StageClock(device, on_enter=board.enter_stage)
         self._marks = StageMarks(device, on_enter=board.enter_stage)
         self._on_accelerator = is_accelerator(device)
@@ -284,34 +234,39 @@ class Measurement:
     def _take_rounds(
         self, found: list[messages.RoundTimes], agreed: Agreed, stages: StageClock
     ) -> Iterations[None]:
-        yield from measure_rounds(
-            found,
-            num_rounds=agreed.rounds,
-            num_iterations=agreed.iterations,
-            stages=stages,
-            start_together=self._start_with_workers,
-            synchronize=partial(synchronize, self._device),
-            after_round=self._end_round,
-            take_turn=partial(self._turns.take, self._activity.start_together),
-            most_spans=_MOST_SPANS if self._has_peers and stages is self._stages else 0,
-            run_up=self._marks if self._on_accelerator else None,
-            collecting=agreed.collecting,
-            slowdown=0.0 if self._channel is None else self._channel.planted_ratio,
-        )
+        take = partial(self._turns.take, self._activity.start_together)
+        self._takes_turns = self._turns.are_needed and not agreed.alone
+        with take() if agreed.alone else nullcontext():
+            yield from measure_rounds(
+                found,
+                num_rounds=agreed.rounds,
+                num_iterations=agreed.iterations,
+                stages=stages,
+                start_together=self._start_with_workers,
+                synchronize=partial(synchronize, self._device),
+                after_round=self._end_round,
+                take_turn=nullcontext if agreed.alone else take,
+                most_spans=_MOST_SPANS if self._has_peers and stages is self._stages else 0,
+                run_up=self._marks if self._on_accelerator else None,
+                collecting=agreed.collecting,
+                slowdown=0.0 if self._channel is None else self._channel.planted_ratio,
+            )
 
     def _start_with_workers(self) -> None:
         """Begin a round on all ranks; between rounds loader workers would fill their queues."""
         self._activity.start_together()
-        if self._found.rounds:  # until then the other arm may have been in its warm-up
+        if self._takes_turns and self._found.rounds:  # until then it may have been in its warm-up
             self._waits.begin_turn()
         loader_workers.resume()
 
     def _end_round(self) -> None:
-        if self._turns.are_needed:
+        if self._takes_turns:
             self._waits.end_turn(loader_workers.find())
         loader_workers.stop()
-        if self._turns.are_needed:
+        if self._takes_turns:
             self._waits.settle()
+        elif self._turns.are_needed:
+            self._turns.end_round()
         self._activity.check()
 
     def _count(self, *, profiles: bool) -> Iterations[None]:

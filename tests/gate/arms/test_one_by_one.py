@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tiny_suites import make_arms, pair
 
+from perfsuite.gate.arms.channel import Server
 from perfsuite.gate.judge import judge as module
 from perfsuite.gate.judge.judge import judge
 from perfsuite.gate.judge.trial import Budget, CellPolicy
@@ -52,6 +55,59 @@ def test_both_arms_run_the_cell_one_after_the_other_in_rounds_of_one_length(
     assert [run.outcome for run in runs] == ["passed", "passed"]
     assert len(runs[0].rounds_s) == len(runs[1].rounds_s) > 0
     assert all(run.alternated_s > 0 for run in runs)
+
+
+_OWN = """
+import torch
+
+def build():
+    weight = torch.nn.Parameter(torch.ones(8))
+    optimizer = torch.optim.SGD([weight], lr=0.1)
+
+    def step():
+        optimizer.zero_grad()
+        weight.square().sum().backward()
+        optimizer.step()
+
+    return step
+
+def test_alone(step_benchmark):
+    step_benchmark(build)
+
+def test_in_turns(step_benchmark):
+    step_benchmark(build)
+"""
+
+
+@pytest.mark.parametrize("is_own", [False, True])
+def test_an_arm_that_is_alone_in_a_cell_keeps_its_turn_from_round_to_round(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, is_own: bool
+) -> None:
+    heard: dict[str, Counter[str]] = {"base": Counter(), "head": Counter()}
+    by_cell: dict[tuple[str, str], Counter[str]] = {}
+    handle = Server._handle
+
+    def listen(server: Server, peer: Any, message: dict[str, Any]) -> None:
+        handle(server, peer, message)
+        heard[peer.arm][message["kind"]] += 1
+        if message["kind"] == "left":
+            by_cell[peer.arm, message["cell"].partition("::")[2]] = heard[peer.arm]
+            heard[peer.arm] = Counter()
+
+    monkeypatch.setattr(Server, "_handle", listen)
+    alone, in_turns = ("test_alone", "test_in_turns") if is_own else ("test_large", "test_small")
+    own = ("-p", "perfsuite", "--perf-device=cpu") if is_own else ()
+    arms = make_arms(tmp_path, _OWN if is_own else suite(tmp_path), *own)
+
+    launches = pair(arms, one_by_one=frozenset({f"test_cells.py::{alone}"}))
+
+    for arm, launch in launches.items():
+        num_rounds = len(launch.cells[f"test_cells.py::{alone}"].rounds_s)
+        kept, given = by_cell[arm, alone], by_cell[arm, in_turns]
+        assert kept["round"] == num_rounds > 10
+        assert kept["turn"] == kept["done"] < num_rounds
+        assert given["round"] == 0
+        assert given["turn"] >= len(launch.cells[f"test_cells.py::{in_turns}"].rounds_s)
 
 
 def test_the_judge_falls_back_to_it_by_itself(

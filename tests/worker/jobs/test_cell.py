@@ -29,6 +29,7 @@ from perfsuite.ranks.turns import Agreed
 from perfsuite.records.stages import Stage, untimed
 from perfsuite.worker.jobs import cell
 from perfsuite.worker.jobs.activities import Repeatable
+from perfsuite.worker.jobs.arm_turns import ArmTurns
 from perfsuite.worker.measure import rounds
 from perfsuite.worker.measure.dispatch import StepMode
 from perfsuite.worker.measure.stages import StageClock, StageMarks
@@ -344,7 +345,7 @@ def test_an_arm_tells_the_gate_how_each_of_its_ranks_sets_the_collector(
 
     told: list[list[float]] = []
     start = started(tmp_path, RunCell(activity="train", plan=MeasurePlan()))
-    turns = cell.ArmTurns(start, on_wait=lambda: None)
+    turns = ArmTurns(start, on_wait=lambda: None)
     turns._first = Gate()  # type: ignore[assignment]
     try:
         if is_first_off:

@@ -202,6 +202,7 @@ class ArmPlugin:
             self._turn_clock.SharedCore(number, self._background),
             wait_for_turn=lambda: self._channel.wait(kind="turn"),
             end_turn=lambda: self._channel.send(kind="done"),
+            end_round=lambda: self._channel.send(kind="round"),
             collects_garbage=options.get("disable_gc", plugin.options["disable_gc"]),
             waits=None if is_alone else self._new_waits(),
             background_s=worked_s,

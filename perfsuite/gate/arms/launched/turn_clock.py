@@ -29,6 +29,7 @@ class TurnClock:
     core: "SharedCore"
     wait_for_turn: Callable[[], object]
     end_turn: Callable[[], object]
+    end_round: Callable[[], object]  # which keeps the turn
     collects_garbage: bool  # at the end of each round, where pytest-benchmark keeps it from running
     waits: Any  # notices what else goes on between turns; None where no other arm is in the cell
     turns_s: float = 0.0  # the duration of all turns so far
@@ -53,7 +54,9 @@ class TurnClock:
             planted_s = now + self._planted_ratio * (now - self._started_s)
             while now < planted_s:
                 now = self.clock()
-            if self.waits is not None or not self.core.is_settled:
+            if self.waits is None and self.core.is_settled:
+                self.end_round()
+            else:
                 self.end()
             return now
         if self._has_turn:

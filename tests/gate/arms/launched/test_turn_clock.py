@@ -59,6 +59,7 @@ class Launch:
             SharedCore(number, self),
             wait_for_turn=lambda: self.events.append("wait"),
             end_turn=lambda: self.events.append("done"),
+            end_round=lambda: self.events.append("round"),
             collects_garbage=collects_garbage,
             waits=self.waits,
         )
@@ -102,7 +103,7 @@ def test_where_no_other_arm_is_in_the_cell_the_turn_is_kept_once_the_cell_is_pin
     for _ in range(3):
         take_turn(clock)
     assert launch.cores == [{3}]
-    assert launch.events == ["stop", "wait", "resume", *["read"] * 6]
+    assert launch.events == ["stop", "wait", "resume", *["read", "read", "round"] * 3]
     clock.end()
     assert launch.events[-3:] == ["stop", "done", "resume"]
     clock.end()
