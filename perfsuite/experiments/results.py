@@ -62,6 +62,7 @@ def combine(
         numerics = Numerics(
             status="not exercised", check=numerics.check, error=None, limit=None, power=None
         )
+    moved = add_digests([tuple(rank.buffers.values()) for rank in ranks])
     record = cell.CellRecord(
         workload=name,
         recipe=None if job.recipe is None else job.recipe.as_dict(),
@@ -90,6 +91,7 @@ def combine(
         energy_j=None if "energy_j" in missing else _energy_j(ranks),
         losses_by_step=tuple(losses.items()) or None,
         weights_steps=tuple(first.weights) or None,
+        buffers=(next(iter(first.buffers)), moved[0]) if moved else None,
     )
     times_s, num_iterations = tuple(step_times_s), first.num_iterations
     return cell.Outcome(

@@ -263,6 +263,7 @@ class CellMeasured:
     operators: tuple[Operator, ...] | None = None
     # Of this rank, after each of the first steps and the last; empty where no gate asks.
     weights: dict[int, tuple[TensorDigest, ...]] = field(default_factory=dict)
+    buffers: dict[int, tuple[TensorDigest, ...]] = field(default_factory=dict)  # likewise
     environment: Environment
     missing: dict[str, str]  # why a number is None, by its name in the record
     # Where `rounds` have no times of stages.

@@ -135,8 +135,9 @@ class CellRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
         mfu: `tflops` over the dense peak of the device in the cell's precision, 0.5 = 50 %.
         hfu: The same with recomputation.
         operators: The ten costliest of one iteration on rank 0; None where none was profiled.
-        weights: The digest of each parameter after some of a loop's steps (`weights_steps`), in
-            other cells of each buffer that training moves, summed over ranks; a gate's launches'.
+        weights: The digest of each parameter after some of a loop's steps (`weights_steps`), summed
+            over ranks; in a gate's launches alone, as `buffers`.
+        buffers: The step after which they were read, and the digest of each that training moves.
         compile_s: Seconds that torch.compile took, on the slowest rank; None where it did nothing.
         energy_j: Joules of an iteration, of all devices; None where they do not count them, where
             one process uses several, and in a gate's launches, which share them.
@@ -171,6 +172,7 @@ class CellRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     energy_j: Amount | None = None
     losses_by_step: tuple[tuple[Count, float], ...] | None = None
     weights_steps: tuple[Count, ...] | None = None
+    buffers: tuple[Count, tuple[TensorDigest, ...]] | None = None
 
 
 class CellLine(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

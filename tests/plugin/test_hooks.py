@@ -218,6 +218,7 @@ def test_the_record_has_exactly_the_keys_of_the_contract(project: pytest.Pyteste
         "energy_j",
         "losses_by_step",
         "weights_steps",
+        "buffers",
     ]
     assert list(record["stages_s"]) == [
         "load",

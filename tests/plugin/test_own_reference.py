@@ -425,7 +425,7 @@ REFUSED = {
         "are matched by name: only build_step's has 3.weight; build the same model in both, "
         "wrapped or not"
     ),
-    "no_module": "WorkloadError: no_module: Step.model is [[]Sequential(*",
+    "no_module": "WorkloadError: no_module: Step.model is of the type list; *",
 }
 
 

@@ -87,7 +87,7 @@ ENVIRONMENT = Environment(
 LATER_KEYS = (
     *("operators", "num_devices", "tokens_per_s", "tflops", "mfu", "hfu"),
     *("slow_ranks", "rank_stages_s", "step_s", "weights", "compile_s"),
-    *("energy_j", "losses_by_step", "weights_steps"),
+    *("energy_j", "losses_by_step", "weights_steps", "buffers"),
 )
 
 

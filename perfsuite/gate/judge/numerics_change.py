@@ -35,14 +35,17 @@ class _Trained(msgspec.Struct, frozen=True):
     losses_by_step: tuple[tuple[Count, float], ...] | None = None
     weights_steps: tuple[Count, ...] | None = None
     weights: tuple[tuple[TensorDigest, ...], ...] | None = None
+    buffers: tuple[Count, tuple[TensorDigest, ...]] | None = None
     recipe: dict[str, Any] | None = None
     world_size: Count = 1
 
-    def told(self) -> tuple[dict[int, float], dict[int, tuple[TensorDigest, ...]]]:
-        """Return losses and weights by step; an older perfsuite told those of the first alone."""
+    def told(self) -> tuple[dict[int, float], dict[tuple[int, str], tuple[TensorDigest, ...]]]:
+        """Return losses and digests by step; an older perfsuite told those of the first alone."""
         steps = self.weights_steps or itertools.count(1)
-        losses = dict(self.losses_by_step or enumerate(self.losses, 1))
-        return losses, dict(zip(steps, self.weights or (), strict=False))
+        digests = {(n, "parameter"): one for n, one in zip(steps, self.weights or (), strict=False)}
+        if self.buffers is not None:
+            digests[self.buffers[0], "buffer"] = self.buffers[1]
+        return dict(self.losses_by_step or enumerate(self.losses, 1)), digests
 
     @property
     def rounding(self) -> float:
@@ -81,7 +84,7 @@ def describe_numerics_change(base: Sequence[CellRun], head: Sequence[CellRun]) -
         limit = max(one.rounding for one in (*theirs, *ours))
     except (msgspec.ValidationError, KeyError, TypeError, ValueError) as error:
         return f"{UNKNOWN}: a record has another form: {error}"
-    if _are_regrouped(theirs[0], ours[0]) or _have_other_buffers(theirs[0], ours[0]):
+    if _are_regrouped(theirs[0], ours[0]):
         theirs, ours = ([replace(one, weights=None) for one in runs] for runs in (theirs, ours))
     arms = {"the base": theirs, "head": ours}
     silent = [arm for arm, runs in arms.items() if not all(one.losses for one in runs)]
@@ -111,8 +114,9 @@ def describe_numerics_change(base: Sequence[CellRun], head: Sequence[CellRun]) -
 
 
 def _are_comparable(base: _Trained, head: _Trained) -> bool:
-    (old_losses, old_weights), (losses, weights) = base.told(), head.told()
-    return bool(old_losses.keys() & losses.keys() or old_weights.keys() & weights.keys())
+    (old_losses, old_digests), (losses, digests) = base.told(), head.told()
+    kinds = {kind for _, kind in old_digests.keys() & digests.keys()}
+    return bool(old_losses.keys() & losses.keys()) or "parameter" in kinds
 
 
 def _are_regrouped(base: _Trained, head: _Trained) -> bool:
@@ -121,12 +125,6 @@ def _are_regrouped(base: _Trained, head: _Trained) -> bool:
         [[one.num_elements for one in step] for step in run.weights or [()]] for run in (base, head)
     )
     return before != after and sorted(before[-1]) == sorted(after[-1]) and len(before) == len(after)
-
-
-def _have_other_buffers(base: _Trained, head: _Trained) -> bool:
-    """Whether code that has no weights after its first step, but buffers later, has others now."""
-    are_buffers = all(run.weights_steps and run.weights_steps[0] > 1 for run in (base, head))
-    return are_buffers and len({len((run.weights or [()])[0]) for run in (base, head)}) > 1
 
 
 def _beyond_rounding(differences: Sequence[_Difference | None]) -> _Difference | None:
@@ -149,20 +147,23 @@ def _find_later(before: _Trained, after: _Trained, visible: float) -> _Differenc
 
 
 def _differences(before: _Trained, after: _Trained, limit: float) -> Iterator[_Difference]:
-    (old_losses, old_weights), (new_losses, new_weights) = before.told(), after.told()
+    (old_losses, old_digests), (new_losses, new_digests) = before.told(), after.told()
     for step in old_losses.keys() & new_losses.keys():
         if repr(old := old_losses[step]) != repr(new := new_losses[step]):
             is_rounding = abs(new - old) <= limit * max(abs(old), abs(new))
             yield _Difference(step, "loss", old, new, is_rounding)
-    for step in old_weights.keys() & new_weights.keys():
-        pairs = itertools.zip_longest(old_weights[step], new_weights[step], fillvalue=_NOTHING)
+    for step, kind in sorted(old_digests.keys() & new_digests.keys()):
+        old_ones, new_ones = old_digests[step, kind], new_digests[step, kind]
+        if kind == "buffer" and len(old_ones) != len(new_ones):  # a constant may become one
+            continue
+        pairs = itertools.zip_longest(old_ones, new_ones, fillvalue=_NOTHING)
         for number, (old_digest, new_digest) in enumerate(pairs, 1):
             if repr(old_digest) != repr(new_digest):
-                yield _compare_digests(old_digest, new_digest, limit, step, number)
+                yield _compare_digests(old_digest, new_digest, limit, step, f"{kind} {number}")
 
 
 def _compare_digests(
-    before: TensorDigest, after: TensorDigest, limit: float, step: int, number: int
+    before: TensorDigest, after: TensorDigest, limit: float, step: int, which: str
 ) -> _Difference:
     """Say whether two digests may be those of tensors whose distance is within the limit.
 
@@ -179,7 +180,7 @@ def _compare_digests(
     differing = [one for one in found if repr(one[1]) != repr(one[2])]
     beyond = [one for one in differing if not abs(one[2] - one[1]) <= one[3]]
     name, old, new, _ = (beyond or differing)[0]
-    return _Difference(step, f"{name} of parameter or buffer {number}", old, new, not beyond)
+    return _Difference(step, f"{name} of {which}", old, new, not beyond)
 
 
 def _write(before: float, after: float) -> tuple[str, str]:

@@ -30,7 +30,11 @@ from perfsuite.worker.measure.memory import measure_peak, with_kept_bytes
 from perfsuite.worker.measure.operators import costliest_operators, profile_iterations
 from perfsuite.worker.measure.rounds import measure_rounds
 from perfsuite.worker.measure.stages import StageClock, StageMarks
-from perfsuite.worker.measure.weights_digest import digest_buffers, moved_buffers
+from perfsuite.worker.measure.weights_digest import (
+    digest_buffers,
+    modules_with_buffers,
+    moved_buffers,
+)
 from perfsuite.worker.store import shorten_patience
 
 # Of rounds that take turns with the other arm: a disturbance of the machine lasts for longer, and
@@ -122,7 +126,7 @@ class Measurement:
         """Return what was found; raises where the iterations were too few."""
         found, activity = self._found, self._activity
         activity.check()
-        found.losses, found.weights = activity.losses.by_step(), found.weights | activity.digests()
+        found.losses, found.weights = activity.losses.by_step(), activity.digests()
         found.missing = found.missing | activity.end(len(found.rounds))
         return found
 
@@ -159,7 +163,8 @@ class Measurement:
         """Run the untimed first iterations, checked one by one; return the seconds of one more."""
         durations_s: list[float] = []
         states: list[object] = []
-        digests: list[Any] = []  # of the buffers after the first iteration and the last
+        digests: dict[int, Any] = {}  # of the buffers after the first step and the last
+        modules: list[torch.nn.Module] = []
         is_warm = False
         while not is_warm:
             synchronize(self._device)
@@ -170,15 +175,15 @@ class Measurement:
             self._activity.check()
             is_warm = len(durations_s) >= self._activity.num_warmup
             if self._channel is not None and len(durations_s) in (1, self._activity.num_warmup):
-                digests.append(digest_buffers(self._activity.model))
+                modules = modules or modules_with_buffers(self._activity.model)
+                digests[self._activity.losses.num_steps] = digest_buffers(modules)
             if self._on_accelerator and not self._is_loop:
                 states.append(self._activity.state())
                 is_cold = not is_warm or not rounds.has_warmed_up(durations_s, states)
                 is_warm = not any(self._largest([is_cold]))  # on any rank: all take the next one
         self._stages.collect()
-        moved = moved_buffers(digests)
-        if moved and self._activity.losses.by_step():
-            self._found.weights = {self._activity.num_warmup: moved}
+        if moved := moved_buffers([*digests.values()]):
+            self._found.buffers = {max(digests): moved}
         if self._on_accelerator:  # workers may have loaded the batches of the last few ahead
             return statistics.fmean(durations_s[len(durations_s) // 2 :])
         return min(durations_s[-self._activity.num_warmup :])

@@ -145,10 +145,11 @@ class UserStep(_UserCode, activities.Repeatable):
                 "perfsuite.Step(run, model, optimizer)"
             )
         if not isinstance(model, nn.Module | None):
-            raise WorkloadError(f"{code.name}: Step.model is {model!r}; give an nn.Module, or None")
+            given = f"{code.name}: Step.model is of the type {type(model).__name__}"
+            raise WorkloadError(f"{given}; give an nn.Module, or None")
         if step.optimizer is not None and not hasattr(step.optimizer, "param_groups"):
-            given = f"{code.name}: Step.optimizer is {step.optimizer!r}"
-            raise WorkloadError(f"{given}; give a torch.optim.Optimizer, or None")
+            given = f"{code.name}: Step.optimizer is of the type {type(step.optimizer).__name__}"
+            raise WorkloadError(f"{given}; give one optimizer, or None: others are seen to step")
 
     def run(self, asked: Iterations[None], begin_step: Callable[[], None]) -> None:
         """Take steps, and hear what they tell."""

@@ -76,6 +76,17 @@ def collector_state() -> list[int]:
     return [gc.isenabled(), *gc.get_threshold(), is_frozen_by_user(), len(gc.callbacks)]
 
 
+def living_objects() -> list[Any]:
+    """Return all objects that Python's collector knows, frozen ones too."""
+    is_frozen = gc.get_freeze_count() > 0
+    gc.unfreeze()
+    try:
+        return gc.get_objects()
+    finally:
+        if is_frozen:
+            freeze_loaded()
+
+
 @contextmanager
 def whole_heap() -> Iterator[None]:
     """Have each full collection, and what else looks at all objects, look at frozen ones too."""

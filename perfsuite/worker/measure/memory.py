@@ -16,7 +16,7 @@ from torch import Tensor
 
 from perfsuite.ranks.messages import PeakMemory
 from perfsuite.records.stages import Stage, untimed
-from perfsuite.worker.measure.clock import collector_off, freeze_loaded
+from perfsuite.worker.measure.clock import collector_off, living_objects
 from perfsuite.worker.measure.device import is_accelerator, memory_stats, reset_peak, synchronize
 from perfsuite.worker.measure.dispatch import StepMode, tensors_in
 from perfsuite.worker.measure.iterations import Iterations
@@ -62,12 +62,8 @@ def with_kept_bytes(asked: Iterations[_Found]) -> Iterations[tuple[_Found, int]]
 
 def _live_bytes() -> int:
     gc.collect()
-    is_frozen, sizes = gc.get_freeze_count() > 0, dict[int, int]()
-    gc.unfreeze()  # what is frozen is not among the objects
-    objects = gc.get_objects()
-    if is_frozen:
-        freeze_loaded()
-    for one in objects:
+    sizes: dict[int, int] = {}
+    for one in living_objects():
         if issubclass(type(one), Tensor):
             # A sparse, fake or lazy one has no storage, and a class of the user's may refuse.
             refusals = RuntimeError, ValueError, TypeError, AttributeError

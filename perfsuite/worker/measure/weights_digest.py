@@ -10,6 +10,7 @@ from torch.optim import Optimizer
 
 from perfsuite.records.cell import TensorDigest
 from perfsuite.worker.dtensor import local_tensor
+from perfsuite.worker.measure.clock import living_objects
 
 # Steps that are told; training multiplies a difference in rounding.
 _MOST_STEPS = 3
@@ -33,10 +34,17 @@ def digest_weights(parameters: Iterable[Tensor]) -> tuple[TensorDigest, ...]:
     )
 
 
-def digest_buffers(model: nn.Module | None) -> tuple[TensorDigest, ...]:
-    """Return the digests of a model's buffers, without those that have no sum."""
-    buffers = () if model is None else model.buffers()
-    real = (one for one in buffers if not is_lazy(one) and not one.is_meta)
+def modules_with_buffers(model: nn.Module | None) -> list[nn.Module]:
+    """Return the modules of a model that hold buffers; of all that live, where it is None."""
+    modules = living_objects() if model is None else model.modules()
+    found = (one for one in modules if issubclass(type(one), nn.Module))
+    return [one for one in found if vars(one).get("_buffers")]
+
+
+def digest_buffers(modules: Iterable[nn.Module]) -> tuple[TensorDigest, ...]:
+    """Return the digests of the modules' own buffers, without those that have no sum."""
+    buffers = {id(one): one for part in modules for one in part.buffers(recurse=False)}
+    real = (one for one in buffers.values() if not is_lazy(one) and not one.is_meta)
     floats = (one for one in real if one.is_floating_point() and one.element_size() > 1)
     return digest_weights(one for one in floats if one.layout is torch.strided)
 

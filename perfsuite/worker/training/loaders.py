@@ -146,8 +146,8 @@ class EpochBatches(Iterator[Any], contextlib.AbstractContextManager["EpochBatche
         if not isinstance(batch, list | tuple) or len(batch) != 2:
             size = f" of {len(batch)}" if isinstance(batch, Sized) else ""
             raise WorkloadError(
-                f"{self._origin} gives a {type(batch).__name__}{size} as a batch; a batch, as each "
-                "item of a dataset, must be a pair (inputs, target)"
+                f"{self._origin} gives a batch of the type {type(batch).__name__}{size}; a batch, "
+                "as each item of a dataset, must be a pair (inputs, target)"
             )
         return batch
 

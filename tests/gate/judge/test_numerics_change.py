@@ -75,8 +75,8 @@ def test_the_last_weights_tell_what_the_first_ones_hide() -> None:
     frozen = run(weights=weights([2.0, 4.0], [2.0]), weights_steps=[1, 72])
 
     assert told(*[(base, base)] * 2) == "same bits"
-    assert told(*[(base, head)] * 2) == "changed: size of parameter or buffer 2 at step 72 4 -> 6"
-    assert told(*[(base, frozen)] * 2) == "changed: size of parameter or buffer 2 at step 72 4 -> 0"
+    assert told(*[(base, head)] * 2) == "changed: size of parameter 2 at step 72 4 -> 6"
+    assert told(*[(base, frozen)] * 2) == "changed: size of parameter 2 at step 72 4 -> 0"
 
 
 def weights(*steps: list[float]) -> list[list[list[float]]]:
@@ -205,9 +205,9 @@ def test_weights_tell_what_changed_where_no_loss_is_known() -> None:
     assert told((base, base)) == "same bits"
     assert told((base, sums), (base, squares)) == "rounding"
     for head, text in (
-        (moved(1, 2, squares=1.25), "sum of squares of parameter or buffer 2 at step 1 4 -> 5"),
-        (moved(2, 1, total=1.5), "sum of parameter or buffer 1 at step 2 2 -> 3"),
-        (weighed(DIGESTS[0][:1]), "size of parameter or buffer 2 at step 1 1 -> 0"),
+        (moved(1, 2, squares=1.25), "sum of squares of parameter 2 at step 1 4 -> 5"),
+        (moved(2, 1, total=1.5), "sum of parameter 1 at step 2 2 -> 3"),
+        (weighed(DIGESTS[0][:1]), "size of parameter 2 at step 1 1 -> 0"),
     ):
         assert told((base, head), (base, head)) == f"changed: {text}"
 
@@ -220,12 +220,12 @@ def test_the_first_step_at_which_a_change_shows_is_told_of_losses_and_weights() 
     # The loss of a step is computed before its weights change.
     assert told((base, later), (base, later)) == "changed: loss at step 2 0.8 -> 0.7"
     assert told((base, sooner), (base, sooner)) == (
-        "changed: sum of squares of parameter or buffer 1 at step 1 5 -> 2.5"
+        "changed: sum of squares of parameter 1 at step 1 5 -> 2.5"
     )
     assert told((base, run(0.9, 0.8)), (base, run(0.9, 0.8))) == "same bits"
     assert told((base, sooner), (sooner, base)) == (
         "cannot be told: launches of the base differ among themselves, at step 1 by a sum of "
-        "squares of parameter or buffer 1 of 5 and 2.5; seed what it draws, and clear what it saves"
+        "squares of parameter 1 of 5 and 2.5; seed what it draws, and clear what it saves"
     )
 
 
@@ -245,14 +245,21 @@ def test_what_rounding_may_have_grown_to_is_told_beside_it() -> None:
         told((base, far)) == f"rounding at first, and later loss at step 64 0.2 -> 0.23{NOT_JUDGED}"
     )
     assert told((whole, trained)) == (
-        "rounding at first, and later sum of squares of parameter or buffer 2 at step 72 8 -> 8.8"
+        "rounding at first, and later sum of squares of parameter 2 at step 72 8 -> 8.8"
         f"{NOT_JUDGED}"
     )
 
 
 def test_another_set_of_buffers_is_not_compared_and_the_same_one_is() -> None:
     kept = weights([2.0, 4.0]), weights([2.0]), weights([2.0, 6.0])
-    both, one, other = (run(*LOSSES, weights=buffers, weights_steps=[3]) for buffers in kept)
+    both, one, other = (run(*LOSSES, buffers=[3, *buffers]) for buffers in kept)
 
     assert told((both, one)) == "same bits"
-    assert told(*[(both, other)] * 2) == ("changed: size of parameter or buffer 2 at step 3 4 -> 6")
+    assert told(*[(both, other)] * 2) == "changed: size of buffer 2 at step 3 4 -> 6"
+    # Beside the parameters after the same step.
+    beside = [
+        run(weights=weights([2.0]), weights_steps=[3], buffers=[3, *one]) for one in kept[::2]
+    ]
+    assert told(tuple(beside), tuple(beside)) == "changed: size of buffer 2 at step 3 4 -> 6"
+    silent = [run(buffers=[3, *one]) for one in kept[::2]]
+    assert told(tuple(silent)) == "cannot be told: no loss of the base and head is known"

@@ -563,11 +563,12 @@ def test_a_step_is_a_function_or_says_what_it_holds() -> None:
     [
         (
             perfsuite.Step(int, model=[3], optimizer=None),
-            "mine: Step.model is [3]; give an nn.Module, or None",
+            "mine: Step.model is of the type list; give an nn.Module, or None",
         ),
         (
             perfsuite.Step(int, model=None, optimizer=[4]),
-            "mine: Step.optimizer is [4]; give a torch.optim.Optimizer, or None",
+            "mine: Step.optimizer is of the type list; give one optimizer, or None: others are "
+            "seen to step",
         ),
     ],
 )

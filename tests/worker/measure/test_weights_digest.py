@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import gc
+
 import pytest
 import torch
 
 from perfsuite.records.cell import TensorDigest
-from perfsuite.worker.measure.weights_digest import digest_buffers, digest_weights, moved_buffers
+from perfsuite.worker.measure.weights_digest import (
+    digest_buffers,
+    digest_weights,
+    modules_with_buffers,
+    moved_buffers,
+)
 
 
 def test_a_digest_has_the_sum_and_the_sum_of_squares_of_each_tensor() -> None:
@@ -55,10 +62,30 @@ def test_buffers_without_a_sum_have_no_digest() -> None:
     ):
         model.register_buffer(name, odd)
 
-    mean, variance, empty = digest_buffers(model)
+    mean, variance, empty = digest_buffers([model, model])
 
     assert (mean.total, variance.total, empty.num_elements) == (0.0, 2.0, 0)
-    assert digest_buffers(None) == ()
+
+
+def test_buffers_of_a_loop_are_those_of_all_modules_that_live() -> None:
+    class Odd(torch.nn.Module):  # which no `super().__init__()` has made a module
+        def __init__(self) -> None:
+            pass
+
+        def __getattr__(self, name: str) -> object:
+            raise RuntimeError(name)
+
+    model, odd = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2)), Odd()
+    assert modules_with_buffers(model) == [model[1]]
+    gc.collect()
+    gc.freeze()
+    try:
+        living = modules_with_buffers(None)
+        assert gc.get_freeze_count() > 0
+    finally:
+        gc.unfreeze()
+    assert {id(model[1])} <= {*map(id, living)}
+    assert id(odd) not in {*map(id, living)}
 
 
 def test_moved_buffers_have_an_order_of_their_own_and_no_mean_of_nothing() -> None:

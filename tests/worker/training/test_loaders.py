@@ -393,11 +393,11 @@ class Bare(Numbers):
 
 @pytest.mark.parametrize(
     ("dataset", "found"),
-    [(Triple(8), "a list of 3"), (Keyed(8), "a dict of 1"), (Bare(8), "a Tensor of 4")],
+    [(Triple(8), "list of 3"), (Keyed(8), "dict of 1"), (Bare(8), "Tensor of 4")],
 )
 def test_a_batch_that_is_no_pair_is_refused(build: Any, dataset: Any, found: str) -> None:
     message = (
-        f"workload 'small': its train dataset gives {found} as a batch; "
+        f"workload 'small': its train dataset gives a batch of the type {found}; "
         "a batch, as each item of a dataset, must be a pair (inputs, target)"
     )
     with refusal(WorkloadError, message):

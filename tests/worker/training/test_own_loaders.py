@@ -138,8 +138,8 @@ EXPECTED = "return an iterable of at least one batch, with a __len__ that says w
         (DataLoader(Endless(), batch_size=None), f"returned a DataLoader; {EXPECTED}"),
         (lambda *_: iter([1]), f"returned a list_iterator; {EXPECTED}"),
         ([], f"returned a list; {EXPECTED}"),
-        ([5], f"gives a int as a batch; {PAIR}"),
-        ([(1, 2, 3)], f"gives a tuple of 3 as a batch; {PAIR}"),
+        ([5], f"gives a batch of the type int; {PAIR}"),
+        ([(1, 2, 3)], f"gives a batch of the type tuple of 3; {PAIR}"),
         (
             [(torch.ones(4), torch.ones(3))],
             "gives a batch of 4 inputs and 3 targets; the first dimension of both must be that of "
