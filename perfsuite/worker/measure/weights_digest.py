@@ -5,11 +5,10 @@ from collections.abc import Iterable, Sequence
 import torch
 from msgspec.structs import astuple
 from torch import Tensor, nn
-from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
 from perfsuite.records.cell import TensorDigest
-from perfsuite.worker.dtensor import local_tensor
+from perfsuite.worker.dtensor import is_dtensor, local_tensor
 from perfsuite.worker.measure.clock import living_objects
 
 # Steps that are told; training multiplies a difference in rounding.
@@ -43,8 +42,10 @@ def modules_with_buffers(model: nn.Module | None) -> list[nn.Module]:
 
 def digest_buffers(modules: Iterable[nn.Module]) -> tuple[TensorDigest, ...]:
     """Return the digests of the modules' own buffers, without those that have no sum."""
-    buffers = {id(one): one for part in modules for one in part.buffers(recurse=False)}
-    real = (one for one in buffers.values() if not is_lazy(one) and not one.is_meta)
+    # A class of the user's may call something else its `buffers`; a fake one has no numbers.
+    buffers = {id(one): one for part in modules for one in part._buffers.values()}
+    plain = (one for one in buffers.values() if type(one) is Tensor or is_dtensor(one))
+    real = (one for one in plain if not one.is_meta)
     floats = (one for one in real if one.is_floating_point() and one.element_size() > 1)
     return digest_weights(one for one in floats if one.layout is torch.strided)
 

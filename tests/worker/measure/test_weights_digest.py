@@ -6,6 +6,7 @@ import gc
 
 import pytest
 import torch
+from torch._subclasses import FakeTensorMode
 
 from perfsuite.records.cell import TensorDigest
 from perfsuite.worker.measure.weights_digest import (
@@ -75,6 +76,13 @@ def test_buffers_of_a_loop_are_those_of_all_modules_that_live() -> None:
         def __getattr__(self, name: str) -> object:
             raise RuntimeError(name)
 
+    class Agent(torch.nn.Module):  # whose buffers are of experience
+        buffers = ()
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("mean", torch.ones(2))
+
     model, odd = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2)), Odd()
     assert modules_with_buffers(model) == [model[1]]
     gc.collect()
@@ -86,6 +94,10 @@ def test_buffers_of_a_loop_are_those_of_all_modules_that_live() -> None:
         gc.unfreeze()
     assert {id(model[1])} <= {*map(id, living)}
     assert id(odd) not in {*map(id, living)}
+    assert digest_buffers([Agent()])[0].total == 2.0
+    with FakeTensorMode():
+        faked = torch.nn.BatchNorm1d(2)
+    assert digest_buffers([faked]) == ()
 
 
 def test_moved_buffers_have_an_order_of_their_own_and_no_mean_of_nothing() -> None:
