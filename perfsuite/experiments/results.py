@@ -91,7 +91,7 @@ def combine(
         energy_j=None if "energy_j" in missing else _energy_j(ranks),
         losses_by_step=tuple(losses.items()) or None,
         weights_steps=tuple(first.weights) or None,
-        buffers=(next(iter(first.buffers)), moved[0]) if moved else None,
+        buffers=tuple(zip(first.buffers, moved, strict=False)) if moved else None,
     )
     times_s, num_iterations = tuple(step_times_s), first.num_iterations
     return cell.Outcome(

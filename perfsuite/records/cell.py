@@ -137,7 +137,7 @@ class CellRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
         operators: The ten costliest of one iteration on rank 0; None where none was profiled.
         weights: The digest of each parameter after some of a loop's steps (`weights_steps`), summed
             over ranks; in a gate's launches alone, as `buffers`.
-        buffers: The step after which they were read, and the digest of each that training moves.
+        buffers: A step, and the digest of each that training had moved after it; likewise.
         compile_s: Seconds that torch.compile took, on the slowest rank; None where it did nothing.
         energy_j: Joules of an iteration, of all devices; None where they do not count them, where
             one process uses several, and in a gate's launches, which share them.
@@ -172,7 +172,7 @@ class CellRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     energy_j: Amount | None = None
     losses_by_step: tuple[tuple[Count, float], ...] | None = None
     weights_steps: tuple[Count, ...] | None = None
-    buffers: tuple[Count, tuple[TensorDigest, ...]] | None = None
+    buffers: tuple[tuple[Count, tuple[TensorDigest, ...]], ...] | None = None
 
 
 class CellLine(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

@@ -35,7 +35,7 @@ class _Trained(msgspec.Struct, frozen=True):
     losses_by_step: tuple[tuple[Count, float], ...] | None = None
     weights_steps: tuple[Count, ...] | None = None
     weights: tuple[tuple[TensorDigest, ...], ...] | None = None
-    buffers: tuple[Count, tuple[TensorDigest, ...]] | None = None
+    buffers: tuple[tuple[Count, tuple[TensorDigest, ...]], ...] | None = None
     recipe: dict[str, Any] | None = None
     world_size: Count = 1
 
@@ -43,8 +43,7 @@ class _Trained(msgspec.Struct, frozen=True):
         """Return losses and digests by step; an older perfsuite told those of the first alone."""
         steps = self.weights_steps or itertools.count(1)
         digests = {(n, "parameter"): one for n, one in zip(steps, self.weights or (), strict=False)}
-        if self.buffers is not None:
-            digests[self.buffers[0], "buffer"] = self.buffers[1]
+        digests |= {(step, "buffer"): one for step, one in self.buffers or ()}
         return dict(self.losses_by_step or enumerate(self.losses, 1)), digests
 
     @property

@@ -30,11 +30,7 @@ from perfsuite.worker.measure.memory import measure_peak, with_kept_bytes
 from perfsuite.worker.measure.operators import costliest_operators, profile_iterations
 from perfsuite.worker.measure.rounds import measure_rounds
 from perfsuite.worker.measure.stages import StageClock, StageMarks
-from perfsuite.worker.measure.weights_digest import (
-    digest_buffers,
-    modules_with_buffers,
-    moved_buffers,
-)
+from perfsuite.worker.measure.weights_digest import BufferDigests
 from perfsuite.worker.store import shorten_patience
 
 # Of rounds that take turns with the other arm: a disturbance of the machine lasts for longer, and
@@ -104,7 +100,7 @@ class Measurement:
         self._has_peers = start.request.world_size > 1
         self._turns = turns or ArmTurns(start, on_wait=board.mark)
         self._after_warm_up = after_warm_up
-        self._waits = Waits()
+        self._waits, self._buffers = Waits(), BufferDigests()
         self._takes_turns = False  # from round to round
         self._stages = StageClock(device, on_enter=board.enter_stage)
         self._marks = StageMarks(device, on_enter=board.enter_stage)
@@ -127,6 +123,7 @@ class Measurement:
         found, activity = self._found, self._activity
         activity.check()
         found.losses, found.weights = activity.losses.by_step(), activity.digests()
+        found.buffers = self._buffers.moved()
         found.missing = found.missing | activity.end(len(found.rounds))
         return found
 
@@ -156,15 +153,19 @@ class Measurement:
         self._board.enter_phase("count")
         if self._activity.is_counted and agreed.counts:
             yield from self._count(profiles=agreed.profiles)
+        self._digest_buffers()
         if self._is_loop:
             self._board.enter_phase("stop by perfsuite.StopLoop")
+
+    def _digest_buffers(self) -> None:
+        if self._channel is not None:
+            self._activity.check()  # counts the steps so far
+            self._buffers.end_step(self._activity.model, self._activity.losses.num_steps)
 
     def _warm_up(self) -> Iterations[float]:
         """Run the untimed first iterations, checked one by one; return the seconds of one more."""
         durations_s: list[float] = []
         states: list[object] = []
-        digests: dict[int, Any] = {}  # of the buffers after the first step and the last
-        modules: list[torch.nn.Module] = []
         is_warm = False
         while not is_warm:
             synchronize(self._device)
@@ -174,16 +175,13 @@ class Measurement:
             durations_s.append(time.perf_counter() - began_s)
             self._activity.check()
             is_warm = len(durations_s) >= self._activity.num_warmup
-            if self._channel is not None and len(durations_s) in (1, self._activity.num_warmup):
-                modules = modules or modules_with_buffers(self._activity.model)
-                digests[self._activity.losses.num_steps] = digest_buffers(modules)
+            if len(durations_s) in (1, self._activity.num_warmup):
+                self._digest_buffers()
             if self._on_accelerator and not self._is_loop:
                 states.append(self._activity.state())
                 is_cold = not is_warm or not rounds.has_warmed_up(durations_s, states)
                 is_warm = not any(self._largest([is_cold]))  # on any rank: all take the next one
         self._stages.collect()
-        if moved := moved_buffers([*digests.values()]):
-            self._found.buffers = {max(digests): moved}
         if self._on_accelerator:  # workers may have loaded the batches of the last few ahead
             return statistics.fmean(durations_s[len(durations_s) // 2 :])
         return min(durations_s[-self._activity.num_warmup :])

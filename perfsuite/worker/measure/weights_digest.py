@@ -1,6 +1,8 @@
 """A digest of weights: two numbers of each parameter, which two trees may compare without them."""
 
-from collections.abc import Iterable, Sequence
+import itertools
+import weakref
+from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 from msgspec.structs import astuple
@@ -14,6 +16,8 @@ from perfsuite.worker.measure.clock import living_objects
 # Steps that are told; training multiplies a difference in rounding.
 _MOST_STEPS = 3
 _LEAST_SHARE = 1e-10
+# Elements of a mask or a table of integers, which take eight bytes each as float64.
+_MOST_CONVERTED = 2**24
 
 
 @torch.no_grad()
@@ -33,8 +37,28 @@ def digest_weights(parameters: Iterable[Tensor]) -> tuple[TensorDigest, ...]:
     )
 
 
-def modules_with_buffers(model: nn.Module | None) -> list[nn.Module]:
-    """Return the modules of a model that hold buffers; of all that live, where it is None."""
+class BufferDigests:
+    """Those of the buffers of a model, or of all modules that live, after some steps."""
+
+    def __init__(self) -> None:
+        self._modules: list[weakref.ref[nn.Module]] = []
+        self._by_step: dict[int, tuple[TensorDigest, ...]] = {}
+
+    def end_step(self, model: nn.Module | None, step: int) -> None:
+        """Digest the buffers now; the first step tells whose."""
+        if not self._by_step:
+            self._modules = [weakref.ref(one) for one in _modules_with_buffers(model)]
+        living = [one for one in (known() for known in self._modules) if one is not None]
+        self._by_step[step] = digest_buffers(living)
+
+    def moved(self) -> dict[int, tuple[TensorDigest, ...]]:
+        """Return the digests of buffers that training has moved since the first step, by step."""
+        first = next(iter(self._by_step.values()), ())
+        later = itertools.islice(self._by_step.items(), 1, None)
+        return {step: _moved(first, one) for step, one in later if len(one) == len(first)}
+
+
+def _modules_with_buffers(model: nn.Module | None) -> list[nn.Module]:
     modules = living_objects() if model is None else model.modules()
     found = (one for one in modules if issubclass(type(one), nn.Module))
     return [one for one in found if vars(one).get("_buffers")]
@@ -45,17 +69,30 @@ def digest_buffers(modules: Iterable[nn.Module]) -> tuple[TensorDigest, ...]:
     # A class of the user's may call something else its `buffers`; a fake one has no numbers.
     buffers = {id(one): one for part in modules for one in part._buffers.values()}
     plain = (one for one in buffers.values() if type(one) is Tensor or is_dtensor(one))
-    real = (one for one in plain if not one.is_meta)
-    floats = (one for one in real if one.is_floating_point() and one.element_size() > 1)
-    return digest_weights(one for one in floats if one.layout is torch.strided)
+    real = (one for one in plain if not (one.is_meta or one.is_quantized))
+    strided = (local_tensor(one) for one in real if one.layout is torch.strided)
+    return digest_weights(number for one in strided for number in _as_numbers(one))
 
 
-def moved_buffers(digests: Sequence[tuple[TensorDigest, ...]]) -> tuple[TensorDigest, ...]:
-    """Return the last digests of those that training moves, in an order of their own.
+def _as_numbers(buffer: Tensor) -> Iterator[Tensor]:
+    """Yield a buffer without what is not finite, which would hide the rest of it."""
+    if buffer.is_complex():
+        buffer = torch.view_as_real(buffer)
+    if not buffer.is_floating_point() or buffer.element_size() == 1:
+        if buffer.numel() > _MOST_CONVERTED:
+            return
+        buffer = buffer.double()
+    yield buffer.nan_to_num(0.0, 0.0, 0.0)
+
+
+def _moved(
+    before: Sequence[TensorDigest], after: Sequence[TensorDigest]
+) -> tuple[TensorDigest, ...]:
+    """Return the digests that differ, in an order of their own.
 
     A constant that becomes a buffer changes nothing, and the mean of what has none is rounding.
     """
-    moved = [new for old, new in zip(*digests, strict=False) if new != old]
+    moved = [new for old, new in zip(before, after, strict=True) if new != old]
     least = _LEAST_SHARE * max((one.squares for one in moved), default=0.0)
     return tuple(sorted((one for one in moved if not one.squares < least), key=astuple))
 

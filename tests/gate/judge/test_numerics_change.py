@@ -252,14 +252,16 @@ def test_what_rounding_may_have_grown_to_is_told_beside_it() -> None:
 
 def test_another_set_of_buffers_is_not_compared_and_the_same_one_is() -> None:
     kept = weights([2.0, 4.0]), weights([2.0]), weights([2.0, 6.0])
-    both, one, other = (run(*LOSSES, buffers=[3, *buffers]) for buffers in kept)
+    both, one, other = (run(*LOSSES, buffers=[[3, *buffers]]) for buffers in kept)
 
     assert told((both, one)) == "same bits"
     assert told(*[(both, other)] * 2) == "changed: size of buffer 2 at step 3 4 -> 6"
+    late = tuple(run(*LOSSES, buffers=[[3, *kept[0]], [72, *one]]) for one in kept[::2])
+    assert told(late, late) == "changed: size of buffer 2 at step 72 4 -> 6"
     # Beside the parameters after the same step.
     beside = [
-        run(weights=weights([2.0]), weights_steps=[3], buffers=[3, *one]) for one in kept[::2]
+        run(weights=weights([2.0]), weights_steps=[3], buffers=[[3, *one]]) for one in kept[::2]
     ]
     assert told(tuple(beside), tuple(beside)) == "changed: size of buffer 2 at step 3 4 -> 6"
-    silent = [run(buffers=[3, *one]) for one in kept[::2]]
+    silent = [run(buffers=[[3, *one]]) for one in kept[::2]]
     assert told(tuple(silent)) == "cannot be told: no loss of the base and head is known"

@@ -9,11 +9,11 @@ import torch
 from torch._subclasses import FakeTensorMode
 
 from perfsuite.records.cell import TensorDigest
+from perfsuite.worker.measure import weights_digest as module
 from perfsuite.worker.measure.weights_digest import (
+    BufferDigests,
     digest_buffers,
     digest_weights,
-    modules_with_buffers,
-    moved_buffers,
 )
 
 
@@ -49,23 +49,31 @@ def test_complex_weights_count_as_pairs_and_one_changed_bit_shows() -> None:
     assert repr(before) == repr(again) != repr(after)
 
 
-def test_buffers_without_a_sum_have_no_digest() -> None:
+def test_buffers_of_any_numbers_have_digests_and_what_is_not_finite_hides_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     model = torch.nn.BatchNorm1d(2)
-    for name, odd in (
-        ("eights", torch.zeros(2).to(torch.float8_e4m3fn)),
-        ("sparse", torch.eye(2).to_sparse()),
-        ("flags", torch.ones(2, dtype=torch.bool)),
-        ("waves", torch.ones(2, dtype=torch.complex64)),
+    model.num_batches_tracked.add_(3)
+    for name, one in (
+        ("eights", torch.full((2,), 2.0).to(torch.float8_e4m3fn)),
+        ("flags", torch.ones(3, dtype=torch.bool)),
+        ("waves", torch.full((2,), 1 + 2j)),
+        ("least", torch.tensor([float("inf"), 5.0, float("nan")])),
         ("empty", torch.zeros(0)),
+        # Which have none.
+        ("sparse", torch.eye(2).to_sparse()),
         ("none", None),
         ("nowhere", torch.zeros(2, device="meta")),
         ("lazy", torch.nn.parameter.UninitializedBuffer()),
     ):
-        model.register_buffer(name, odd)
+        model.register_buffer(name, one)
 
-    mean, variance, empty = digest_buffers([model, model])
+    digests = digest_buffers([model, model])
 
-    assert (mean.total, variance.total, empty.num_elements) == (0.0, 2.0, 0)
+    totals = [one.total for one in digests]
+    assert totals == [0.0, 2.0, 3.0, 4.0, 3.0, 6.0, 5.0, 0.0]
+    monkeypatch.setattr(module, "_MOST_CONVERTED", 2)
+    assert [one.total for one in digest_buffers([model])] == [0.0, 2.0, 3.0, 4.0, 6.0, 5.0, 0.0]
 
 
 def test_buffers_of_a_loop_are_those_of_all_modules_that_live() -> None:
@@ -84,16 +92,17 @@ def test_buffers_of_a_loop_are_those_of_all_modules_that_live() -> None:
             self.register_buffer("mean", torch.ones(2))
 
     model, odd = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2)), Odd()
-    assert modules_with_buffers(model) == [model[1]]
+    digests = BufferDigests()
     gc.collect()
     gc.freeze()
     try:
-        living = modules_with_buffers(None)
+        digests.end_step(None, 1)
         assert gc.get_freeze_count() > 0
     finally:
         gc.unfreeze()
-    assert {id(model[1])} <= {*map(id, living)}
-    assert id(odd) not in {*map(id, living)}
+    known = [one() for one in digests._modules]
+    assert any(one is model[1] for one in known)
+    assert not any(one is odd or one is model[0] for one in known)
     assert digest_buffers([Agent()])[0].total == 2.0
     with FakeTensorMode():
         faked = torch.nn.BatchNorm1d(2)
@@ -101,11 +110,32 @@ def test_buffers_of_a_loop_are_those_of_all_modules_that_live() -> None:
 
 
 def test_moved_buffers_have_an_order_of_their_own_and_no_mean_of_nothing() -> None:
+    names = ("twos", "constant", "rounding", "flag")
     first = torch.ones(2), torch.ones(3), torch.zeros(4), torch.zeros(1)
     last = torch.full((2,), 2.0), torch.ones(3), torch.full((4,), 1e-8), torch.ones(1)
-    digests = [digest_weights(one) for one in (first, last)]
-    swapped = [digest_weights(one[::-1]) for one in (first, last)]
+    found = []
+    for order in (slice(None), slice(None, None, -1)):
+        model, digests = torch.nn.Module(), BufferDigests()
+        for name, one in zip(names[order], first[order], strict=True):
+            model.register_buffer(name, one.clone())
+        digests.end_step(model, 1)
+        for name, one in zip(names[order], last[order], strict=True):
+            getattr(model, name).copy_(one)
+        digests.end_step(model, 3)
+        digests.end_step(model, 72)
+        found.append(digests.moved())
 
-    assert [one.num_elements for one in moved_buffers(digests)] == [1, 2]
-    assert moved_buffers(swapped) == moved_buffers(digests)
-    assert moved_buffers([()]) == moved_buffers([]) == ()
+    assert found[0] == found[1]
+    assert [*found[0]] == [3, 72]
+    assert [one.num_elements for one in found[0][72]] == [1, 2]
+    assert BufferDigests().moved() == {}
+
+
+def test_modules_that_end_are_no_change_of_those_that_live_on() -> None:
+    digests, model = BufferDigests(), torch.nn.BatchNorm1d(2)
+    digests.end_step(model, 1)
+    del model
+    gc.collect()
+    digests.end_step(None, 3)
+
+    assert digests.moved() == {}

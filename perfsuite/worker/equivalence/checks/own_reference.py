@@ -6,7 +6,7 @@ rounding of one step, and the weights afterwards show what the optimizers do. Wi
 there are losses alone; what they show, references with a mistake in their gradients tell.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
@@ -51,7 +51,9 @@ class OwnCase:
     build: Callable[[], OwnSteps]  # builds the reference, each time under the same seed
     device: torch.device
     on_step: Callable[[], None]  # shows progress
-    looks_again: set[type[Optimizer]] = field(default_factory=set)  # of all its `OwnSteps`
+    # Of all its `OwnSteps`, and those of each step by its id.
+    looks_again: set[type[Optimizer]] = field(default_factory=set)
+    outer: dict[int, Collection[int | tuple[str, int]]] = field(default_factory=dict)
 
 
 def check_own_steps(case: OwnCase) -> tuple[EquivalenceRow, dict[str, str]]:
@@ -61,8 +63,10 @@ def check_own_steps(case: OwnCase) -> tuple[EquivalenceRow, dict[str, str]]:
     """
     recipe, trace = case.recipe, case.trace
     proof = Proof(check=semantic_check(recipe.precision), on_bug=case.on_step)
-    if trace.steps:  # before its gradients are given to an optimizer, this tells when it looks
-        _Reference(case).take(trace.steps[0])
+    rehearsal = _Reference(case)  # tells which looks of an optimizer are at its updates
+    for step in trace.steps:
+        rehearsal.take(step)
+        case.outer[id(step)] = rehearsal.own.outer
     truth, plain = _references(case)
     if (dropout := _describe_dropout(truth.own.model)) is not None:
         return EquivalenceRow.of(recipe, proof.check, "not exercised", dropout), {}
@@ -84,8 +88,6 @@ def check_own_steps(case: OwnCase) -> tuple[EquivalenceRow, dict[str, str]]:
     frozen = without_wrappers(dict(truth.own.model.named_parameters())).keys() & after.keys()
     if changed := [repr(one) for one in sorted(frozen) if not torch.equal(before[one], after[one])]:
         missing["frozen parameters"] = f"the step changes {listed(changed)} without an optimizer"
-    if within := [*map(repr, sorted(truth.own.within))]:
-        missing["some weights"] = f"{listed(within)} are updated by an optimizer within another"
     wrong = [one for one in proof.evidence if not one.is_within]
     # Whatever is drawn, the ranks agree.
     is_excused = truth.has_drawn and wrong and all(one.rank is None for one in wrong)
@@ -110,11 +112,11 @@ def check_own_steps(case: OwnCase) -> tuple[EquivalenceRow, dict[str, str]]:
         if not proof.planted:
             proof.vacuous.append("no torch optimizer steps, so that no mistake can be planted")
     proof.vacuous += _why_vacuous(trace, steps)
-    if often := [repr(n) for n, times in truth.own.num_updates.items() if times > MOST_UPDATES]:
+    if often := [repr(n) for n, times in truth.own.num_updates().items() if times > MOST_UPDATES]:
         proof.vacuous.append(
             f"a step updates {listed(often)} over {MOST_UPDATES} times: the later ones are not seen"
         )
-    if why_losses_alone is None and (others := len(truth.own.unnamed)):
+    if truth.own.parameters and (others := len(truth.own.unnamed)):
         proof.vacuous.append(
             f"{counted(others, 'parameter')} that an optimizer updates and Step.model does not "
             "have: nothing compares what is not in it"
@@ -158,6 +160,7 @@ class _Reference:
     ) -> None:
         self.own = case.build()
         self.own.looks_again = case.looks_again
+        self.own.train(case.trace.late)
         self.follows = self.has_drawn = False
         self._case = case
         self.arithmetic = arithmetic
@@ -166,7 +169,7 @@ class _Reference:
             # Once, because `take` does not load them anew.
             nudge(one for one in self.own.model.parameters() if not one.requires_grad)
 
-    def take(self, step: Step, spoil: BeforeUpdate = lambda *_: None) -> RankStep:
+    def take(self, step: Step, spoil: BeforeUpdate | None = None) -> RankStep:
         """Return what one step does here; `spoil` may change the gradients of one that is free."""
         self._case.on_step()
         if self.follows:
@@ -178,7 +181,7 @@ class _Reference:
             spoil = nudge
         state = read_random_state(self._case.device)
         with self.arithmetic():
-            taken = self.own.take(spoil)
+            taken = self.own.take(spoil, self._case.outer.get(id(step), ()))
         self.has_drawn |= bool(modules_that_drew(state, read_random_state(self._case.device)))
         return taken
 
@@ -186,7 +189,7 @@ class _Reference:
 def _take_steps(case: OwnCase, truth: _Reference, plain: _Reference) -> Iterator[_OwnStep]:
     for number, step in enumerate(case.trace.steps, start=1):
         true = truth.take(step)
-        other, times = plain.take(step), truth.own.num_updates
+        other, times = plain.take(step), truth.own.num_updates()
         yield _OwnStep(
             recipe=case.recipe,
             number=number,
@@ -197,7 +200,7 @@ def _take_steps(case: OwnCase, truth: _Reference, plain: _Reference) -> Iterator
             updated={
                 name: weight
                 for name, weight in true.after.parameters.items()
-                if name not in truth.own.within and times[name] <= MOST_UPDATES
+                if times.get(name, 0) <= MOST_UPDATES
             },
             num_updates=max(times.values(), default=1),
         )
@@ -324,7 +327,7 @@ def _why_vacuous(trace: Trace, steps: Sequence[_OwnStep]) -> Iterator[str]:
         if not one.has_gradients:
             yield (
                 f"no optimizer stepped in step {one.number}: is it a part of one that accumulates, "
-                "or does a GradScaler leave it out?"
+                "does a GradScaler leave it out, or are gradients made in a closure?"
             )
         elif one.errors.size == 0:
             yield f"all gradients of step {one.number} are zero"

@@ -4,14 +4,15 @@ Hooks of torch's optimizers see the gradients, so that the step itself stays as 
 """
 
 import itertools
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 from unittest.mock import patch
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 
 from perfsuite.worker.equivalence.comparison import Tensors
@@ -42,65 +43,82 @@ MOST_UPDATES = 16
 BeforeUpdate = Callable[[Sequence[nn.Parameter], Mapping[str, nn.Parameter]], None]
 
 
+@dataclass(eq=False)
+class _Update:
+    """An update of a parameter, as an optimizer's step finds it."""
+
+    kind: type[Optimizer]
+    look: int  # counted over all steps of optimizers
+    is_again: bool  # within `super().step()`
+    gradient: Tensor | None
+    is_outer: bool = False  # a step within this one makes it
+
+
 class OwnSteps:
     """Takes steps of a user's own, which may name their model.
 
-    `unnamed` holds what optimizers ever updated that is not the model's, and `idle` names those of
-    its trained `parameters` that none did. In the last step optimizers updated each so often
-    (`num_updates`), not counted those that updated it `within` another's step. `looks_again` holds
-    the classes that call `super().step()`.
+    An optimizer may step within another's step, and its base class within its own: the innermost
+    one makes the update. `outer` has the other looks of the last step by their numbers, and (name,
+    number) of each parameter. Classes in `looks_again` call `super().step()`: where they do not,
+    they update nothing. `unnamed` holds what optimizers ever updated that is not the model's, and
+    `idle` names those of its trained `parameters` that none did.
     """
 
     def __init__(self, model: nn.Module | None, take: Callable[[], float | None]) -> None:
         self.model = nn.Module() if model is None else model
-        named = without_wrappers(dict(self.model.named_parameters()))
-        self.parameters = {name: one for name, one in named.items() if one.requires_grad}
+        self._named = without_wrappers(dict(self.model.named_parameters()))
+        self.parameters = {name: one for name, one in self._named.items() if one.requires_grad}
         self.unnamed: set[nn.Parameter] = set()
         self.idle = set(self.parameters)
-        self.num_updates: Counter[str] = Counter()
-        self.within: set[str] = set()
         self.looks_again: set[type[Optimizer]] = set()
+        self.outer: set[int | tuple[str, int]] = set()
+        self.updates: dict[str, list[_Update]] = {}  # of the last step
         self._take = take
-        self._names = {id(parameter): name for name, parameter in named.items()}
+        self._names = {id(parameter): name for name, parameter in self._named.items()}
 
-    def take(self, before_update: BeforeUpdate = lambda *_: None) -> trace.RankStep:
+    def take(
+        self,
+        before_update: BeforeUpdate | None = None,
+        outer: Collection[int | tuple[str, int]] = (),
+    ) -> trace.RankStep:
         """Take one step, and return what it did.
 
-        The gradients are those that an optimizer finds before each update: after its own hooks, and
-        after what a subclass does to them before `super().step()`. What `before_update` changes is
-        not recorded, if it is known which classes look again.
+        The gradients are those that the innermost step of an optimizer finds, after its own hooks.
+        What `before_update` changes is not the step's own, so it must know the `outer` looks.
         """
-        gradients: Tensors = {}
-        stepping: list[Optimizer] = []
-        self.num_updates, self.within = Counter(), set()
+        updates = self.updates = defaultdict(list)
+        stepping: list[tuple[Optimizer, set[nn.Parameter], dict[str, _Update], int]] = []
+        numbers, self.outer = itertools.count(), set()
 
         def look(optimizer: Optimizer, *_: object) -> None:
+            number, kind = next(numbers), type(optimizer)
             stepped = [one for group in optimizer.param_groups for one in group["params"]]
-            known = {self._names[id(one)]: one for one in stepped if id(one) in self._names}
             others = (one for one in stepped if id(one) not in self._names)
             self.unnamed |= {one for one in others if one.grad is not None}
-            self.idle -= known.keys()
-            is_again, kind = stepping == [optimizer], type(optimizer)
-            if is_again and kind not in self.looks_again:
-                self.looks_again.add(kind)
-                self.num_updates.subtract(known.keys())  # the look before was at this update
-            if set(stepping) - {optimizer}:
-                self.within.update(known)
-            counts = is_again or not (stepping or kind in self.looks_again)
-            stepping.append(optimizer)
-            if not counts:
-                return
-            self.num_updates.update(known.keys())
-            times = ((self.num_updates[name], name, one) for name, one in known.items())
-            new = {
-                name if time == 1 else f"{name} (update {time})": one
-                for time, name, one in times
-                if time <= MOST_UPDATES
-            }
-            for name, parameter in new.items():
-                if parameter.grad is not None:
-                    gradients[name] = trace.copy_tensor(parameter.grad)
-            before_update(stepped, new)
+            self.outer |= {one for _, its, _, one in stepping if its & {*stepped}}
+            is_again = any(one is optimizer for one, *_ in stepping)
+            self.looks_again |= {kind} if is_again else set()
+            own: dict[str, _Update] = {}
+            new: dict[str, nn.Parameter] = {}
+            for parameter in (one for one in stepped if id(one) in self._names):
+                name, grad = self._names[id(parameter)], parameter.grad
+                self.idle.discard(name)
+                gradient = None if grad is None else trace.copy_tensor(grad)
+                update = own[name] = _Update(kind, number, is_again, gradient)
+                around = next((its[name] for *_, its, _ in stepping[::-1] if name in its), None)
+                if around is not None and not around.is_outer:
+                    around.is_outer = True
+                    self.outer.add((name, around.look))
+                    if before_update is not None and (name, around.look) not in outer:
+                        continue  # what it finds is not the step's own
+                    updates[name] = [one for one in updates[name] if one is not around]
+                updates[name].append(update)
+                labels = self._labels(name, updates[name])
+                if update in labels and (name, number) not in outer:
+                    new[labels[update]] = parameter
+            stepping.append((optimizer, {*stepped}, own, number))
+            if before_update is not None and (new or number not in outer):
+                before_update(stepped, new)
 
         def leave(*_: object) -> None:
             stepping.pop()
@@ -111,12 +129,13 @@ class OwnSteps:
             watched.add(optimizer)
             hooks.callback(optimizer.register_step_pre_hook(look).remove)
             hooks.callback(optimizer.register_step_post_hook(leave).remove)
-            kinds = (kind for kind in type(optimizer).__mro__[1:] if "step" in vars(kind))
-            above = next(kinds)
-            step: Any = vars(above)["step"]
-            if above is Optimizer or getattr(step, "hooked", False):  # which runs the hooks itself
-                return
+            kinds = type(optimizer).__mro__[1:]
+            for kind in kinds[: kinds.index(Optimizer)]:
+                step: Any = vars(kind).get("step")
+                if step is not None and not getattr(step, "hooked", False):  # else it runs hooks
+                    hooks.enter_context(patch.object(kind, "step", looking(step)))
 
+        def looking(step: Callable[..., Any]) -> Callable[..., Any]:
             def look_and_step(one: Optimizer, *args: Any, **options: Any) -> Any:
                 look(one)
                 result = step(one, *args, **options)
@@ -124,13 +143,34 @@ class OwnSteps:
                 return result
 
             look_and_step.hooked = True  # type: ignore[attr-defined]
-            hooks.enter_context(patch.object(above, "step", look_and_step))
+            return look_and_step
 
         watched: set[Optimizer] = set()
         with ExitStack() as hooks:
             hooks.callback(register_optimizer_step_pre_hook(watch).remove)
             loss = self._take()
-        return trace.RankStep(loss=loss, gradients=gradients, after=self.weights())
+        return trace.RankStep(loss=loss, gradients=self.gradients(updates), after=self.weights())
+
+    def gradients(self, updates: Mapping[str, Sequence[_Update]]) -> Tensors:
+        """Return the gradients of a step, by what is known of its optimizers by now."""
+        labels = (self._labels(name, its) for name, its in updates.items())
+        found = ((label, one.gradient) for its in labels for one, label in its.items())
+        return {label: gradient for label, gradient in found if gradient is not None}
+
+    def num_updates(self) -> dict[str, int]:
+        """Return how often the last step updated each parameter."""
+        return {name: len(self._made(its)) for name, its in self.updates.items()}
+
+    def _made(self, updates: Sequence[_Update]) -> list[_Update]:
+        return [one for one in updates if one.is_again or one.kind not in self.looks_again]
+
+    def _labels(self, name: str, updates: Sequence[_Update]) -> dict[_Update, str]:
+        made = enumerate(self._made(updates)[:MOST_UPDATES], 1)
+        return {one: name if time == 1 else f"{name} (update {time})" for time, one in made}
+
+    def train(self, names: Collection[str]) -> None:
+        """Know that parameters which do not train at first do later."""
+        self.parameters |= {name: self._named[name] for name in self._named.keys() & {*names}}
 
     @torch.no_grad()
     def load(self, weights: trace.Weights) -> None:
@@ -142,8 +182,20 @@ class OwnSteps:
 
     def weights(self) -> trace.Weights:
         """Return copies of the model's parameters and buffers."""
-        read = vars(trace.read_weights(self.model))
-        return trace.Weights(**{name: without_wrappers(part) for name, part in read.items()})
+        read = vars(trace.read_weights(self.model)).values()
+        found = {name: one for part in read for name, one in without_wrappers(part).items()}
+        return group_weights(found, self.parameters)
+
+
+def _has_gradient(update: _Update) -> bool:
+    return update.gradient is not None
+
+
+def group_weights(tensors: Tensors, trained: Collection[str]) -> trace.Weights:
+    """Return tensors as parameters, of which some are trained, and buffers."""
+    parameters = {name: one for name, one in tensors.items() if name in trained}
+    rest = {name: one for name, one in tensors.items() if name not in trained}
+    return trace.Weights(parameters=parameters, buffers=rest)
 
 
 def record_steps(
@@ -158,16 +210,28 @@ def record_steps(
         for name, parameter in steps.parameters.items()
         if parameter.is_leaf
     ]
-    start, recorded = steps.weights(), []
+    start, recorded, updates = steps.weights(), [], []
     for _ in range(num_steps):
         on_step()
         recorded.append(steps.take())
+        updates.append(steps.updates)
     for handle in handles:
         handle.remove()
+    made = (name for step in updates for name, its in step.items() if any(map(_has_gradient, its)))
+    late = {*made} - steps.parameters.keys()
+    trained = steps.parameters.keys() | late
+
+    def group(weights: trace.Weights) -> trace.Weights:
+        return group_weights(weights.parameters | weights.buffers, trained)
+
     return trace.RankTrace(
         shard_index=rank,
-        start=start,
-        steps=recorded,
+        start=group(start),
+        steps=[
+            replace(one, gradients=steps.gradients(its), after=group(one.after))
+            for one, its in zip(recorded, updates, strict=True)
+        ],
         num_accumulated=max(accumulated.values(), default=num_steps) // num_steps or 1,
         not_stepped=frozenset(steps.idle),
+        late=frozenset(late),
     )

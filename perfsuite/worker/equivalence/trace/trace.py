@@ -119,6 +119,7 @@ class RankTrace:
     bucket_layout: list[list[str]] = field(default_factory=list)  # DDP's, if a hook depends on it
     num_accumulated: int = 1  # how often a step adds to a gradient, where the recipe does not say
     not_stepped: frozenset[str] = frozenset()  # trained parameters that no optimizer updates
+    late: frozenset[str] = frozenset()  # parameters that do not train at first
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,6 +158,7 @@ class Trace:
     num_accumulated: int
     differences: list[Discrepancy]  # of a rank from the first one that has the same tensor
     not_stepped: frozenset[str] = frozenset()  # on any rank
+    late: frozenset[str] = frozenset()
 
 
 def save_trace(trace: RankTrace, path: Path) -> None:
@@ -222,6 +224,7 @@ def join_traces(ranks: Sequence[RankTrace]) -> Trace:
         bucket_layout=ranks[0].bucket_layout,
         num_accumulated=max(rank.num_accumulated for rank in ranks),
         not_stepped=frozenset.intersection(*(rank.not_stepped for rank in ranks)),
+        late=frozenset.union(*(rank.late for rank in ranks)),
         differences=differences,
     )
 

@@ -303,8 +303,8 @@ def test_a_step_that_an_optimizer_leaves_out_is_told() -> None:
 
     assert row.status == "no power"
     assert row.reason == (
-        "no optimizer stepped in step 2: is it a part of one that accumulates, or does a "
-        "GradScaler leave it out?"
+        "no optimizer stepped in step 2: is it a part of one that accumulates, does a GradScaler "
+        "leave it out, or are gradients made in a closure?"
     )
 
 
@@ -489,25 +489,133 @@ def test_the_gradients_of_an_optimizer_that_calls_its_base_class_are_compared(
 
 
 class Lookahead(torch.optim.Optimizer):
-    """Steps another optimizer within its own step."""
+    """Steps another optimizer within its own step, and then moves slow weights."""
 
-    def __init__(self, parameters: Any) -> None:
+    def __init__(self, parameters: Any, *, share: float = 0.5, clip: float = 0.1) -> None:
         given = list(parameters)
         super().__init__(given, {})
-        self.inner = torch.optim.SGD(given, lr=0.1)
+        self.inner = torch.optim.Adam(given, lr=0.01)
+        self.slow = [one.detach().clone() for one in given]
+        self.share, self.clip = share, clip
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        weights = self.param_groups[0]["params"]
+        torch.nn.utils.clip_grad_norm_(weights, self.clip)
+        self.inner.step(closure)
+        for one, slow in zip(weights, self.slow, strict=True):
+            one.copy_(slow.lerp_(one, self.share))
+
+
+class Halves(Lookahead):
+    """Steps each half of its parameters by an optimizer of its own."""
+
+    def __init__(self, parameters: Any, *, rate: float = 0.01) -> None:
+        given = list(parameters)
+        super().__init__(given)
+        self.halves = [torch.optim.Adam(given[:2], lr=0.01), torch.optim.AdamW(given[2:], lr=rate)]
 
     def step(self, closure: Any = None) -> Any:
-        return self.inner.step(closure)
+        for one in self.halves:
+            one.step()
 
 
-def test_weights_that_an_optimizer_updates_within_another_are_said_not_to_be_compared() -> None:
-    row, missing = check(of(optimizer=Lookahead), optimizer=Lookahead)
-    names = "'0.bias', '0.weight', '2.bias' and 1 more"
-    said = f"{names} are updated by an optimizer within another"
-    assert (row.status, missing) == ("equivalent", {"some weights": said})
-    for change in (scale(1.001), scale(1.001, "0.bias")):
-        row, _ = check(of(optimizer=Lookahead), optimizer=Lookahead, change=change)
-        assert row.status == "mismatch"
+@pytest.mark.parametrize(
+    ("optimizer", "wrong"),
+    [(Lookahead, {"share": 0.4}), (Lookahead, {"clip": 0.11}), (Halves, {"rate": 0.011})],
+)
+def test_an_optimizer_within_another_is_compared_and_so_are_its_weights(
+    optimizer: type[Lookahead], wrong: dict[str, Any]
+) -> None:
+    row, missing = check(of(optimizer=optimizer), optimizer=optimizer)
+    assert (row.status, row.power, missing) == ("equivalent", "5/5", {}), row.reason
+    for changed in (
+        {"optimizer": functools.partial(optimizer, **wrong)},
+        {"optimizer": optimizer, "change": scale(-1, "2.bias")},
+    ):
+        row, _ = check(of(optimizer=optimizer), **changed)
+        assert row.status == "mismatch", row
+
+
+class Third(Centralised):
+    """Its class, and that above it, change the gradients first; here those of one rank too."""
+
+    def __init__(self, *arguments: Any, factor: float = 1.0, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.factor = factor
+
+    def step(self, closure: Any = None) -> Any:
+        self.param_groups[0]["params"][3].grad.mul_(self.factor)
+        return super().step(closure)
+
+
+def test_the_innermost_of_several_base_classes_counts() -> None:
+    optimizer = functools.partial(Third, lr=0.1, momentum=0.9)
+    row, missing = check(of(optimizer=optimizer), optimizer=optimizer)
+    assert (row.status, row.power, missing) == ("equivalent", "5/5", {}), row.reason
+
+    # What the outermost one puts right is right.
+    doubled = functools.partial(optimizer, factor=0.5)
+    fields: dict[str, Any] = {"optimizer": doubled, "change": scale(2, "2.bias")}
+    assert check(of(optimizer=optimizer), **fields)[0].status == "equivalent"
+    fields["change"] = scale(2.1, "2.bias")
+    assert check(of(optimizer=optimizer), **fields)[0].status == "mismatch"
+
+
+class EverySecond(torch.optim.SGD):
+    """Accumulates in the optimizer: only every second step of it is one."""
+
+    count = 0
+
+    def step(self, closure: Any = None) -> Any:
+        self.count += 1
+        return super().step(closure) if self.count % 2 == 0 else None
+
+
+def test_a_step_that_leaves_the_base_classes_out_is_no_update() -> None:
+    class Pairs(Two):
+        def __init__(self, parameters: Any) -> None:
+            self.given = list(parameters)
+            self.inner = [EverySecond(self.given, lr=0.1)]
+
+        def step(self) -> None:  # type: ignore[override]
+            """Of half of the gradient first, as the ranks have it before they reduce it."""
+            for factor in (0.5, 2.0):
+                for one in self.given:
+                    one.grad.mul_(factor)  # type: ignore[union-attr]
+                self.inner[0].step()
+
+    row, missing = check(of(optimizer=functools.partial(torch.optim.SGD, lr=0.1)), optimizer=Pairs)
+    assert (row.status, row.power, missing) == ("equivalent", "5/5", {}), row.reason
+    row, _ = check(of(optimizer=Pairs), optimizer=Pairs, change=scale(1.001, "0.bias"))
+    assert row.status == "mismatch"
+
+
+def freezing(*steps: int, is_frozen_first: bool = False) -> dict[str, Any]:
+    """Freeze the first weight after these steps, until the next step has ended."""
+
+    def build_optimizer(parameters: Any) -> torch.optim.Optimizer:
+        first, *others = parameters
+        return sgd([first.requires_grad_(not is_frozen_first), *others])
+
+    def change(model: Any) -> None:
+        model.num_steps = getattr(model, "num_steps", 0) + 1
+        model[0].weight.requires_grad_(model.num_steps not in steps)
+
+    return {"optimizer": build_optimizer, "change": change}
+
+
+@pytest.mark.parametrize("steps", [(), (1,), (1, 2), (2,)])
+@pytest.mark.parametrize("is_frozen_first", [False, True])
+def test_parameters_may_be_frozen_and_trained_from_step_to_step(
+    steps: tuple[int, ...], is_frozen_first: bool
+) -> None:
+    plan = freezing(*steps, is_frozen_first=is_frozen_first)
+    other = freezing(*(() if 1 in steps else (1,)), is_frozen_first=is_frozen_first)
+
+    row, missing = check(of(**plan), **plan)
+    assert (row.status, missing) == ("equivalent", {}), row.reason
+    assert check(of(**other), **plan)[0].status == "mismatch"
 
 
 def half(parameters: Any) -> torch.optim.Optimizer:
