@@ -288,7 +288,8 @@ def missing_lines(lines: Sequence[CellLine]) -> list[str]:
         told.append((status != "not exercised", "PROOF", "numerics"))
         has_recipe = line.perfsuite is None or at("perfsuite.recipe")(line) is not None
         told += [(has_recipe, "COUNTS", "ops"), (has_recipe, "LOSS", "losses")]
-        told.append((has_recipe, "PROOF OF SMALL GRADIENTS", "numerics of small gradients"))
+        for what in ("small gradients", "frozen parameters"):
+            told.append((has_recipe, f"PROOF OF {what.upper()}", f"numerics of {what}"))
         # The reason of a cell that passed says of each number why there is none.
         for is_fine, word, name in told:
             why = re.search(rf"(?:^|; )no {name}: (.+?)(?=; no [\w ]+: |$)", line.reason or "")

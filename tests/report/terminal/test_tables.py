@@ -113,7 +113,8 @@ def test_a_cell_whose_check_had_no_power_has_a_line_that_says_why() -> None:
 def test_a_users_own_cell_without_counts_or_a_whole_proof_has_lines_that_say_why() -> None:
     ours = msgspec.structs.replace(
         line(TRAINED),
-        reason="no memory: a; no ops: it ended early; no numerics of small gradients: those of 't'",
+        reason="no memory: a; no ops: it ended early; no numerics of small gradients: those of "
+        "'t'; no numerics of frozen parameters: the step changes 'm' without an optimizer",
     )
     assert ours.perfsuite is not None
     own = msgspec.structs.replace(
@@ -123,6 +124,8 @@ def test_a_users_own_cell_without_counts_or_a_whole_proof_has_lines_that_say_why
     assert missing_lines([ours, own]) == [
         "NO COUNTS benchmarks/test_it.py::test_it[a]: it ended early",
         "NO PROOF OF SMALL GRADIENTS benchmarks/test_it.py::test_it[a]: those of 't'",
+        "NO PROOF OF FROZEN PARAMETERS benchmarks/test_it.py::test_it[a]: the step changes 'm' "
+        "without an optimizer",
     ]
 
 
