@@ -111,7 +111,7 @@ def check_own_steps(case: OwnCase) -> tuple[EquivalenceRow, dict[str, str]]:
         proof.planted |= _plant_in_losses(case, steps)
         if not proof.planted:
             proof.vacuous.append("no torch optimizer steps, so that no mistake can be planted")
-    proof.vacuous += _why_vacuous(trace, steps)
+    proof.vacuous += _why_vacuous(trace, steps, has_weights=why_losses_alone is None)
     if often := [repr(n) for n, times in truth.own.num_updates().items() if times > MOST_UPDATES]:
         proof.vacuous.append(
             f"a step updates {listed(often)} over {MOST_UPDATES} times: the later ones are not seen"
@@ -315,13 +315,13 @@ def _plant_in_losses(case: OwnCase, steps: Sequence[_OwnStep]) -> dict[str, bool
     return planted
 
 
-def _why_vacuous(trace: Trace, steps: Sequence[_OwnStep]) -> Iterator[str]:
+def _why_vacuous(trace: Trace, steps: Sequence[_OwnStep], *, has_weights: bool) -> Iterator[str]:
     if _have_same_losses(trace):
         yield (
             "all ranks return the same loss, so a missing reduction might not show: return each "
             "rank's own loss (of ranks that share data, only one's)"
         )
-    if not any(one.has_gradients for one in steps):
+    if not has_weights:
         return
     for one in steps:
         if not one.has_gradients:

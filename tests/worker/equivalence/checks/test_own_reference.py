@@ -590,6 +590,14 @@ def test_a_step_that_leaves_the_base_classes_out_is_no_update() -> None:
     row, _ = check(of(optimizer=Pairs), optimizer=Pairs, change=scale(1.001, "0.bias"))
     assert row.status == "mismatch"
 
+    class Odd(EverySecond):
+        count = 1
+
+    each = {kind: functools.partial(kind, lr=0.1) for kind in (Odd, EverySecond)}
+    row, _ = check(of(optimizer=each[EverySecond]), optimizer=each[Odd])
+    assert row.status == "no power", row.reason  # nothing of a step is seen on both sides
+    assert row.reason.startswith("no optimizer stepped in step 1: ")
+
 
 def freezing(*steps: int, is_frozen_first: bool = False) -> dict[str, Any]:
     """Freeze the first weight after these steps, until the next step has ended."""
