@@ -42,20 +42,25 @@ class BufferDigests:
 
     def __init__(self) -> None:
         self._modules: list[weakref.ref[nn.Module]] = []
-        self._by_step: dict[int, tuple[TensorDigest, ...]] = {}
+        self._by_step: dict[int, tuple[tuple[TensorDigest, ...], ...]] = {}  # floats, and integers
 
     def end_step(self, model: nn.Module | None, step: int) -> None:
         """Digest the buffers now; the first step tells whose."""
         if not self._by_step:
             self._modules = [weakref.ref(one) for one in _modules_with_buffers(model)]
         living = [one for one in (known() for known in self._modules) if one is not None]
-        self._by_step[step] = digest_buffers(living)
+        self._by_step[step] = digest_buffers(living), digest_buffers(living, are_whole=True)
 
     def moved(self) -> dict[int, tuple[TensorDigest, ...]]:
         """Return the digests of buffers that training has moved since the first step, by step."""
-        first = next(iter(self._by_step.values()), ())
-        later = itertools.islice(self._by_step.items(), 1, None)
-        return {step: _moved(first, one) for step, one in later if len(one) == len(first)}
+        (_, first), *later = self._by_step.items() or [(0, ())]
+        sizes = [*map(len, first)]
+        shares = _LEAST_SHARE, 0.0
+        return {
+            step: tuple(itertools.chain(*map(_moved, first, kinds, shares)))
+            for step, kinds in later
+            if [*map(len, kinds)] == sizes
+        }
 
 
 def _modules_with_buffers(model: nn.Module | None) -> list[nn.Module]:
@@ -64,12 +69,15 @@ def _modules_with_buffers(model: nn.Module | None) -> list[nn.Module]:
     return [one for one in found if vars(one).get("_buffers")]
 
 
-def digest_buffers(modules: Iterable[nn.Module]) -> tuple[TensorDigest, ...]:
-    """Return the digests of the modules' own buffers, without those that have no sum."""
+def digest_buffers(
+    modules: Iterable[nn.Module], *, are_whole: bool = False
+) -> tuple[TensorDigest, ...]:
+    """Return the digests of the modules' own buffers of floats, else of integers and flags."""
     # A class of the user's may call something else its `buffers`; a fake one has no numbers.
     buffers = {id(one): one for part in modules for one in part._buffers.values()}
     plain = (one for one in buffers.values() if type(one) is Tensor or is_dtensor(one))
-    real = (one for one in plain if not (one.is_meta or one.is_quantized))
+    of_kind = (it for it in plain if (it.is_floating_point() or it.is_complex()) != are_whole)
+    real = (one for one in of_kind if not (one.is_meta or one.is_quantized))
     strided = (local_tensor(one) for one in real if one.layout is torch.strided)
     return digest_weights(number for one in strided for number in _as_numbers(one))
 
@@ -86,14 +94,14 @@ def _as_numbers(buffer: Tensor) -> Iterator[Tensor]:
 
 
 def _moved(
-    before: Sequence[TensorDigest], after: Sequence[TensorDigest]
+    before: Sequence[TensorDigest], after: Sequence[TensorDigest], share: float
 ) -> tuple[TensorDigest, ...]:
     """Return the digests that differ, in an order of their own.
 
     A constant that becomes a buffer changes nothing, and the mean of what has none is rounding.
     """
     moved = [new for old, new in zip(before, after, strict=True) if new != old]
-    least = _LEAST_SHARE * max((one.squares for one in moved), default=0.0)
+    least = share * max((one.squares for one in moved), default=0.0)
     return tuple(sorted((one for one in moved if not one.squares < least), key=astuple))
 
 

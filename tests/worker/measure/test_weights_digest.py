@@ -68,12 +68,13 @@ def test_buffers_of_any_numbers_have_digests_and_what_is_not_finite_hides_none(
     ):
         model.register_buffer(name, one)
 
-    digests = digest_buffers([model, model])
+    floats = digest_buffers([model, model])
+    whole = digest_buffers([model, model], are_whole=True)
 
-    totals = [one.total for one in digests]
-    assert totals == [0.0, 2.0, 3.0, 4.0, 3.0, 6.0, 5.0, 0.0]
+    assert [one.total for one in floats] == [0.0, 2.0, 4.0, 6.0, 5.0, 0.0]
+    assert [one.total for one in whole] == [3.0, 3.0]
     monkeypatch.setattr(module, "_MOST_CONVERTED", 2)
-    assert [one.total for one in digest_buffers([model])] == [0.0, 2.0, 3.0, 4.0, 6.0, 5.0, 0.0]
+    assert [one.total for one in digest_buffers([model], are_whole=True)] == [3.0]
 
 
 def test_buffers_of_a_loop_are_those_of_all_modules_that_live() -> None:
@@ -110,9 +111,10 @@ def test_buffers_of_a_loop_are_those_of_all_modules_that_live() -> None:
 
 
 def test_moved_buffers_have_an_order_of_their_own_and_no_mean_of_nothing() -> None:
-    names = ("twos", "constant", "rounding", "flag")
-    first = torch.ones(2), torch.ones(3), torch.zeros(4), torch.zeros(1)
-    last = torch.full((2,), 2.0), torch.ones(3), torch.full((4,), 1e-8), torch.ones(1)
+    names = ("twos", "constant", "rounding", "flag", "count")
+    first = torch.ones(2), torch.ones(3), torch.zeros(4), torch.zeros(1), torch.tensor(0)
+    last = (torch.full((2,), 2.0), torch.ones(3), torch.full((4,), 1e-8), torch.ones(1))
+    last = (*last, torch.tensor(10**9))  # beside which all others are small
     found = []
     for order in (slice(None), slice(None, None, -1)):
         model, digests = torch.nn.Module(), BufferDigests()
@@ -127,7 +129,7 @@ def test_moved_buffers_have_an_order_of_their_own_and_no_mean_of_nothing() -> No
 
     assert found[0] == found[1]
     assert [*found[0]] == [3, 72]
-    assert [one.num_elements for one in found[0][72]] == [1, 2]
+    assert [one.num_elements for one in found[0][72]] == [1, 2, 1]
     assert BufferDigests().moved() == {}
 
 
