@@ -140,11 +140,9 @@ def _judge(
     bench: Bench, request: ComparisonRequest, cells: tuple[Cell, Cell], num_samples: tuple[int, int]
 ) -> tuple[Trial, Decision, float]:
     base, head = cells
+    # Without a floor, because the user asked for every difference.
     policy = CellPolicy(
-        tolerance=request.tolerance,
-        limit=request.limit,
-        floor_s=0.0,  # the user asked for every difference
-        num_samples=num_samples,
+        tolerance=request.tolerance, limit=request.limit, floor_s=0.0, num_samples=num_samples
     )
     device = bench.session.hardware.device
     judgement = judge(
@@ -159,9 +157,8 @@ def _judge(
     (trial,) = judgement.trials
     if trial.word in _UNMEASURED or trial.decision is None:
         raise WorkloadError(
-            f"{base.workload} under {describe_recipe(base.recipe)} (base) and "
-            f"{head.workload} under {describe_recipe(head.recipe)} (head) cannot be "
-            f"compared: {trial.reason}"
+            f"{base.workload} under {describe_recipe(base.recipe)} (base) and {head.workload} "
+            f"under {describe_recipe(head.recipe)} (head) cannot be compared: {trial.reason}"
         )
     return trial, trial.decision, judgement.wall_s
 

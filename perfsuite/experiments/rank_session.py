@@ -263,16 +263,7 @@ class Session:
         numerics: Numerics | None = None,
         run: own_code.Run | None = None,
     ) -> Outcome:
-        if job.user_code is None:
-            request = self._request(job)
-        else:
-            request = GroupRequest(
-                job=job,
-                world_size=job.user_code.world_size,
-                policy=self._policy,
-                needs_group=job.user_code.kind == "step",  # a loop or a command makes its own
-            )
-        replies = self._run_timed(request, is_timed=is_timed, run=run)
+        replies = self._run_timed(self._request(job), is_timed=is_timed, run=run)
         ranks = [cast(messages.CellMeasured, reply) for reply in replies]
         self.environments |= {rank.environment.fingerprint: rank.environment for rank in ranks}
         device = self.hardware.device
@@ -299,10 +290,14 @@ class Session:
 
     def _request(self, job: messages.RunCell | messages.RecordRun | RunProfile) -> GroupRequest:
         recipe = job.recipe
-        assert recipe is not None
-        if (reason := self._launcher.why_not_exercised(recipe)) is not None:
-            raise NotExercisedError(reason)
-        size, needs_group = recipe.plan.world_size, recipe.plan.needs_group
+        if isinstance(job, messages.RunCell) and (code := job.user_code) is not None:
+            # A loop or a command makes its own group.
+            size, needs_group = code.world_size, code.kind == "step"
+        else:
+            assert recipe is not None
+            if (reason := self._launcher.why_not_exercised(recipe)) is not None:
+                raise NotExercisedError(reason)
+            size, needs_group = recipe.plan.world_size, recipe.plan.needs_group
         return GroupRequest(job=job, world_size=size, policy=self._policy, needs_group=needs_group)
 
     def _require_timeable(self, recipe: Recipe, numerics: Numerics | None = None) -> None:

@@ -93,10 +93,8 @@ def combine(
         weights_steps=tuple(first.weights) or None,
         buffers=tuple(zip(first.buffers, moved, strict=False)) if moved else None,
     )
-    times_s, num_iterations = tuple(step_times_s), first.num_iterations
-    return cell.Outcome(
-        step_times_s=times_s, num_iterations=num_iterations, record=record, missing=missing
-    )
+    times_s, num = tuple(step_times_s), first.num_iterations
+    return cell.Outcome(step_times_s=times_s, num_iterations=num, record=record, missing=missing)
 
 
 def _why_missing(ranks: Sequence[CellMeasured], own_s: object) -> dict[str, str]:

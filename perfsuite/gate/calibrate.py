@@ -113,12 +113,9 @@ def calibrate(
         priors = {name: found.as_prior() for name, found in noise.items()}
         request = dataclasses.replace(request, priors=priors)
         planted = [PlantedResult(one, run(one, num_sessions)) for one in plants if num_sessions]
+        same, most = PlantedResult(NOTHING, identical), request.budget.max_pairs
         return CalibrationResult(
-            num_cells=num_cells,
-            max_pairs=request.budget.max_pairs,
-            identical=PlantedResult(NOTHING, identical),
-            planted=tuple(planted),
-            noise=noise,
+            num_cells=num_cells, max_pairs=most, identical=same, planted=(*planted,), noise=noise
         )
 
 

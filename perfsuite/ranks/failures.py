@@ -126,13 +126,9 @@ def rank_error(
     tail = last_output(log)
     blocks = _block("traceback", traceback) + _block("its last output", tail)
     why = _DIFFERENT if any("collective mismatch" in line for line in tail) else ""  # gloo's
+    text, peer = f"rank {rank} of {world_size} {what}, in {position}{why}{blocks}", failure.peer
     return RankFailureError(
-        f"rank {rank} of {world_size} {what}, in {position}{why}{blocks}",
-        rank=rank,
-        exit_code=exit_code,
-        signal_name=signal_name,
-        log_lines=tail,
-        peer=failure.peer,
+        text, rank=rank, exit_code=exit_code, signal_name=signal_name, log_lines=tail, peer=peer
     )
 
 

@@ -245,13 +245,9 @@ def _read_before(path: AnyPath, mark: bytes) -> _Head | None:
 
 def _facts(path: AnyPath, head: _Head) -> dict[str, Any]:
     commit = head.commit_info
-    return {
-        "path": path,
-        "saved_at": in_utc(head.datetime),
-        "commit": commit.id if _COMMIT.fullmatch(commit.id) else None,
-        "is_dirty": commit.dirty,
-        "stamp": head.stamp,
-    }
+    facts = {"path": path, "saved_at": in_utc(head.datetime), "stamp": head.stamp}
+    known = commit.id if _COMMIT.fullmatch(commit.id) else None
+    return facts | {"commit": known, "is_dirty": commit.dirty}
 
 
 def _read_whole(path: AnyPath) -> _File:

@@ -154,15 +154,11 @@ def _facts(found: StoredRun | Unusable, fingerprint: str) -> dict[str, Any]:
     run, reason = found, None
     if isinstance(found, Unusable):
         run, reason = read_run(found.path), found.reason
-    facts = {name: getattr(run, name, None) for name in ("saved_at", "commit", "fingerprint")}
-    return {
-        "path": printable(str(found.path)),
-        **facts,
-        "is_this_environment": facts["fingerprint"] == fingerprint,
-        "num_cells": None if isinstance(run, Unusable) else len(run.cells),
-        "is_usable": reason is None,
-        "reason": reason,
-    }
+    facts: dict[str, Any] = {"path": printable(str(found.path))}
+    facts |= {name: getattr(run, name, None) for name in ("saved_at", "commit", "fingerprint")}
+    facts["is_this_environment"] = facts["fingerprint"] == fingerprint
+    facts["num_cells"] = None if isinstance(run, Unusable) else len(run.cells)
+    return facts | {"is_usable": reason is None, "reason": reason}
 
 
 def _table(storage: AnyPath, runs: list[tuple[AnyPath, dict[str, Any]]]) -> str:

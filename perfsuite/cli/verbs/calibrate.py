@@ -46,13 +46,10 @@ def calibrate_machine(
     plants = [_plant(text) for text in (planted or ["5%"])]
     bounds = option_bounds(tolerance, limit)
     check_writable(CALIBRATION_FILE)
+    command = options.pytest_command(paths, select)
+    budget = Budget(max_pairs=max_pairs, max_s=float("inf"))
     request = GateRequest(
-        command=options.pytest_command(paths, select),
-        tolerance=bounds[0],
-        limit=bounds[1],
-        floor_s=0.0,
-        budget=Budget(max_pairs=max_pairs, max_s=float("inf")),
-        seed=seed,
+        command=command, tolerance=bounds[0], limit=bounds[1], floor_s=0.0, budget=budget, seed=seed
     )
     result = calibrate(
         request,

@@ -54,11 +54,8 @@ def try_mixed_precision(bench: Bench) -> ClaimFinding:
         memory = bench.count(_IMAGES, recipe).record.memory
         assert memory is not None, "one process trains without torch.compile"
         assert profile.accuracy is not None, "the digits have a validation split"
-        curves[name] = LearningCurve(
-            losses=tuple(epoch.loss for epoch in profile.epochs),
-            accuracy=profile.accuracy,
-            peak_bytes=memory.peak_bytes,
-        )
+        losses, peak = tuple(epoch.loss for epoch in profile.epochs), memory.peak_bytes
+        curves[name] = LearningCurve(losses=losses, accuracy=profile.accuracy, peak_bytes=peak)
     a, b = (Cell(_IMAGES, recipe) for recipe in recipes.values())
     compared = compare(bench, ComparisonRequest(a=a, b=b, budget=_BUDGET))
     return weigh_precisions(curves["fp32"], curves[low], compared, precision=low).on(_IMAGES)

@@ -196,6 +196,7 @@ def _gate_request(
     if len(typed_bases) == 2:
         raise SettingError("--perf-base and --perf-base-dir name two bases; give one of them")
     base_dir = None if typed_bases == {"--perf-base"} else value["base-dir"]
+    timeout_s = max(value["timeout"], LAUNCH_TIMEOUT_S)
     return GateRequest(
         command=command.followed_by(*_OURS),
         seed=draw_seed(),
@@ -213,9 +214,7 @@ def _gate_request(
         base_build=value["base-build"] or None,
         base_environment=value["base-env"],
         budget=Budget(
-            max_pairs=value["max-pairs"],
-            max_s=value["max-minutes"],
-            timeout_s=max(value["timeout"], LAUNCH_TIMEOUT_S),
+            max_pairs=value["max-pairs"], max_s=value["max-minutes"], timeout_s=timeout_s
         ),
         outputs=(config.rootpath / value["report"],),
         pairs_file=config.rootpath / value["report"] / PAIRS_FILE,

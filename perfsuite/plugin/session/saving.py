@@ -188,15 +188,12 @@ def commit_info(config: pytest.Config) -> dict[str, Any]:
 
 def write_run(config: pytest.Config, path: Path) -> None:
     """Write all benchmarks as pytest-benchmark JSON with raw rounds; raises a WriteError."""
-    session = recorder.session_of(config)
-    output = config.hook.pytest_benchmark_generate_json(
-        config=config,
-        benchmarks=session.benchmarks,
-        include_data=True,
-        machine_info=session.get_machine_info(),
-        commit_info=commit_info(config),
+    session, hook = recorder.session_of(config), config.hook
+    about = {"machine_info": session.get_machine_info(), "commit_info": commit_info(config)}
+    output = hook.pytest_benchmark_generate_json(
+        config=config, benchmarks=session.benchmarks, include_data=True, **about
     )
-    config.hook.pytest_benchmark_update_json(
+    hook.pytest_benchmark_update_json(
         config=config, benchmarks=session.benchmarks, output_json=output
     )
     write_atomically(path, encode_run(output))

@@ -25,13 +25,9 @@ class RankPlace:
 
 def read_place(lock_folder: Path, gpus: Sequence[str]) -> RankPlace:
     """Return where this process is; `gpus` are the UUIDs of the GPUs that it sees."""
-    return RankPlace(
-        machine=_BOOT_ID.read_text().strip(),
-        network=_identity(_NETWORK),
-        lock=_identity(lock_folder),
-        cores=tuple(sorted(os.sched_getaffinity(0))),
-        gpus=tuple(gpus),
-    )
+    machine, cores = _BOOT_ID.read_text().strip(), tuple(sorted(os.sched_getaffinity(0)))
+    network, lock = _identity(_NETWORK), _identity(lock_folder)
+    return RankPlace(machine=machine, network=network, lock=lock, cores=cores, gpus=tuple(gpus))
 
 
 def _identity(path: Path) -> str:

@@ -81,13 +81,9 @@ def draw_lines(
         texts.append(Text(x=_LEFT + 36, y=y, anchor="start", content=line.name))
         points = (f"{write_y(y)} at {axes[0]} {write_x(x)}" for x, y in line.points)
         said.append(f"{line.name}: {', '.join(points)}")
-    return Picture(
-        label=f"{kind}, {title}. {'; '.join(said)}",
-        width=_WIDTH,
-        height=_LEGEND_Y + (len(lines) - 1) * _LINE_HEIGHT + 8,
-        paths=tuple(paths),
-        texts=tuple(texts),
-    )
+    label = f"{kind}, {title}. {'; '.join(said)}"
+    height = _LEGEND_Y + (len(lines) - 1) * _LINE_HEIGHT + 8
+    return Picture(label=label, width=_WIDTH, height=height, paths=tuple(paths), texts=tuple(texts))
 
 
 def line_of_values(name: str, values: Iterable[float | None]) -> PlotLine:

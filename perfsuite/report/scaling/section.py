@@ -76,12 +76,10 @@ def draw_scaling(scaling: Scaling) -> tuple[Section, ...]:
     groups = list(by_batch.values())
     throughputs, num_left_out = draw_each(_draw_throughput, groups)
     efficiencies, _ = draw_each(_draw_efficiency, groups)
+    charts, notes = (*throughputs, *efficiencies), tuple(scaling_notes(scaling))
+    grids = scaling_grids(scaling)
     section = Section(
-        title="Scaling",
-        charts=(*throughputs, *efficiencies),
-        num_left_out=num_left_out,
-        notes=tuple(scaling_notes(scaling)),
-        grids=scaling_grids(scaling),
+        title="Scaling", charts=charts, num_left_out=num_left_out, notes=notes, grids=grids
     )
     return (section,)
 

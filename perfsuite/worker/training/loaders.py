@@ -324,9 +324,8 @@ def _checked_dataset(
     dataset = build_dataset(workload, split)
     if isinstance(dataset, data.IterableDataset) or not hasattr(dataset, "__len__"):
         raise WorkloadError(
-            f"{origin} is a {type(dataset).__name__} without a length; "
-            "use a map-style dataset with __len__ and __getitem__, or build_loader in place of "
-            "build_dataset"
+            f"{origin} is a {type(dataset).__name__} without a length; use a map-style dataset "
+            "with __len__ and __getitem__, or build_loader in place of build_dataset"
         )
     if len(dataset) == 0:
         raise WorkloadError(f"{origin} is empty; it needs at least one sample")

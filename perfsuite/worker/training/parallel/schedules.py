@@ -7,6 +7,7 @@ BatchNorm and draws random numbers.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -72,18 +73,12 @@ class ChunkSchedule:
     def _build(self, name: str | None) -> Any:
         entering = self._activations()
         leaving = [*entering[1:], (_NUMBER,)]
-        stages = [
-            _MarkedStage(
-                _StageOfChunk(self, index),
-                index,
-                self._num_stages,
-                self._trainer.device,
-                input_args=entering[index],
-                output_args=leaving[index],
-                mark=lambda name: self._mark(name),
-            )
-            for index in self._stages
-        ]
+        build = partial(_MarkedStage, mark=lambda name: self._mark(name))
+        stages = []
+        for index in self._stages:
+            place = index, self._num_stages, self._trainer.device
+            forms: dict[str, Any] = {"input_args": entering[index], "output_args": leaving[index]}
+            stages.append(build(_StageOfChunk(self, index), *place, **forms))
         # `_compute_loss` divides: scaling the gradients would scale accumulated ones again.
         options: dict[str, Any] = {"loss_fn": self._compute_loss, "scale_grads": False}
         if name == "interleaved":
@@ -107,11 +102,8 @@ class ChunkSchedule:
         for index in range(self._num_stages - 1):
             forms = [self._probe(index, entering[-1]) if index in self._stages else []]
             dist.broadcast_object_list(forms, src=index % world_size, device=device)
-            leaving = [
-                torch.empty(shape, dtype=dtype, device="meta", requires_grad=True)
-                for shape, dtype in forms[0]
-            ]
-            entering.append(tuple(leaving))
+            empty = partial(torch.empty, device="meta", requires_grad=True)
+            entering.append(tuple(empty(shape, dtype=dtype) for shape, dtype in forms[0]))
         return entering
 
     def _probe(self, index: int, inputs: Sequence[Tensor]) -> list[tuple[torch.Size, torch.dtype]]:
