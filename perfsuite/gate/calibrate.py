@@ -115,7 +115,7 @@ def calibrate(
         planted = [PlantedResult(one, run(one, num_sessions)) for one in plants if num_sessions]
         same, most = PlantedResult(NOTHING, identical), request.budget.max_pairs
         return CalibrationResult(
-            num_cells=num_cells, max_pairs=most, identical=same, planted=(*planted,), noise=noise
+            num_cells=num_cells, max_pairs=most, identical=same, planted=tuple(planted), noise=noise
         )
 
 

@@ -207,10 +207,8 @@ def parse_parallel(text: str) -> ParallelPlan:
         )
     schedule = schedule or mode.default_schedule
     if schedule is not None and schedule not in PIPELINE_SCHEDULES:
-        raise RecipeError(
-            f"parallel {text!r} names the pipeline schedule {schedule!r}; "
-            f"use one of {', '.join(PIPELINE_SCHEDULES)}"
-        )
+        advice = f"use one of {', '.join(PIPELINE_SCHEDULES)}"
+        raise RecipeError(f"parallel {text!r} names the pipeline schedule {schedule!r}; {advice}")
     return ParallelPlan(
         mode=name, size=math.prod(sizes), num_shards=int(shards or 1), schedule=schedule
     )
@@ -227,10 +225,8 @@ def _parse_axes(text: str) -> tuple[MeshAxis, ...]:
             )
         axis = MeshAxis(match[1], int(match[2]))
         if axis.name in (other.name for other in axes):
-            raise RecipeError(
-                f"parallel {text!r} names axis {axis.name!r} twice; give each a name of its own, "
-                "such as dp_replicate and dp_shard"
-            )
+            advice = "give each a name of its own, such as dp_replicate and dp_shard"
+            raise RecipeError(f"parallel {text!r} names axis {axis.name!r} twice; {advice}")
         if not axis.divides_batch and axis.name.partition("_")[0] not in _MODEL_AXES:
             raise RecipeError(
                 f"parallel {text!r} does not say whether the ranks of axis {axis.name!r} share a "

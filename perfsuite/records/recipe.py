@@ -210,10 +210,8 @@ def parse_recipe(option: str, pairs: Sequence[str], *, of: Recipe | None = None)
         if not separator:
             raise SettingError(f"{option} is {pair!r}; use FIELD=VALUE, such as precision=amp-bf16")
         if name not in types:
-            raise SettingError(
-                f"{option} names {name!r}, which is no field of a recipe; use one of "
-                f"{', '.join(types)}"
-            )
+            advice = f"use one of {', '.join(types)}"
+            raise SettingError(f"{option} names {name!r}, which is no field of a recipe; {advice}")
         if name in values:
             raise SettingError(f"{option} gives {name} twice; give it once")
         is_none = text.lower() == "none" and NoneType in get_args(types[name])

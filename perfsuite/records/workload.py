@@ -137,10 +137,8 @@ def workload(name: str) -> Callable[[WorkloadFactory], WorkloadFactory]:
     Raises a WorkloadError for an empty name, one with a colon, or a built-in one's.
     """
     if not isinstance(name, str) or not name or ":" in name or name in _BUILT_IN:
-        raise WorkloadError(
-            f"cannot register a workload as {name!r}; use a non-empty name without a colon that no "
-            "built-in workload has"
-        )
+        advice = "use a non-empty name without a colon that no built-in workload has"
+        raise WorkloadError(f"cannot register a workload as {name!r}; {advice}")
 
     def register(factory: WorkloadFactory) -> WorkloadFactory:
         _REGISTERED[name] = factory

@@ -118,10 +118,8 @@ def why_unfit(before: Reading, after: Reading, num_cores: int) -> str | None:
     foreign = sum(used_s.values()) / (wall_s * num_cores)
     if foreign >= _MOST_FOREIGN:
         busiest, *_ = max(used_s, key=used_s.__getitem__)
-        return (
-            f"other processes took {format_ratio(foreign)} of the processors' time, most of it "
-            f"process {busiest}"
-        )
+        took = f"{format_ratio(foreign)} of the processors' time"
+        return f"other processes took {took}, most of it process {busiest}"
     if before.group_s is not None and after.group_s is not None:
         others_s = (after.busy_s - before.busy_s) - (after.group_s - before.group_s)
         if (foreign := others_s / (wall_s * num_cores)) >= _MOST_FOREIGN:
@@ -134,10 +132,8 @@ def why_gpus_unfit(before: Reading, after: Reading) -> str | None:
     """Return what disturbed the visible GPUs between two readings, None for fit ones."""
     if before.gpu_users:
         users = ", ".join(map(str, before.gpu_users))
-        return (
-            f"other processes compute on the GPU: {users}; end them, or choose GPUs without them "
-            "(CUDA_VISIBLE_DEVICES)"
-        )
+        advice = "end them, or choose GPUs without them (CUDA_VISIBLE_DEVICES)"
+        return f"other processes compute on the GPU: {users}; {advice}"
     hot = _most_held(before.throttled_s, after.throttled_s, after.at_s - before.at_s)
     return hot and f"GPU {hot[0]} was slowed down for its heat for {hot[1]} of the time"
 

@@ -64,10 +64,8 @@ def history(
     if is_all == (cell is not None):
         raise SettingError("name one cell, or all with --all: perfsuite history CELL")
     if fingerprint is not None and not fingerprint.strip():
-        raise SettingError(
-            f"--fingerprint is {fingerprint!r}, which no environment has; use one that 'perfsuite "
-            "baseline list' shows, or leave it out for this machine's"
-        )
+        advice = "use one that 'perfsuite baseline list' shows, or leave it out for this machine's"
+        raise SettingError(f"--fingerprint is {fingerprint!r}, which no environment has; {advice}")
     least = units.option_ratio("--smallest", smallest)
     stored = read_history(
         Path.cwd(),

@@ -65,10 +65,8 @@ def complaint_of(ended: subprocess.CompletedProcess[bytes]) -> str:
 def find_commit(root: Path, name: str) -> str | None:
     """Return the full name of the commit of a branch, a tag or a commit's name; None if none."""
     if name.startswith("-"):
-        raise SettingError(
-            f"the revision {name!r} begins with '-', as options do; name the commit by its digits, "
-            f"or a branch of that name as 'refs/heads/{name}'"
-        )
+        advice = f"name the commit by its digits, or a branch of that name as 'refs/heads/{name}'"
+        raise SettingError(f"the revision {name!r} begins with '-', as options do; {advice}")
     found = answer(root, "rev-parse", "--verify", "--quiet", f"{name}^{{commit}}")
     # "^main" is all but main: one revision to git, and no commit.
     return None if found is None or found.startswith("^") else found

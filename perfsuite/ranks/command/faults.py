@@ -75,10 +75,8 @@ def ended_error(
         when = "" if has_hook is None else " before its first optimizer step"
         return WorkloadError(f"{how}{when}: {last_words(output)}")
     if has_hook:
-        return WorkloadError(
-            f"{how}, and no torch optimizer stepped in it; call perfsuite.step_done() at the end "
-            "of each step"
-        )
+        advice = "call perfsuite.step_done() at the end of each step"
+        return WorkloadError(f"{how}, and no torch optimizer stepped in it; {advice}")
     return WorkloadError(
         f"{how}, and no process of it loaded torch.optim with perfsuite's hook; start Python "
         "without -I, -E and -S, with the PYTHONPATH that the command is given, and on this "

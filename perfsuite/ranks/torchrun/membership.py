@@ -44,16 +44,12 @@ def read_membership(environ: Mapping[str, str]) -> Membership | None:
         return None
     missing = [name for name in REQUIRED_VARIABLES if name not in environ]
     if missing:
-        raise SettingError(
-            f"RANK and WORLD_SIZE are set, and {missing[0]} is not; start with torchrun, or unset "
-            "them to run on this machine alone"
-        )
+        advice = "start with torchrun, or unset them to run on this machine alone"
+        raise SettingError(f"RANK and WORLD_SIZE are set, and {missing[0]} is not; {advice}")
     host = environ["MASTER_ADDR"]
     if not host.strip():
-        raise SettingError(
-            f"MASTER_ADDR is {host!r} (environment); use the name or the address of rank 0's host, "
-            "as torchrun sets it"
-        )
+        advice = "use the name or the address of rank 0's host, as torchrun sets it"
+        raise SettingError(f"MASTER_ADDR is {host!r} (environment); {advice}")
     world_size = _number(environ, "WORLD_SIZE", smallest=1, largest=_MAX_INT)
     rank = _number(environ, "RANK", smallest=0, largest=world_size - 1)
     return Membership(
@@ -69,8 +65,6 @@ def read_membership(environ: Mapping[str, str]) -> Membership | None:
 def _number(environ: Mapping[str, str], name: str, *, smallest: int, largest: int) -> int:
     text = environ[name]
     if not re.fullmatch("[0-9]{1,10}", text) or not smallest <= int(text) <= largest:
-        raise SettingError(
-            f"{name} is {reprlib.repr(text)} (environment); use a whole number from {smallest} to "
-            f"{largest}, as torchrun sets it"
-        )
+        advice = f"use a whole number from {smallest} to {largest}, as torchrun sets it"
+        raise SettingError(f"{name} is {reprlib.repr(text)} (environment); {advice}")
     return int(text)

@@ -73,10 +73,8 @@ class MetricSums:
         self._num_samples += size
 
     def _error(self, found: str) -> WorkloadError:
-        return WorkloadError(
-            f"workload {self._name!r}: its metric returned {found}; return a dict of numbers by "
-            "name"
-        )
+        advice = "return a dict of numbers by name"
+        return WorkloadError(f"workload {self._name!r}: its metric returned {found}; {advice}")
 
     def take(self) -> tuple[dict[str, float], int]:
         """Return the sums by name, and the number of samples."""
@@ -108,14 +106,11 @@ def evaluate_split(
 
 
 def _are_scores_of_classes(outputs: Any, target: Any) -> bool:
-    return (
-        isinstance(outputs, Tensor)
-        and isinstance(target, Tensor)
-        and not target.is_floating_point()
-        and outputs.dim() == target.dim() + 1
-        and outputs.shape[:1] + outputs.shape[2:] == target.shape
-        and outputs.shape[1] > 1
-    )
+    if not isinstance(outputs, Tensor) or not isinstance(target, Tensor):
+        return False
+    if target.is_floating_point() or outputs.dim() != target.dim() + 1:
+        return False
+    return outputs.shape[:1] + outputs.shape[2:] == target.shape and outputs.shape[1] > 1
 
 
 def _form(value: Any) -> str:

@@ -42,10 +42,8 @@ def partition_model(
     calls will name; the others keep their defaults, and the recording holds for these alone.
     """
     if len(blocks) < num_stages:
-        raise RecipeError(
-            f"there are {len(blocks)} blocks for {num_stages} stages; "
-            "use fewer stages, or name smaller blocks"
-        )
+        advice = "use fewer stages, or name smaller blocks"
+        raise RecipeError(f"there are {len(blocks)} blocks for {num_stages} stages; {advice}")
     by_module = {module: name for name, module in model.named_modules()}
     if not all(block in by_module for block in blocks):
         raise WorkloadError("blocks names a module that is not part of the model; name its own")
