@@ -147,6 +147,7 @@ def plain_suite(figures: Any) -> None:
         turn_clock.SharedCore(None, Alone()),
         wait_for_turn=lambda: None,
         end_turn=lambda: None,
+        end_round=lambda: None,
         collects_garbage=False,
         waits=None,
     )

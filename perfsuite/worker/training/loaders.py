@@ -70,7 +70,7 @@ class EpochBatches(Iterator[Any], contextlib.AbstractContextManager["EpochBatche
         batch_size = recipe.micro_batch_size or workload.micro_batch_size
         dataset = _checked_dataset(workload, split, batch_size, num_shards, self._origin)
         self._sampler = sampler = data.DistributedSampler[Any](
-            dataset, num_shards, index, shuffle=trains, seed=seed, drop_last=trains
+            dataset, num_shards, rank=index, shuffle=trains, seed=seed, drop_last=trains
         )
         self._loader = data.DataLoader(
             _Fetching(dataset),

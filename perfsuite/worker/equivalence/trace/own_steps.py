@@ -103,7 +103,8 @@ class OwnSteps:
             for parameter in (one for one in stepped if id(one) in self._names):
                 name, grad = self._names[id(parameter)], parameter.grad
                 self.idle.discard(name)
-                gradient = None if grad is None else trace.copy_tensor(grad)
+                is_kept = grad is not None and len(self._made(updates[name])) <= MOST_UPDATES
+                gradient = trace.copy_tensor(grad) if is_kept else None  # else they fill the memory
                 update = own[name] = _Update(kind, number, is_again, gradient)
                 around = next((its[name] for *_, its, _ in stepping[::-1] if name in its), None)
                 if around is not None and not around.is_outer:

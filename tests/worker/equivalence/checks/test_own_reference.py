@@ -15,7 +15,12 @@ from torch import nn
 from perfsuite.records.equivalence import EquivalenceRow
 from perfsuite.records.recipe import Recipe
 from perfsuite.worker.equivalence.checks.own_reference import OwnCase, check_own_steps
-from perfsuite.worker.equivalence.trace.own_steps import OwnSteps, record_steps, without_wrappers
+from perfsuite.worker.equivalence.trace.own_steps import (
+    MOST_UPDATES,
+    OwnSteps,
+    record_steps,
+    without_wrappers,
+)
 from perfsuite.worker.equivalence.trace.trace import Weights, join_traces
 
 DRAWN = torch.Generator().manual_seed(1)
@@ -438,6 +443,15 @@ def test_a_later_update_by_another_gradient_or_one_too_many_is_a_mismatch() -> N
     assert row.status == "no power"
     names = "'0.weight', '0.bias', '2.weight' and 1 more"
     assert row.reason == f"a step updates {names} over 16 times: the later ones are not seen"
+
+
+def test_the_gradients_of_updates_that_nothing_compares_are_not_kept() -> None:
+    steps = build(2, optimizer=functools.partial(Often, times=40))
+    steps.take()
+
+    kept = [sum(one.gradient is not None for one in its) for its in steps.updates.values()]
+    assert [len(its) for its in steps.updates.values()] == [40] * 4
+    assert kept == [MOST_UPDATES + 1] * 4  # one more, which may take the place of the last
 
 
 OFTEN: dict[str, dict[str, Any]] = {
