@@ -213,7 +213,7 @@ CELLS = """
 
     @pytest.mark.parametrize(("loop", "ranks"), [(slower, 1), (tidied, 1), (twin, 2)])
     def test_times(loop_benchmark, loop, ranks):
-        loop_benchmark(loop, ranks=ranks, steps=20, warmup=3)
+        loop_benchmark(loop, ranks=ranks, steps=10, warmup=3)
 """
 
 
