@@ -640,6 +640,34 @@ def test_parameters_may_be_frozen_and_trained_from_step_to_step(
     assert check(of(**other), **plan)[0].status == "mismatch"
 
 
+class Masters(Two):
+    """Steps copies of the weights, which the model gets."""
+
+    def __init__(self, parameters: Any) -> None:
+        self.given = list(parameters)
+        self.copies = [nn.Parameter(one.detach().clone()) for one in self.given]
+        self.inner = [torch.optim.SGD(self.copies, lr=0.1)]
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        for one in self.given:
+            one.grad = None
+
+    @torch.no_grad()
+    def step(self) -> None:  # type: ignore[override]
+        for one, copy in zip(self.given, self.copies, strict=True):
+            copy.grad = one.grad.clone()  # type: ignore[union-attr]
+        self.inner[0].step()
+        for one, copy in zip(self.given, self.copies, strict=True):
+            one.copy_(copy)
+
+
+def test_copies_of_weights_that_an_optimizer_steps_in_the_models_place_prove_nothing() -> None:
+    row, missing = check(of(optimizer=Masters), optimizer=Masters)
+
+    assert (row.status, [*missing]) == ("no power", ["gradients and weights"])
+    assert row.reason.startswith("4 parameters that an optimizer updates and Step.model does not ")
+
+
 def half(parameters: Any) -> torch.optim.Optimizer:
     """Build it too early, before the model has its last layer."""
     return sgd(list(parameters)[:2])
