@@ -9,7 +9,14 @@ from decimal import Decimal
 from perfsuite.errors import SettingError
 
 # Decimal, so that "50us" is the very number that 5e-05 is.
-_SECONDS = {"ns": "1e-9", "us": "1e-6", "µs": "1e-6", "ms": "1e-3", "s": "1", "min": "60"}
+_SECONDS = {
+    "ns": Decimal("1e-9"),
+    "us": Decimal("1e-6"),
+    "µs": Decimal("1e-6"),
+    "ms": Decimal("1e-3"),
+    "s": Decimal(1),
+    "min": Decimal(60),
+}
 # Python waits in nanoseconds of 64 bits, which are 292 years.
 _MOST_S = 9e9
 _BINARY = ("B", "KiB", "MiB", "GiB", "TiB")
@@ -66,7 +73,7 @@ def parse_seconds(text: str) -> float:
     if match is None:
         allowed = ", ".join(unit for unit in _SECONDS if unit != "µs")
         raise ValueError(f"{text!r} is not a duration; write a number and one of {allowed}")
-    seconds = float(Decimal(match[1]) * Decimal(_SECONDS[match[2] or "s"]))
+    seconds = float(Decimal(match[1]) * _SECONDS[match[2] or "s"])
     if seconds > _MOST_S:
         raise ValueError(f"{text!r} is more than any clock waits for; write at most {_MOST_S:.0f}")
     return seconds

@@ -13,20 +13,12 @@ from pathlib import Path
 import msgspec
 
 from perfsuite.errors import ExitCode, StorageError, WriteError
+from perfsuite.gate import common_cells
 from perfsuite.gate.arms.arm import Arm, Launch, PairPlan, Say
 from perfsuite.gate.arms.command import options_of_cells
 from perfsuite.gate.arms.launch import launch_pair, scratch_folder
 from perfsuite.gate.baselines.accepted import Entry, in_words
 from perfsuite.gate.baselines.select import read_durations
-from perfsuite.gate.common_cells import (
-    HIDDEN,
-    Leniency,
-    apply_exceptions,
-    choose_cells,
-    not_compared,
-    read_leniency,
-    read_noise,
-)
 from perfsuite.gate.git import worktree
 from perfsuite.gate.git.changes import digest_tree
 from perfsuite.gate.git.find_base import describe_head
@@ -65,7 +57,7 @@ class GateResult:
     differs: dict[str, str]
     judgement: Judgement | None = None
     policies: Mapping[str, CellPolicy] = field(default_factory=dict)
-    leniency: Leniency = field(default_factory=Leniency)
+    leniency: common_cells.Leniency = field(default_factory=common_cells.Leniency)
     root: Path = Path()
     seed: int
 
@@ -94,7 +86,7 @@ def run_gate(
     with scratch_folder() as caches:
         session = _begin(request, caches, differs, say, machine)
         if isinstance(session, str):
-            lenient = Leniency.of(request)
+            lenient = common_cells.Leniency.of(request)
             return GateResult(refusal=session, differs=differs, leniency=lenient, seed=request.seed)
         side = session.side
         fixtures = {cell.get("fixture") for cell in side.suite.cells.values()}
@@ -152,7 +144,7 @@ def _begin(
         differs=differs,
         collected=head,
         collected_s=collected_s,
-        leniency=read_leniency(side, differs),
+        leniency=common_cells.read_leniency(side, differs),
         say=say,
         machine=machine,
     )
@@ -166,7 +158,7 @@ class _Session:
     differs: dict[str, str]
     collected: Launch
     collected_s: float
-    leniency: Leniency
+    leniency: common_cells.Leniency
     say: Say
     machine: AbstractContextManager[object]
     policies: dict[str, CellPolicy] = field(default_factory=dict)
@@ -179,7 +171,9 @@ class _Session:
         request = dataclasses.replace(request, cells=cells, waiting=frozenset())
         side = dataclasses.replace(self.side, request=request, base=base)
         self.differs["base"] = base.described
-        return dataclasses.replace(self, side=side, leniency=read_leniency(side, self.differs))
+        return dataclasses.replace(
+            self, side=side, leniency=common_cells.read_leniency(side, self.differs)
+        )
 
     def compare(self) -> tuple[list[CellVerdict], Judgement | None]:
         """Judge what both sides have, and say why the rest is not compared."""
@@ -189,11 +183,11 @@ class _Session:
             if comparison is not None and comparison.reaches_no_cell:
                 self.leniency.is_advisory = request.is_advisory  # as the base's configuration is
                 names = [name for name in suite.cells if request.asks_for(name)]
-                hidden = not_compared("INVALID", suite.hidden, HIDDEN)
+                hidden = common_cells.not_compared("INVALID", suite.hidden, common_cells.HIDDEN)
                 return [*comparison.find_identical(names), *hidden], None
             with self.machine:
                 if (refusal := self.side.prepare(tree, self.say, self.differs)) is not None:
-                    return not_compared("NO-BASELINE", suite.cells, refusal), None
+                    return common_cells.not_compared("NO-BASELINE", suite.cells, refusal), None
                 cells, judgement = self._compare_with(tree, comparison)
             return [self._complete(cell, tree) for cell in cells], judgement
 
@@ -210,13 +204,13 @@ class _Session:
         if own.suite is None or own.failure is not None:
             refusal = f"the base's tests cannot be collected; {_ANOTHER_BASE}: {own.failure}"
         if refusal is not None:
-            return not_compared("NO-BASELINE", suite.cells, refusal), None
+            return common_cells.not_compared("NO-BASELINE", suite.cells, refusal), None
         assert own.suite is not None
         theirs = own.suite.variables.items()
         written = [name for name, value in suite.variables.items() if (name, value) not in theirs]
         if written:  # no launch of the base has them from it
             self.differs["environment"] = f"head's code sets {listed(written)}"
-        chosen = choose_cells(request, suite, own.suite, self.leniency.accepted)
+        chosen = common_cells.choose_cells(request, suite, own.suite, self.leniency.accepted)
         self.leniency.is_advisory = chosen.is_advisory
         self.used.update(chosen.used)
         self.policies.update(chosen.policies)
@@ -232,13 +226,13 @@ class _Session:
             cells += comparison.find_identical(policies)
         for name in policies:
             if (why := head_files.why_mixed(name, suite, tree, changed)) is not None:
-                cells += not_compared("INVALID", [name], why)
+                cells += common_cells.not_compared("INVALID", [name], why)
         settled = request.waiting.union(cell.name for cell in cells)
         policies = {name: policy for name, policy in policies.items() if name not in settled}
         if not policies:
             return cells, None
         if (refusal := self._announce_cost(policies)) is not None:
-            return [*cells, *not_compared("INCONCLUSIVE", policies, refusal)], None
+            return [*cells, *common_cells.not_compared("INCONCLUSIVE", policies, refusal)], None
         verdicts, judgement = self._judge(tree, policies, changed, own_files, alone)
         return [*cells, *verdicts], judgement
 
@@ -273,19 +267,19 @@ class _Session:
             num_cells=request.num_cells,
             budget=request.budget,
             seed=request.seed,
-            priors=read_noise(self.side, self.differs),
+            priors=common_cells.read_noise(self.side, self.differs),
             kept={} if kept is None else kept.cells,
             keep=keep,
             say=self.say,
         )
         if (edited := keep(judgement.trials)) is not None:
-            return not_compared("INVALID", policies, edited), judgement
+            return common_cells.not_compared("INVALID", policies, edited), judgement
         self._look_for_skipped(judgement)
         for trial in judgement.trials:
             if trial.name in replaced:
                 trial.add_reason(replaced[trial.name])
             trial.tell_loaded(suite.root, changed)
-            self.used[trial.name] += apply_exceptions(trial, self.leniency.accepted)
+            self.used[trial.name] += common_cells.apply_exceptions(trial, self.leniency.accepted)
         explanations = self._explain(arms, judgement)
         base = self.differs["base"]
         verdicts = [one.verdict(explanations.get(one.name), base) for one in judgement.trials]

@@ -116,8 +116,7 @@ def meet_ranks(start: RankStart) -> Largest:
 
 def join_ranks(start: RankStart) -> Largest:
     """Set torchrun's variables in this rank, and meet the others."""
-    rank, own = start.rank, start.assignment
-    rendezvous, world_size = own.rendezvous, start.request.world_size
+    rank, rendezvous = start.rank, start.assignment.rendezvous
     prefer_loopback(start)
     host = "127.0.0.1" if rendezvous is None else rendezvous.host
     meeting = group_store(start)
@@ -127,9 +126,15 @@ def join_ranks(start: RankStart) -> Largest:
     store = TCPStore(host, port, is_master=rank == 0, timeout=timeout, wait_for_workers=False)
     if rank == 0:
         meeting.set(_PORT, str(store.port))
-    os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(world_size)}
-    os.environ |= {"LOCAL_RANK": str(own.local_rank), "LOCAL_WORLD_SIZE": str(own.local_world_size)}
-    os.environ |= {"MASTER_ADDR": host, "MASTER_PORT": str(store.port)}
-    os.environ |= {"TORCHELASTIC_RUN_ID": "perfsuite", "TORCHELASTIC_RESTART_COUNT": "0"}
-    os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "True"
+    os.environ |= {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(start.assignment.local_rank),
+        "WORLD_SIZE": str(start.request.world_size),
+        "LOCAL_WORLD_SIZE": str(start.assignment.local_world_size),
+        "MASTER_ADDR": host,
+        "MASTER_PORT": str(store.port),
+        "TORCHELASTIC_RUN_ID": "perfsuite",
+        "TORCHELASTIC_RESTART_COUNT": "0",
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+    }
     return _meet(start, store)

@@ -131,10 +131,8 @@ def _known(cell: str, stored: StoredHistory) -> str:
     if cell in cells:
         return cell
     nearest = difflib.get_close_matches(cell, cells, cutoff=0.0)
-    raise SettingError(
-        f"{cell!r} is not a cell of the stored runs; "
-        f"of their {len(cells)} cells these come nearest: {', '.join(map(repr, nearest))}"
-    )
+    advice = f"of their {len(cells)} cells these come nearest: {', '.join(map(repr, nearest))}"
+    raise SettingError(f"{cell!r} is not a cell of the stored runs; {advice}")
 
 
 def _overview(one: CellHistory) -> Iterator[str]:

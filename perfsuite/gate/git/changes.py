@@ -153,8 +153,13 @@ def tree_files(top: Path, root: Path, outputs: Sequence[Path]) -> list[Path]:
     """Return the files of a checkout that a cell could load, from its top: no session left them."""
     unknown = listed_files(top, "--others", "--exclude-standard", "--", ".")
     is_sessions = _of_sessions(root, outputs)
-    left = {path for path in unknown if is_sessions(top / path) or _is_left_behind(top, top / path)}
-    left |= {path for path in unknown if _LEFT_NAMES.fullmatch(path.name)}
+    left = {
+        path
+        for path in unknown
+        if is_sessions(top / path)
+        or _LEFT_NAMES.fullmatch(path.name)
+        or _is_left_behind(top, top / path)
+    }
     return [path for path in working_files(top) if path not in left]
 
 

@@ -22,8 +22,13 @@ from perfsuite.system.json_files import read_bytes
 
 _PROJECT = "perfsuite"
 # What is better the smaller it is, with its unit.
-_COSTS = dict.fromkeys(("peak_bytes", "saved_activation_bytes"), "bytes")
-_COSTS |= {"step_time_s": "s", "flops": "FLOP", "collectives": "collectives"}
+_COSTS = {
+    "step_time_s": "s",
+    "peak_bytes": "bytes",
+    "saved_activation_bytes": "bytes",
+    "flops": "FLOP",
+    "collectives": "collectives",
+}
 
 
 def log_to_tensorboard(runs: Sequence[Run], folder: Path) -> None:

@@ -12,8 +12,10 @@ _NUM_ELEMENTS = 1 << 20
 
 def measure_tensors(dtypes: list[str]) -> dict[str, int]:
     """Return the bytes of a storage of 2^20 elements, by the name of its dtype."""
-    tensors = {name: torch.empty(_NUM_ELEMENTS, dtype=getattr(torch, name)) for name in dtypes}
-    return {name: tensor.untyped_storage().nbytes() for name, tensor in tensors.items()}
+    return {
+        name: torch.empty(_NUM_ELEMENTS, dtype=getattr(torch, name)).untyped_storage().nbytes()
+        for name in dtypes
+    }
 
 
 def read_shard(workload: str, recipe: Recipe, seed: int) -> tuple[list[list[int]], int]:

@@ -87,10 +87,8 @@ class _UserCode(activities.Activity):
         is_tensor = isinstance(loss, Tensor)
         if not (loss.numel() == 1 if is_tensor else isinstance(loss, numbers.Real)):
             what = f"of shape {tuple(loss.shape)}" if is_tensor else repr(loss)
-            raise WorkloadError(
-                f"{self._name}: a step's loss is {what}; give a single number, returned alone or "
-                "told by perfsuite.log_loss"
-            )
+            advice = "give a single number, returned alone or told by perfsuite.log_loss"
+            raise WorkloadError(f"{self._name}: a step's loss is {what}; {advice}")
         self._told = activities.keep_loss(loss) if is_tensor else loss
 
     def step_done(self) -> None:

@@ -6,16 +6,15 @@ rounding of one step, and the weights afterwards show what the optimizers do. Wi
 there are losses alone; what they show, references with a mistake in their gradients tell.
 """
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 from unittest.mock import patch
 
 import torch
 from torch import nn
-from torch.optim import Optimizer
 
 from perfsuite.errors import WorkloadError
 from perfsuite.records.equivalence import EquivalenceRow, semantic_check
@@ -29,12 +28,7 @@ from perfsuite.worker.equivalence.limits import is_low_precision, nudge
 from perfsuite.worker.equivalence.planted_bugs import Bug, gradient_bugs, wrong_scale
 from perfsuite.worker.equivalence.proof import Proof
 from perfsuite.worker.equivalence.trace.draws import draw_one, modules_that_drew, read_random_state
-from perfsuite.worker.equivalence.trace.own_steps import (
-    MOST_UPDATES,
-    BeforeUpdate,
-    OwnSteps,
-    without_wrappers,
-)
+from perfsuite.worker.equivalence.trace.own_steps import MOST_UPDATES, BeforeUpdate, OwnSteps
 from perfsuite.worker.equivalence.trace.trace import RankStep, Step, Trace
 
 _AUTOCAST = {"bf16": torch.bfloat16, "amp-bf16": torch.bfloat16, "amp-fp16": torch.float16}
@@ -51,9 +45,6 @@ class OwnCase:
     build: Callable[[], OwnSteps]  # builds the reference, each time under the same seed
     device: torch.device
     on_step: Callable[[], None]  # shows progress
-    # Of all its `OwnSteps`, and those of each step by its id.
-    looks_again: set[type[Optimizer]] = field(default_factory=set)
-    outer: dict[int, Collection[int | tuple[str, int]]] = field(default_factory=dict)
 
 
 def check_own_steps(case: OwnCase) -> tuple[EquivalenceRow, dict[str, str]]:
@@ -63,10 +54,7 @@ def check_own_steps(case: OwnCase) -> tuple[EquivalenceRow, dict[str, str]]:
     """
     recipe, trace = case.recipe, case.trace
     proof = Proof(check=semantic_check(recipe.precision), on_bug=case.on_step)
-    rehearsal = _Reference(case)  # tells which looks of an optimizer are at its updates
-    for step in trace.steps:
-        rehearsal.take(step)
-        case.outer[id(step)] = rehearsal.own.outer
+    case = replace(case, build=_rehearse(case))
     truth, plain = _references(case)
     if (dropout := _describe_dropout(truth.own.model)) is not None:
         return EquivalenceRow.of(recipe, proof.check, "not exercised", dropout), {}
@@ -85,7 +73,7 @@ def check_own_steps(case: OwnCase) -> tuple[EquivalenceRow, dict[str, str]]:
     if any(True for _ in truth.own.model.buffers()):
         missing["buffers"] = "a rank may keep its own, as batch normalisation does"
     before, after = trace.start.buffers, trace.steps[-1].after.buffers
-    frozen = without_wrappers(dict(truth.own.model.named_parameters())).keys() & after.keys()
+    frozen = {*truth.own.names.values()} & after.keys()
     if changed := [repr(one) for one in sorted(frozen) if not torch.equal(before[one], after[one])]:
         missing["frozen parameters"] = f"the step changes {listed(changed)} without an optimizer"
     wrong = [one for one in proof.evidence if not one.is_within]
@@ -159,8 +147,6 @@ class _Reference:
         is_nudged: bool = False,
     ) -> None:
         self.own = case.build()
-        self.own.looks_again = case.looks_again
-        self.own.train(case.trace.late)
         self.follows = self.has_drawn = False
         self._case = case
         self.arithmetic = arithmetic
@@ -181,9 +167,27 @@ class _Reference:
             spoil = nudge
         state = read_random_state(self._case.device)
         with self.arithmetic():
-            taken = self.own.take(spoil, self._case.outer.get(id(step), ()))
+            taken = self.own.take(spoil)
         self.has_drawn |= bool(modules_that_drew(state, read_random_state(self._case.device)))
         return taken
+
+
+def _rehearse(case: OwnCase) -> Callable[[], OwnSteps]:
+    """Return `case.build` for steps that know which looks of an optimizer are at its updates."""
+    rehearsal, looks = case.build(), []
+    for _ in case.trace.steps:
+        case.on_step()
+        rehearsal.take()
+        looks.append(rehearsal.outer)
+    looks_again = rehearsal.looks_again
+
+    def build() -> OwnSteps:
+        steps = case.build()
+        steps.known, steps.looks_again = iter(looks), looks_again
+        steps.train(case.trace.late)
+        return steps
+
+    return build
 
 
 def _take_steps(case: OwnCase, truth: _Reference, plain: _Reference) -> Iterator[_OwnStep]:

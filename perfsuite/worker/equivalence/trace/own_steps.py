@@ -5,7 +5,7 @@ Hooks of torch's optimizers see the gradients, so that the step itself stays as 
 
 import itertools
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
@@ -43,12 +43,16 @@ MOST_UPDATES = 16
 BeforeUpdate = Callable[[Sequence[nn.Parameter], Mapping[str, nn.Parameter]], None]
 
 
+# A step of an optimizer by its number in the user's step, for one parameter with its name.
+Look = int | tuple[str, int]
+
+
 @dataclass(eq=False)
 class _Update:
     """An update of a parameter, as an optimizer's step finds it."""
 
     kind: type[Optimizer]
-    look: int  # counted over all steps of optimizers
+    look: int
     is_again: bool  # within `super().step()`
     gradient: Tensor | None
     is_outer: bool = False  # a step within this one makes it
@@ -58,10 +62,10 @@ class OwnSteps:
     """Takes steps of a user's own, which may name their model.
 
     An optimizer may step within another's step, and its base class within its own: the innermost
-    one makes the update. `outer` has the other looks of the last step by their numbers, and (name,
-    number) of each parameter. Classes in `looks_again` call `super().step()`: where they do not,
-    they update nothing. `unnamed` holds what optimizers ever updated that is not the model's, and
-    `idle` names those of its trained `parameters` that none did.
+    one makes the update. `outer` has the other looks of the last step; what changes gradients must
+    know these beforehand, step by step (`known`). Classes in `looks_again` call `super().step()`:
+    where they do not, they update nothing. `unnamed` holds what optimizers ever updated that is not
+    the model's, and `idle` names those of its trained `parameters` that none did.
     """
 
     def __init__(self, model: nn.Module | None, take: Callable[[], float | None]) -> None:
@@ -71,102 +75,43 @@ class OwnSteps:
         self.unnamed: set[nn.Parameter] = set()
         self.idle = set(self.parameters)
         self.looks_again: set[type[Optimizer]] = set()
-        self.outer: set[int | tuple[str, int]] = set()
+        self.known: Iterator[Collection[Look]] = iter(())
+        self.outer: Collection[Look] = ()
         self.updates: dict[str, list[_Update]] = {}  # of the last step
         self._take = take
-        self._names = {id(parameter): name for name, parameter in self._named.items()}
+        self.names = {id(parameter): name for name, parameter in self._named.items()}
 
-    def take(
-        self,
-        before_update: BeforeUpdate | None = None,
-        outer: Collection[int | tuple[str, int]] = (),
-    ) -> trace.RankStep:
+    def take(self, before_update: BeforeUpdate | None = None) -> trace.RankStep:
         """Take one step, and return what it did.
 
-        The gradients are those that the innermost step of an optimizer finds, after its own hooks.
-        What `before_update` changes is not the step's own, so it must know the `outer` looks.
+        The gradients are those that the innermost step of an optimizer finds, after its own hooks;
+        what `before_update` changes is not the step's own.
         """
-        updates = self.updates = defaultdict(list)
-        stepping: list[tuple[Optimizer, set[nn.Parameter], dict[str, _Update], int]] = []
-        numbers, self.outer = itertools.count(), set()
-
-        def look(optimizer: Optimizer, *_: object) -> None:
-            number, kind = next(numbers), type(optimizer)
-            stepped = [one for group in optimizer.param_groups for one in group["params"]]
-            others = (one for one in stepped if id(one) not in self._names)
-            self.unnamed |= {one for one in others if one.grad is not None}
-            self.outer |= {one for _, its, _, one in stepping if its & {*stepped}}
-            is_again = any(one is optimizer for one, *_ in stepping)
-            self.looks_again |= {kind} if is_again else set()
-            own: dict[str, _Update] = {}
-            new: dict[str, nn.Parameter] = {}
-            for parameter in (one for one in stepped if id(one) in self._names):
-                name, grad = self._names[id(parameter)], parameter.grad
-                self.idle.discard(name)
-                is_kept = grad is not None and len(self._made(updates[name])) <= MOST_UPDATES
-                gradient = trace.copy_tensor(grad) if is_kept else None  # else they fill the memory
-                update = own[name] = _Update(kind, number, is_again, gradient)
-                around = next((its[name] for *_, its, _ in stepping[::-1] if name in its), None)
-                if around is not None and not around.is_outer:
-                    around.is_outer = True
-                    self.outer.add((name, around.look))
-                    if before_update is not None and (name, around.look) not in outer:
-                        continue  # what it finds is not the step's own
-                    updates[name] = [one for one in updates[name] if one is not around]
-                updates[name].append(update)
-                labels = self._labels(name, updates[name])
-                if update in labels and (name, number) not in outer:
-                    new[labels[update]] = parameter
-            stepping.append((optimizer, {*stepped}, own, number))
-            if before_update is not None and (new or number not in outer):
-                before_update(stepped, new)
-
-        def leave(*_: object) -> None:
-            stepping.pop()
-
-        def watch(optimizer: Optimizer, *_: object) -> None:
-            if optimizer in watched:
-                return
-            watched.add(optimizer)
-            hooks.callback(optimizer.register_step_pre_hook(look).remove)
-            hooks.callback(optimizer.register_step_post_hook(leave).remove)
-            kinds = type(optimizer).__mro__[1:]
-            for kind in kinds[: kinds.index(Optimizer)]:
-                step: Any = vars(kind).get("step")
-                if step is not None and not getattr(step, "hooked", False):  # else it runs hooks
-                    hooks.enter_context(patch.object(kind, "step", looking(step)))
-
-        def looking(step: Callable[..., Any]) -> Callable[..., Any]:
-            def look_and_step(one: Optimizer, *args: Any, **options: Any) -> Any:
-                look(one)
-                result = step(one, *args, **options)
-                leave()
-                return result
-
-            look_and_step.hooked = True  # type: ignore[attr-defined]
-            return look_and_step
-
-        watched: set[Optimizer] = set()
-        with ExitStack() as hooks:
-            hooks.callback(register_optimizer_step_pre_hook(watch).remove)
+        watch = _Watch(self, before_update, next(self.known, ()))
+        with watch.hooks:
+            watch.hooks.callback(register_optimizer_step_pre_hook(watch.watch).remove)
             loss = self._take()
-        return trace.RankStep(loss=loss, gradients=self.gradients(updates), after=self.weights())
+        self.updates, self.outer = watch.updates, watch.outer
+        gradients = self.gradients(watch.updates)
+        return trace.RankStep(loss=loss, gradients=gradients, after=self.weights())
 
     def gradients(self, updates: Mapping[str, Sequence[_Update]]) -> Tensors:
         """Return the gradients of a step, by what is known of its optimizers by now."""
-        labels = (self._labels(name, its) for name, its in updates.items())
+        labels = (self.labels(name, its) for name, its in updates.items())
         found = ((label, one.gradient) for its in labels for one, label in its.items())
         return {label: gradient for label, gradient in found if gradient is not None}
 
     def num_updates(self) -> dict[str, int]:
         """Return how often the last step updated each parameter."""
-        return {name: len(self._made(its)) for name, its in self.updates.items()}
+        return {name: len(self.made(its)) for name, its in self.updates.items()}
 
-    def _made(self, updates: Sequence[_Update]) -> list[_Update]:
+    def made(self, updates: Sequence[_Update]) -> list[_Update]:
+        """Return those that are updates, by what is known of their optimizers by now."""
         return [one for one in updates if one.is_again or one.kind not in self.looks_again]
 
-    def _labels(self, name: str, updates: Sequence[_Update]) -> dict[_Update, str]:
-        made = enumerate(self._made(updates)[:MOST_UPDATES], 1)
+    def labels(self, name: str, updates: Sequence[_Update]) -> dict[_Update, str]:
+        """Return the names of a parameter's updates, as far as they are compared."""
+        made = enumerate(self.made(updates)[:MOST_UPDATES], 1)
         return {one: name if time == 1 else f"{name} (update {time})" for time, one in made}
 
     def train(self, names: Collection[str]) -> None:
@@ -188,8 +133,85 @@ class OwnSteps:
         return group_weights(found, self.parameters)
 
 
-def _has_gradient(update: _Update) -> bool:
-    return update.gradient is not None
+class _Watch:
+    """Looks at the gradients before each step of an optimizer in one step of the user's."""
+
+    def __init__(
+        self, steps: OwnSteps, before_update: BeforeUpdate | None, known: Collection[Look]
+    ) -> None:
+        self.updates: dict[str, list[_Update]] = defaultdict(list)
+        self.outer: set[Look] = set()
+        self.hooks = ExitStack()  # removes those of `watch`
+        self._steps, self._before_update, self._known = steps, before_update, known
+        self._stepping: list[tuple[Optimizer, set[nn.Parameter], dict[str, _Update], int]] = []
+        self._watched: set[Optimizer] = set()
+        self._numbers = itertools.count()
+
+    def watch(self, optimizer: Optimizer, *_: object) -> None:
+        """Look before each step of this optimizer, and of its base classes."""
+        if optimizer in self._watched:
+            return
+        self._watched.add(optimizer)
+        self.hooks.callback(optimizer.register_step_pre_hook(self._look).remove)
+        self.hooks.callback(optimizer.register_step_post_hook(self._leave).remove)
+        kinds = type(optimizer).__mro__[1:]
+        for kind in kinds[: kinds.index(Optimizer)]:
+            step: Any = vars(kind).get("step")
+            if step is not None and not getattr(step, "hooked", False):  # else it runs hooks
+                self.hooks.enter_context(patch.object(kind, "step", self._looking(step)))
+
+    def _looking(self, step: Callable[..., Any]) -> Callable[..., Any]:
+        def look_and_step(one: Optimizer, *args: Any, **options: Any) -> Any:
+            self._look(one)
+            result = step(one, *args, **options)
+            self._leave()
+            return result
+
+        look_and_step.hooked = True  # type: ignore[attr-defined]
+        return look_and_step
+
+    def _leave(self, *_: object) -> None:
+        self._stepping.pop()
+
+    def _look(self, optimizer: Optimizer, *_: object) -> None:
+        steps, number, stepping = self._steps, next(self._numbers), self._stepping
+        stepped = [one for group in optimizer.param_groups for one in group["params"]]
+        others = (one for one in stepped if id(one) not in steps.names)
+        steps.unnamed |= {one for one in others if one.grad is not None}
+        self.outer |= {one for _, its, _, one in stepping if its & {*stepped}}
+        is_again = any(one is optimizer for one, *_ in stepping)
+        steps.looks_again |= {type(optimizer)} if is_again else set()
+        own: dict[str, _Update] = {}
+        new: dict[str, nn.Parameter] = {}
+        for parameter in (one for one in stepped if id(one) in steps.names):
+            name = steps.names[id(parameter)]
+            steps.idle.discard(name)
+            gradient = self._copy(name, parameter)
+            update = own[name] = _Update(type(optimizer), number, is_again, gradient)
+            if self._add(name, update):
+                labels = steps.labels(name, self.updates[name])
+                if update in labels and (name, number) not in self._known:
+                    new[labels[update]] = parameter
+        stepping.append((optimizer, {*stepped}, own, number))
+        if self._before_update is not None and (new or number not in self._known):
+            self._before_update(stepped, new)
+
+    def _copy(self, name: str, parameter: nn.Parameter) -> Tensor | None:
+        if parameter.grad is None or len(self._steps.made(self.updates[name])) > MOST_UPDATES:
+            return None  # memory is finite
+        return trace.copy_tensor(parameter.grad)
+
+    def _add(self, name: str, update: _Update) -> bool:
+        """Add an update, in place of one around it; return whether its gradient is the step's."""
+        around = next((its[name] for *_, its, _ in self._stepping[::-1] if name in its), None)
+        if around is not None and not around.is_outer:
+            around.is_outer = True
+            self.outer.add((name, around.look))
+            if self._before_update is not None and (name, around.look) not in self._known:
+                return False
+            self.updates[name] = [one for one in self.updates[name] if one is not around]
+        self.updates[name].append(update)
+        return True
 
 
 def group_weights(tensors: Tensors, trained: Collection[str]) -> trace.Weights:
@@ -218,8 +240,8 @@ def record_steps(
         updates.append(steps.updates)
     for handle in handles:
         handle.remove()
-    made = (name for step in updates for name, its in step.items() if any(map(_has_gradient, its)))
-    late = {*made} - steps.parameters.keys()
+    seen = ((name, one) for step in updates for name, its in step.items() for one in its)
+    late = {name for name, one in seen if one.gradient is not None} - steps.parameters.keys()
     trained = steps.parameters.keys() | late
 
     def group(weights: trace.Weights) -> trace.Weights:

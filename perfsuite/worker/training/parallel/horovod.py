@@ -123,13 +123,12 @@ def _initialise(horovod: ModuleType, recipe: Recipe) -> None:
         slots = hosts.parse_hosts(f"localhost:{num_ranks}")
         server.init(hosts.get_host_assignments(slots, num_ranks))
     dist.broadcast_object_list(port, src=0)
-    os.environ |= {"HOROVOD_RANK": str(rank), "HOROVOD_SIZE": str(num_ranks)}
-    os.environ |= {"HOROVOD_LOCAL_RANK": str(rank), "HOROVOD_LOCAL_SIZE": str(num_ranks)}
-    os.environ |= {"HOROVOD_CROSS_RANK": "0", "HOROVOD_CROSS_SIZE": "1"}
-    os.environ |= {"HOROVOD_HOSTNAME": "localhost", "HOROVOD_GLOO_IFACE": "lo"}
-    os.environ |= {"HOROVOD_CONTROLLER": "gloo", "HOROVOD_CPU_OPERATIONS": "gloo"}
-    os.environ["HOROVOD_GLOO_RENDEZVOUS_ADDR"] = "127.0.0.1"
-    os.environ["HOROVOD_GLOO_RENDEZVOUS_PORT"] = str(port[0])
+    # The options of Horovod's own launcher; all ranks are of this machine.
+    own: dict[str, Any] = {"HOSTNAME": "localhost", "GLOO_IFACE": "lo", "CONTROLLER": "gloo"}
+    own |= {"RANK": rank, "LOCAL_RANK": rank, "CROSS_RANK": 0, "CPU_OPERATIONS": "gloo"}
+    own |= {"SIZE": num_ranks, "LOCAL_SIZE": num_ranks, "CROSS_SIZE": 1}
+    own |= {"GLOO_RENDEZVOUS_ADDR": "127.0.0.1", "GLOO_RENDEZVOUS_PORT": port[0]}
+    os.environ |= {f"HOROVOD_{name}": str(value) for name, value in own.items()}
     horovod.init()
     if horovod.size() != num_ranks:
         raise NotExercisedError(

@@ -73,12 +73,18 @@ class ChunkSchedule:
     def _build(self, name: str | None) -> Any:
         entering = self._activations()
         leaving = [*entering[1:], (_NUMBER,)]
-        build = partial(_MarkedStage, mark=lambda name: self._mark(name))
-        stages = []
-        for index in self._stages:
-            place = index, self._num_stages, self._trainer.device
-            forms: dict[str, Any] = {"input_args": entering[index], "output_args": leaving[index]}
-            stages.append(build(_StageOfChunk(self, index), *place, **forms))
+        stages = [
+            _MarkedStage(
+                _StageOfChunk(self, index),
+                index,
+                self._num_stages,
+                self._trainer.device,
+                input_args=entering[index],
+                output_args=leaving[index],
+                mark=lambda name: self._mark(name),
+            )
+            for index in self._stages
+        ]
         # `_compute_loss` divides: scaling the gradients would scale accumulated ones again.
         options: dict[str, Any] = {"loss_fn": self._compute_loss, "scale_grads": False}
         if name == "interleaved":
