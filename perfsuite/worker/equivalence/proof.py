@@ -149,9 +149,6 @@ def _describe(found: Discrepancy) -> str:
     where = "" if found.rank is None else f" on rank {found.rank}"
     if math.isnan(found.limit):
         return f"the {subject} at step {found.step}{where} is not finite in plain training either"
-    allowed = (
-        f"where equal bits are due ({found.formula})"
-        if found.limit == 0
-        else f"over the limit of {found.limit:.1e} ({found.formula})"
-    )
-    return f"the {subject} differs at step {found.step}{where} by {found.error:.1e}, {allowed}"
+    due = "where equal bits are due" if found.limit == 0 else f"over the limit of {found.limit:.1e}"
+    error = f"by {found.error:.1e}, {due} ({found.formula})"
+    return f"the {subject} differs at step {found.step}{where} {error}"

@@ -16,8 +16,11 @@ import torch.distributed as dist
 
 from perfsuite.worker.measure.device import synchronize
 
-# Objects that this module froze; whether it switched the collector off; whether code thawed them.
-_num_frozen, _is_off, _is_thawed = 0, False, False
+# Whether this module switched the collector off; whether code thawed what it froze.
+_is_off, _is_thawed = False, False
+# Made before and since it froze: `get_objects` lacks what is frozen, and to count it takes 30 ms.
+_before: list[Any] | None = None if gc.get_freeze_count() else []
+_since = _before
 _LOOKS = {"get_objects": gc.get_objects, "get_referrers": gc.get_referrers}
 
 
@@ -61,14 +64,18 @@ def largest_over_ranks(
 
 def freeze_loaded() -> None:
     """Freeze what the process holds: a collection that walks it takes 0.2 s, and copies it."""
-    global _num_frozen
+    global _before, _since
     gc.freeze()
-    _num_frozen = gc.get_freeze_count()
+    _before, _since = _since, []
 
 
 def is_frozen_by_user() -> bool:
     """Whether the code has frozen objects, which it has no collection look at."""
-    return gc.get_freeze_count() > _num_frozen
+    return _is_frozen(_since)
+
+
+def _is_frozen(one: list[Any] | None) -> bool:
+    return not any(other is one for other in _LOOKS["get_objects"]())
 
 
 def collector_state() -> list[int]:
@@ -78,13 +85,14 @@ def collector_state() -> list[int]:
 
 def living_objects() -> list[Any]:
     """Return all objects that Python's collector knows, frozen ones too."""
-    is_frozen = gc.get_freeze_count() > 0
+    look = _LOOKS["get_objects"]
+    if not _is_frozen(_before):
+        return look()
+    freeze = gc.freeze if is_frozen_by_user() else freeze_loaded
     gc.unfreeze()
-    try:
-        return gc.get_objects()
-    finally:
-        if is_frozen:
-            freeze_loaded()
+    found = look()
+    freeze()
+    return found
 
 
 @contextmanager
@@ -131,7 +139,7 @@ def collection_s(clock: Callable[[], float] = time.perf_counter) -> float:
 def collector_off() -> Iterator[None]:
     """Collect all garbage, then run the block without automatic garbage collection."""
     global _is_off
-    was_frozen, _is_off = gc.get_freeze_count() > 0, gc.isenabled()
+    was_frozen, _is_off = _is_frozen(_before), gc.isenabled()
     gc.disable()
     gc.collect()
     if not is_frozen_by_user():  # what it has not frozen, its own collections look at

@@ -334,6 +334,29 @@ def test_a_collection_that_the_code_asks_for_looks_at_all_that_it_has_not_frozen
         clock.freeze_loaded()
 
 
+@pytest.mark.parametrize("is_users", [True, False])
+def test_what_is_frozen_is_known_without_counting_it_which_takes_30_ms(monkeypatch, is_users):
+    def count():
+        raise AssertionError("counted")
+
+    states = []
+    try:
+        gc.unfreeze()
+        clock.freeze_loaded()
+        if is_users:
+            gc.freeze()
+        monkeypatch.setattr(gc, "get_freeze_count", count)
+        measure(FakeHost(), lambda stage: states.append(clock.is_frozen_by_user()))
+        states.append(clock.is_frozen_by_user())
+        gc.unfreeze()
+        states.append(clock.is_frozen_by_user())
+    finally:
+        gc.unfreeze()
+        clock.freeze_loaded()
+
+    assert states == [is_users] * 7 + [False]
+
+
 def test_code_that_looks_at_all_objects_sees_those_that_were_loaded():
     class Node:
         pass
