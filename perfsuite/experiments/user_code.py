@@ -35,10 +35,8 @@ def plan_function(argument: str, function: Any, **code: Any) -> UserCode:
         with contextlib.suppress(ValueError):  # some builtins have no signature
             inspect.signature(function).bind()
     except TypeError as error:
-        raise SettingError(
-            f"{argument} cannot be called without arguments ({error}); use a function without "
-            "arguments"
-        ) from error
+        refusal = f"{argument} cannot be called without arguments ({error})"
+        raise SettingError(f"{refusal}; use a function without arguments") from error
     name = getattr(function, "__name__", type(function).__name__)
     return UserCode(name=name, function=pack(function), **code)
 

@@ -211,10 +211,8 @@ def _find_ends(folder: Path, good: str, bad: str) -> tuple[str, str]:
         raise SettingError(f"{folder} is not in a git checkout, so it has no commits to search")
     ends = commit_named(folder, "--good", good), commit_named(folder, "--bad", bad)
     if ends[0] == ends[1]:
-        raise SettingError(
-            f"--good {good} and --bad {bad} are the same commit, {short_commit(ends[0])}; name an "
-            "older one that was not slower yet"
-        )
+        same = f"--good {good} and --bad {bad} are the same commit, {short_commit(ends[0])}"
+        raise SettingError(f"{same}; name an older one that was not slower yet")
     if not repository.is_in_history(folder, *ends):
         raise SettingError(
             f"--good {good} is no ancestor of --bad {bad}; name a commit from which the bad one "

@@ -149,10 +149,8 @@ def _with_gate(path: Path) -> str | None:
     try:
         tomllib.loads(before + line + after if is_toml else "")
     except tomllib.TOMLDecodeError as error:
-        raise SettingError(
-            f'{path} cannot be given another line: {error}; write perf_gate = "on" where it '
-            "configures pytest"
-        ) from error
+        advice = 'write perf_gate = "on" where it configures pytest'
+        raise SettingError(f"{path} cannot be given another line: {error}; {advice}") from error
     return before + line + after
 
 

@@ -91,10 +91,8 @@ def plan_overlay(head: Head, paths: Sequence[Path]) -> Overlay:
         if not place.exists():
             raise SettingError(f"{path} does not exist; name files or folders with benchmarks")
         if not place.is_relative_to(head.top):
-            raise SettingError(
-                f"{path} is outside of {head.top}, so the base's tree has no place for it; "
-                "name files or folders inside"
-            )
+            why_not = f"{path} is outside of {head.top}, so the base's tree has no place for it"
+            raise SettingError(f"{why_not}; name files or folders inside")
         if place.is_dir():
             _add_folder(overlay, head, place.relative_to(head.top), path)
         else:

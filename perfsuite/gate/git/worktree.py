@@ -130,10 +130,8 @@ def check_shared(root: Path, shared: Sequence[str]) -> None:
                 "needs of its own; build it with --perf-base-build CMD"
             )
         if repository.tracked_files(root, [Path(name)]):
-            raise SettingError(
-                f"perf_share names {name!r}, which git tracks: the base has its own; name what git "
-                "ignores"
-            )
+            why_not = "which git tracks: the base has its own"
+            raise SettingError(f"perf_share names {name!r}, {why_not}; name what git ignores")
 
 
 def share_files(root: Path, tree: Path, shared: Sequence[str]) -> tuple[str, ...]:

@@ -134,10 +134,8 @@ def parse_slacks(counts: Mapping[str, object]) -> dict[str, Slack | None]:
         try:
             slacks[name] = Slack(ratio=parse_ratio(str(value)))
         except ValueError as error:
-            raise SettingError(
-                f"counts has {name} = {value!r} (perf marker); use 'exact', 'off', or a ratio such "
-                "as '2%'"
-            ) from error
+            advice = "use 'exact', 'off', or a ratio such as '2%'"
+            raise SettingError(f"counts has {name} = {value!r} (perf marker); {advice}") from error
     return slacks
 
 

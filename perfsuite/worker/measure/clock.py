@@ -18,9 +18,9 @@ from perfsuite.worker.measure.device import synchronize
 
 # Whether this module switched the collector off; whether code thawed what it froze.
 _is_off, _is_thawed = False, False
-# Made before and since it froze: `get_objects` lacks what is frozen, and to count it takes 30 ms.
-_before: list[Any] | None = None if gc.get_freeze_count() else []
-_since = _before
+# What `get_objects` has unless it is frozen, from before and since this module froze all: to count
+# what is frozen would take 30 ms.
+_before, _since = None, list[Any]()
 _LOOKS = {"get_objects": gc.get_objects, "get_referrers": gc.get_referrers}
 
 
@@ -69,13 +69,24 @@ def freeze_loaded() -> None:
     _before, _since = _since, []
 
 
+def _thaw() -> None:
+    global _before
+    gc.unfreeze()
+    _before = None
+
+
 def is_frozen_by_user() -> bool:
     """Whether the code has frozen objects, which it has no collection look at."""
-    return _is_frozen(_since)
+    return _what_is_frozen()[1]
 
 
-def _is_frozen(one: list[Any] | None) -> bool:
-    return not any(other is one for other in _LOOKS["get_objects"]())
+def _what_is_frozen() -> tuple[bool, bool]:
+    """Return whether anything is, and by the code."""
+    if _before is None:
+        return (gc.get_freeze_count() > 0,) * 2
+    walked = {*map(id, _LOOKS["get_objects"]())}
+    is_frozen = id(_before) not in walked
+    return is_frozen, is_frozen and id(_since) not in walked
 
 
 def collector_state() -> list[int]:
@@ -85,13 +96,11 @@ def collector_state() -> list[int]:
 
 def living_objects() -> list[Any]:
     """Return all objects that Python's collector knows, frozen ones too."""
-    look = _LOOKS["get_objects"]
-    if not _is_frozen(_before):
-        return look()
-    freeze = gc.freeze if is_frozen_by_user() else freeze_loaded
+    is_frozen, is_users = _what_is_frozen()
     gc.unfreeze()
-    found = look()
-    freeze()
+    found = _LOOKS["get_objects"]()
+    if is_frozen:
+        (gc.freeze if is_users else freeze_loaded)()
     return found
 
 
@@ -102,24 +111,24 @@ def whole_heap() -> Iterator[None]:
     if _is_thawed:
         freeze_loaded()
         _is_thawed = False
-    gc.callbacks.append(_thaw)
+    gc.callbacks.append(_watch)
     vars(gc).update({name: partial(_look, look) for name, look in _LOOKS.items()})
     try:
         yield
     finally:
         vars(gc).update(_LOOKS)
-        gc.callbacks[:] = [one for one in gc.callbacks if one is not _thaw]  # if it still is
+        gc.callbacks[:] = [one for one in gc.callbacks if one is not _watch]  # if it still is
 
 
-def _thaw(phase: str, info: dict[str, int]) -> None:
+def _watch(phase: str, info: dict[str, int]) -> None:
     if info["generation"] == 2:  # the oldest, so all are collected
-        (gc.unfreeze if phase == "start" else freeze_loaded)()
+        (_thaw if phase == "start" else freeze_loaded)()
 
 
 def _look(look: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
     global _is_thawed
     _is_thawed = True  # until the next block: garbage must not be frozen before it is collected
-    gc.unfreeze()
+    _thaw()
     return look(*arguments, **options)
 
 
@@ -139,16 +148,16 @@ def collection_s(clock: Callable[[], float] = time.perf_counter) -> float:
 def collector_off() -> Iterator[None]:
     """Collect all garbage, then run the block without automatic garbage collection."""
     global _is_off
-    was_frozen, _is_off = _is_frozen(_before), gc.isenabled()
+    (was_frozen, is_users), _is_off = _what_is_frozen(), gc.isenabled()
     gc.disable()
     gc.collect()
-    if not is_frozen_by_user():  # what it has not frozen, its own collections look at
+    if not is_users:  # what the code has not frozen, its own collections look at
         freeze_loaded()
     try:
         yield
     finally:
         if not was_frozen:
-            gc.unfreeze()
+            _thaw()
         if _is_off:
             gc.enable()
         _is_off = False
@@ -156,7 +165,7 @@ def collector_off() -> Iterator[None]:
 
 def _be_as_set() -> None:
     if not is_frozen_by_user():
-        gc.unfreeze()
+        _thaw()
     if _is_off:
         gc.enable()
 

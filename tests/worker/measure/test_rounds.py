@@ -328,7 +328,7 @@ def test_a_collection_that_the_code_asks_for_looks_at_all_that_it_has_not_frozen
         measure(FakeHost(), iterate, collecting=collecting)
         assert len(many) == 5_000
         assert [ref() is not None for ref in seen] == [is_users] * 6
-        assert clock._thaw not in gc.callbacks
+        assert clock._watch not in gc.callbacks
     finally:
         gc.unfreeze()
         clock.freeze_loaded()
@@ -355,6 +355,22 @@ def test_what_is_frozen_is_known_without_counting_it_which_takes_30_ms(monkeypat
         clock.freeze_loaded()
 
     assert states == [is_users] * 7 + [False]
+
+
+def test_a_fork_of_a_process_that_froze_nothing_touches_none_of_its_objects(monkeypatch):
+    def look():
+        raise AssertionError("copies all memory that parent and fork share")
+
+    try:
+        gc.unfreeze()
+        clock.freeze_loaded()
+        with clock.whole_heap():
+            gc.get_objects()  # which thaws
+        monkeypatch.setitem(clock._LOOKS, "get_objects", look)
+        assert not clock.is_frozen_by_user()
+    finally:
+        monkeypatch.undo()
+        clock.freeze_loaded()
 
 
 def test_code_that_looks_at_all_objects_sees_those_that_were_loaded():
