@@ -206,7 +206,7 @@ def _base_policy(
 ) -> CellPolicy:
     """How the base itself would judge a cell, without markers where they are wrong or unknown."""
     try:
-        return _policy_of(request, name, base.cells.get(name, unmarked))
+        return _policy_of(request, name, base.cells.get(name, unmarked), is_base=True)
     except SettingError:
         return _policy_of(request, name, unmarked)
 
@@ -234,7 +234,9 @@ def _request_of_base(request: GateRequest, own: Suite) -> GateRequest:
     )
 
 
-def _policy_of(request: GateRequest, name: str, markers: Mapping[str, Any]) -> CellPolicy:
+def _policy_of(
+    request: GateRequest, name: str, markers: Mapping[str, Any], *, is_base: bool = False
+) -> CellPolicy:
     """How a cell is judged: as typed, else as marked, else as asked; or raise a SettingError."""
     floor_s = request.floor_s
     if floor_s is None:
@@ -249,7 +251,7 @@ def _policy_of(request: GateRequest, name: str, markers: Mapping[str, Any]) -> C
         tolerance = parsed("tolerance", units.parse_ratio, request.tolerance)
         if tolerance is None:
             tolerance = units.default_tolerance(limit)
-        if request.typed == {"limit"}:
+        if is_base and request.typed == {"limit"}:
             tolerance = min(tolerance, limit)
         policy = CellPolicy(
             tolerance=tolerance,
@@ -265,10 +267,11 @@ def _policy_of(request: GateRequest, name: str, markers: Mapping[str, Any]) -> C
     if policy.tolerance >= 1:
         raise SettingError(f"{name}: the tolerance is {accepted}; use less than 100 %")
     if not policy.tolerance <= policy.limit:
-        raise SettingError(
-            f"{name}: the limit is {most}, below the tolerance of {accepted}; give its perf "
-            "marker a larger limit, or a smaller tolerance"
-        )
+        said = dict.fromkeys(markers, "perf marker")
+        said |= dict.fromkeys(request.typed, "command line")
+        low, high = (said.get(one, "ini file or default") for one in ("limit", "tolerance"))
+        wrong = f"the limit is {most} ({low}), below the tolerance of {accepted} ({high})"
+        raise SettingError(f"{name}: {wrong}; give a larger limit, or a smaller tolerance")
     return policy
 
 

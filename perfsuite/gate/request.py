@@ -101,10 +101,8 @@ def base_of(request: GateRequest, folders: Sequence[Path]) -> Base | str | None:
             raise SettingError(f"the base {str(request.base_dir)!r} is not a folder; name one")
         base, judged = request.base_dir.resolve(), request.command.folder.resolve()
         if judged.is_relative_to(base) and not (judged == base and request.has_own_surroundings):
-            raise SettingError(
-                f"the base {str(request.base_dir)!r} is or holds the folder that is judged; name "
-                "another one"
-            )
+            wrong = f"the base {str(request.base_dir)!r} is or holds the folder that is judged"
+            raise SettingError(f"{wrong}; name another one")
         return None
     if request.found is not None:
         return request.found

@@ -71,7 +71,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         shown = argparse.SUPPRESS if option in _HIDDEN else text.replace("%", "%%")
         action = "append" if option.is_repeated else "store"
         group.addoption(option.flag, action=action, metavar=option.metavar, help=shown)
-        parser.addini(option.ini, help=f"{option.help}; see {option.flag}", default=None)
+        see = "" if option in _HIDDEN else f"; see {option.flag}"
+        parser.addini(option.ini, help=f"{option.help}{see}", default=None)
     of_share = "files that git ignores, and both arms of a gate may use; from the rootdir"
     parser.addini("perf_share", help=of_share, type="args")
 

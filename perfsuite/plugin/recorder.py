@@ -93,6 +93,12 @@ def benchmarks_of(config: pytest.Config) -> Sequence[Any]:
     return getattr(session_of(config), "benchmarks", ())
 
 
+def times_of(item: pytest.Item) -> tuple[float, ...]:
+    """Return the seconds of each round that a test has timed, by iteration."""
+    name, timed = item.nodeid, benchmarks_of(item.config)
+    return tuple(seconds for one in timed if one.fullname == name for seconds in one.stats.data)
+
+
 # What the clock of a test that measures through one of our fixtures shows next.
 CLOCK = pytest.StashKey[list[float]]()
 

@@ -49,10 +49,8 @@ def why_not_exercised(recipe: Recipe, hardware: Hardware) -> str | None:
     if needs is not None:
         return f"parallel {recipe.parallel!r} needs {needs}"
     if recipe.precision == "tf32" and (found := _what_is_below(_TF32_CAPABILITY, hardware)):
-        return (
-            "precision 'tf32' needs an NVIDIA GPU of compute capability 8.0 or more; "
-            f"this cell runs on {found}"
-        )
+        needed_gpu = "an NVIDIA GPU of compute capability 8.0 or more"
+        return f"precision 'tf32' needs {needed_gpu}; this cell runs on {found}"
     if recipe.has_float8 and not hardware.has_torchao:
         return f"precision {recipe.precision!r}: {missing_package('torchao', 'fp8')}"
     if recipe.pin_memory and not on_cuda:
@@ -88,8 +86,6 @@ def what_ranks_need(world_size: int, hardware: Hardware) -> str | None:
         are = "is" if num_gpus == 1 else "are"
         return f"{counted(world_size, 'GPU')}, and {num_gpus} {are} here"
     if num_cores and world_size > (most := _MAX_RANKS_PER_CORE * num_cores):
-        return (
-            f"{world_size} ranks, and {num_cores} cores take at most {most}, "
-            f"{_MAX_RANKS_PER_CORE} each"
-        )
+        most_ranks = f"{num_cores} cores take at most {most}, {_MAX_RANKS_PER_CORE} each"
+        return f"{world_size} ranks, and {most_ranks}"
     return None

@@ -179,7 +179,7 @@ class CellLine(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     """One line of cells.jsonl: a cell that ended, with pytest's node id and outcome.
 
     `reason` says why it failed, was not exercised, or lacks a number; `step_times_s` are seconds
-    per iteration, one value a round; `perfsuite` is the record, None where nothing was measured.
+    per iteration, one value a round; `perfsuite` is the record, None of a plain benchmark too.
     """
 
     fullname: str

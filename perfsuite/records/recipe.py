@@ -114,10 +114,8 @@ class Recipe:
             why = "the model is cut into stages"
             if properties.runs_threads:
                 why = "the replicas of nn.DataParallel would all call the compiled first one"
-            raise RecipeError(
-                f"compile=True cannot be combined with parallel {self.parallel!r}: {why}; use "
-                "compile=False"
-            )
+            clash = f"compile=True cannot be combined with parallel {self.parallel!r}"
+            raise RecipeError(f"{clash}: {why}; use compile=False")
 
     @property
     def plan(self) -> ParallelPlan:

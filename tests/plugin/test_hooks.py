@@ -987,11 +987,40 @@ def test_run_reports_on_what_its_session_wrote(project: pytest.Pytester, test: s
     assert "`test_inner.py::test_cell`" in (folder / "report.md").read_text()
 
 
-def test_a_plain_suite_is_written_where_a_report_was_asked_for(project: pytest.Pytester) -> None:
-    for folder, arguments in (("results", []), ("there", ["--perf-report=there"])):
-        run(project, "def test_cell(benchmark): benchmark(sum, [1])", *arguments)
+def test_a_plain_benchmark_of_a_session_of_ours_is_a_cell_like_others(
+    project: pytest.Pytester,
+) -> None:
+    run(project, ONE_CELL)
+    test = """
+        import pytest
 
-        assert (project.path / folder / "run.json").exists() == bool(arguments)
+        def test_cell(benchmark):
+            benchmark.pedantic(sum, args=([1],), rounds=3, iterations=2)
+
+        def test_broken(benchmark):
+            benchmark(sum)
+
+        def test_skipped(benchmark):
+            pytest.skip("not here")
+
+        def test_else():
+            pass
+    """
+
+    result = run(project, test)
+
+    cell, broken, skipped = lines_of(project)  # none is left of the session before
+    assert [one.outcome for one in (cell, broken, skipped)] == ["passed", "failed", "skipped"]
+    (stored,) = json.loads((project.path / "results" / "run.json").read_text())["benchmarks"]
+    assert cell.step_times_s == tuple(stored["stats"]["data"])
+    assert len(cell.step_times_s) == 3
+    assert cell.reason is cell.perfsuite is None
+    assert broken.reason is not None
+    assert "TypeError" in broken.reason
+    assert (broken.step_times_s, skipped.step_times_s) == ((), ())
+    assert skipped.reason == "Skipped: not here"
+    result.assert_outcomes(passed=2, failed=1, skipped=1)
+    assert "MEASURED" not in result.stdout.str()
 
 
 @pytest.mark.parametrize("name", ["cells.jsonl", "run.json"])

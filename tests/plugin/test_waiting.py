@@ -132,3 +132,16 @@ def test_a_timed_cell_waits_and_says_so(
     said = wait_until_seen(pytester, holder, "-q", "--perf-device=cpu", "--perf-rounds=1")
 
     assert "1 passed" in said
+
+
+@pytest.mark.usefixtures("holder")
+def test_a_gate_without_a_cell_does_not_wait(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(test_inner=CELL)
+
+    gated = pytester.runpytest_inprocess(
+        *("-p", "no:cacheprovider", "-k", "nothing", "--benchmark-compare", "--perf-wait=0"),
+        "--perf-device=cpu",
+    )
+
+    assert gated.ret == 12  # outside of git there is no base
+    gated.stdout.no_fnmatch_line("*holds this machine*")

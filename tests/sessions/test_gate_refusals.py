@@ -92,17 +92,23 @@ def test_what_would_measure_nothing_is_a_usage_error(
     assert "passed" not in gated.output
 
 
-def test_a_marker_whose_limit_is_below_the_tolerance_is_a_usage_error(shop: Repository) -> None:
-    shop.write(
-        benchmarks__test_steps=ONE_CELL.replace(
-            "@", "@pytest.mark.perf(limit='1%', tolerance='2%')\n    @"
-        )
-    )
+@pytest.mark.parametrize(
+    ("marked", "arguments", "source"),
+    [
+        ("limit='1%', tolerance='2%'", (), "perf marker"),
+        ("tolerance='2%'", ("--perf-limit=1%",), "command line"),
+        ("tolerance='2%'", ("-o", "perf_limit=1%"), "ini file or default"),
+    ],
+)
+def test_a_cell_whose_limit_is_below_its_tolerance_is_a_usage_error(
+    shop: Repository, marked: str, arguments: tuple[str, ...], source: str
+) -> None:
+    shop.write(benchmarks__test_steps=ONE_CELL.replace("@", f"@pytest.mark.perf({marked})\n    @"))
 
-    gated = shop.gate()
+    gated = shop.gate(*arguments)
 
     gated.expect(
         4,
-        f"ERROR: {PRICE}: the limit is 1.0 %, below the tolerance of 2.0 %; "
-        "give its perf marker a larger limit, or a smaller tolerance",
+        f"ERROR: {PRICE}: the limit is 1.0 % ({source}), below the tolerance of 2.0 % (perf "
+        "marker); give a larger limit, or a smaller tolerance",
     )

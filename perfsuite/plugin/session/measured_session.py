@@ -162,7 +162,8 @@ class MeasuredSession:
         is_whole = not session.testsfailed or session.config.option.continue_on_collection_errors
         if self._gate is not None and is_whole:
             with ends_on_mistakes():
-                self.session.hold_machine()
+                if any(map(recorder.is_benchmark, session.items)):
+                    self.session.hold_machine()
                 self._gate.judge(session.items, self._sharding)
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
@@ -207,10 +208,12 @@ class MeasuredSession:
         return report
 
     def _keep_line(self, item: pytest.Item, report: pytest.TestReport, error: Raised) -> None:
-        if is_cell(item) and recorder.is_recorded(item):
+        is_plain = self._is_ours and recorder.is_benchmark(item) and not is_cell(item)
+        if (is_plain or is_cell(item)) and recorder.is_recorded(item):
             line = self.finished.get(item.nodeid) or phases.line_of(item, report, error)
             self._keep(line)
-            report.user_properties.append((_PROGRESS, progress_line(line)))
+            if not is_plain:
+                report.user_properties.append((_PROGRESS, progress_line(line)))
 
     def _finish_held(
         self, item: pytest.Item, reports: Sequence[pytest.TestReport], verdict: CellVerdict
@@ -274,8 +277,8 @@ class MeasuredSession:
         """Write the run; what could not be written or judged is not a success."""
         if self._session is not None:
             self._session.close()
-        has_cells = any(line.perfsuite is not None for line in self._lines.values())
-        # A plain suite's is written too where it is judged, or a report on it was asked for.
+        has_cells = any(line.step_times_s for line in self._lines.values())
+        # A plain suite's is written too where a report on it was asked for.
         result, config = None if self._gate is None else self._gate.result, self._config
         is_run = config.pluginmanager.has_plugin("perfsuite.plugin.report")
         asks = is_run or config.getoption("--perf-report")

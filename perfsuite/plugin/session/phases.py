@@ -7,6 +7,7 @@ from typing import Literal
 import pytest
 
 from perfsuite.errors import LostRankError, NotExercisedError
+from perfsuite.plugin import recorder
 from perfsuite.plugin.fixtures import OUTCOME
 from perfsuite.records.cell import CellLine
 
@@ -65,6 +66,7 @@ def end_of(item: pytest.Item, report: pytest.TestReport, error: Raised) -> Phase
 def line_of(item: pytest.Item, report: pytest.TestReport, error: Raised) -> CellLine:
     """Return what is kept of a cell that ended: `error` ended the phase of the report."""
     measured = item.stash.get(OUTCOME, None)
+    times_s = recorder.times_of(item) if measured is None else measured.step_times_s
     end = end_of(item, report, error)
     reason = None
     if isinstance(error, NotExercisedError):
@@ -75,15 +77,15 @@ def line_of(item: pytest.Item, report: pytest.TestReport, error: Raised) -> Cell
             reason = f"XFailed: {'; '.join(filter(None, [report.wasxfail, reason]))}"
     elif end.outcome != "passed":  # of a subtest, or on another rank
         reason = end.text
-    elif measured is None:
+    elif not times_s:
         reason = "the test measured nothing"
-    elif measured.missing:
+    elif measured is not None and measured.missing:
         reason = "; ".join(f"no {name}: {why}" for name, why in sorted(measured.missing.items()))
     return CellLine(
         fullname=item.nodeid,
         outcome=end.outcome,
         reason=reason,
-        step_times_s=() if measured is None else measured.step_times_s,
+        step_times_s=times_s,
         perfsuite=None if measured is None else measured.record,
     )
 

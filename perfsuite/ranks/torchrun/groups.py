@@ -47,11 +47,9 @@ class MultiHostGroups:
         torchrun started fewer ranks, a LostRankError without a controller, else as `run_group`.
         """
         membership = self._peers.membership
-        if request.world_size > membership.world_size:
-            raise NotExercisedError(
-                f"{request.world_size} ranks are needed, and torchrun started "
-                f"{membership.world_size}"
-            )
+        needed, started = request.world_size, membership.world_size
+        if needed > started:
+            raise NotExercisedError(f"{needed} ranks are needed, and torchrun started {started}")
         # The count restarts in each phase, in case a rank missed a job.
         if self._phase != self._peers.phase:
             self._phase, self._num_jobs = self._peers.phase, 0

@@ -68,7 +68,7 @@ def test_runs_are_saved_there_as_they_are_in_a_folder(
     fingerprint = stored()[names[0]]["perfsuite"]["fingerprint"]
     assert len(choose_runs(STORAGE, True, fingerprint).usable) == 2
     made = {path.name for path in set(pytester.path.iterdir()) - before}
-    assert made - {"__pycache__"} == {"test_inner.py"}
+    assert made - {"__pycache__"} == {"test_inner.py", "results"}
 
 
 def test_pytest_benchmarks_own_comparison_reads_the_newest_run(pytester: pytest.Pytester) -> None:
