@@ -319,6 +319,20 @@ def test_what_a_plain_benchmark_can_use_of_a_marker_is_checked(
     )
 
 
+def test_the_marker_of_a_test_that_measures_nothing_is_not_checked(
+    pytester: pytest.Pytester,
+) -> None:
+    pytester.makepyfile("""
+        import pytest
+
+        @pytest.mark.perf(limit="of another plugin", matrix="wide")
+        def test_else():
+            pass
+    """)
+
+    run(pytester, "--perf-seed=1").assert_outcomes(passed=1)
+
+
 HEAVY = (
     *("msgspec", "rich", "jinja2", "filelock", "psutil", "scipy", "cloudpickle", "typer", "fsspec"),
     *("torch", "numpy", "pynvml", "multiprocessing.connection"),

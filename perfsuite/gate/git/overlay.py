@@ -228,10 +228,8 @@ def as_write_error(tree: Path) -> Iterator[None]:
 def _add_folder(overlay: Overlay, head: Head, place: Path, named: Path) -> None:
     files = _files_of(head, place)
     if not files:
-        raise SettingError(
-            f"{named} holds no file that git tracks or would add, so there is nothing to lay over "
-            "the base; is it ignored?"
-        )
+        empty = f"{named} holds no file that git tracks or would add"
+        raise SettingError(f"{empty}, so there is nothing to lay over the base; is it ignored?")
     if whole := _benchmark_folder(head, place):
         overlay.folders.add(whole)
         return

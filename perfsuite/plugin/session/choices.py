@@ -128,7 +128,12 @@ def resolve(
     names = given(config)
     texts = {option.name: names.get(option.name, option.default) for option in OPTIONS}
     value = {option.name: _value(config, option, texts[option.name]) for option in OPTIONS}
-    option_bounds(texts["tolerance"] or None, texts["limit"], prefix="--perf-")
+    try:
+        option_bounds(texts["tolerance"] or None, texts["limit"], prefix="--perf-")
+    except SettingError as error:
+        bounds = [option for option in OPTIONS if option.name in ("limit", "tolerance")]
+        sources = [f"{one.name}: {_source_of(config, one)}" for one in bounds]
+        raise SettingError(f"{error} ({'; '.join(sources)})") from error
     turns = _turn_channel(environ)
     if turns is None:
         lock_folder(environ)
@@ -171,16 +176,19 @@ def _value(config: pytest.Config, option: Option, text: str) -> Any:
         return parse(text)
     except ValueError as error:
         name = option.ini if config.getoption(option.flag) is None else option.flag
-        source = _source(config, name)
+        source = _source_of(config, option)
         raise SettingError(f"{name} is {text!r} ({source}); use {allowed}") from error
 
 
-def _source(config: pytest.Config, name: str) -> str:
-    if name.startswith("-"):
-        is_typed = any(str(word).startswith(name) for word in config.invocation_params.args)
+def _source_of(config: pytest.Config, option: Option) -> str:
+    if config.getoption(option.flag) is not None:
+        words = map(str, config.invocation_params.args)
+        is_typed = any(word.startswith(option.flag) for word in words)
         return "command line" if is_typed else "addopts or PYTEST_ADDOPTS"
+    if config.getini(option.ini) is None:
+        return "default"
     overridden = [text.partition("=")[0] for text in config.option.override_ini or ()]
-    return "command line, -o" if name in overridden else f"ini file {config.inipath}"
+    return "command line, -o" if option.ini in overridden else f"ini file {config.inipath}"
 
 
 def _gate_request(

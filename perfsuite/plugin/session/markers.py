@@ -37,10 +37,8 @@ def check_markers(item: pytest.Item) -> None:
             if not is_ours and name not in _OF_PLAIN_BENCHMARKS:
                 continue
             if name not in _MARKER_PARSERS:
-                raise SettingError(
-                    f"{item.nodeid}: the perf marker has no argument {name!r}; "
-                    f"use {', '.join(_MARKER_PARSERS)}"
-                )
+                unknown = f"the perf marker has no argument {name!r}"
+                raise SettingError(f"{item.nodeid}: {unknown}; use {', '.join(_MARKER_PARSERS)}")
             parse, allowed = _MARKER_PARSERS[name]
             try:
                 parse(value)

@@ -115,7 +115,7 @@ class MeasuredSession:
     def choose_cells(self, items: list[pytest.Item]) -> None:
         """Check markers, choose the matrix and the shard, and give each cell its clock."""
         with ends_on_mistakes():
-            for item in items:
+            for item in filter(recorder.is_benchmark, items):
                 markers.check_markers(item)
             self._foreign_markers = markers.describe_foreign(items)
             matrix = self.choices.matrix

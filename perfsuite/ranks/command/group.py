@@ -68,10 +68,8 @@ class CommandLaunch:
         place = str(self.folder / name) if "/" in name else name
         found = shutil.which(place, path=variables.get("PATH", os.defpath))
         if found is None:
-            raise SettingError(
-                f"the command begins with {name!r}, which is no program in {self.folder} or on "
-                "PATH; name one that can be run"
-            )
+            wrong = f"the command begins with {name!r}, which is no program in {self.folder}"
+            raise SettingError(f"{wrong} or on PATH; name one that can be run")
         return str(Path(found).absolute())
 
 

@@ -260,10 +260,8 @@ def _describe_dropout(model: nn.Module) -> str | None:
             active.append(name)
     if not active:
         return None
-    return (
-        f"the model has dropout ({listed(active)}), and ranks and reference draw different masks; "
-        "build both with p=0"
-    )
+    draw = f"the model has dropout ({listed(active)}), and ranks and reference draw different masks"
+    return f"{draw}; build both with p=0"
 
 
 def _why_losses_alone(trace: Trace, parameters: Mapping[str, nn.Parameter]) -> str | None:

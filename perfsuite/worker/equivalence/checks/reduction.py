@@ -118,10 +118,8 @@ def _find_cause(
 ) -> str | None:
     cause = diagnosis.explain_gradients(case.trace.steps[0].gradients, expected, bugs)
     if cause is None and any(one.what == "gradient" for one in case.trace.differences):
-        return (
-            "the gradients are not synchronised: was a micro-batch that is to be reduced inside "
-            "no_sync()?"
-        )
+        within = "was a micro-batch that is to be reduced inside no_sync()?"
+        return f"the gradients are not synchronised: {within}"
     return cause
 
 
