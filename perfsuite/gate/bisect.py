@@ -191,10 +191,9 @@ def bounds_of(bad: CellVerdict) -> tuple[float, float]:
 def _why_not_bad(bad: BisectStep) -> str:
     name, figures = short_commit(bad.commit), _figures(bad.verdict)
     if bad.mark == "good":
-        return (
-            f"{name} is not slower than the good commit ({figures}), so there is nothing to find; "
-            "name another --bad or --good, or a smaller --tolerance"
-        )
+        advice = "name another --bad or --good, or a smaller --tolerance"
+        is_fine = f"{name} is not slower than the good commit ({figures})"
+        return f"{is_fine}, so there is nothing to find; {advice}"
     return f"it is not known whether {name} is slower than the good commit: {figures}"
 
 

@@ -14,6 +14,7 @@ import msgspec
 from perfsuite import units
 from perfsuite.errors import ExitCode, SettingError
 from perfsuite.gate.arms.arm import Suite
+from perfsuite.gate.arms.launched.collected import CLOCK
 from perfsuite.gate.baselines.accepted import EVERY_CELL, Accepted, Entry, Loosening, read_brought
 from perfsuite.gate.judge.counts import parse_slacks
 from perfsuite.gate.judge.trial import CellPolicy, Trial
@@ -98,6 +99,13 @@ def choose_cells(request: GateRequest, head: Suite, base: Suite, accepted: Accep
     loosened: defaultdict[str, list[str]] = defaultdict(list)
     for name in common:
         old_name = accepted.name_in_base(name)
+        both = head.cells[name], base.cells.get(old_name, head.cells[name])
+        ours, held = (side.get("timer", CLOCK) for side in both)
+        if ours != held:
+            clocks = f"it is timed by {ours}, and in the base by {held}"
+            reason = f"{clocks}: no change may choose the clock that judges it"
+            others += not_compared("INVALID", [name], reason)
+            continue
         slowdown, rename = accepted.slowdown(name), accepted.rename_of(old_name)
         policy = dataclasses.replace(
             _policy_of(request, name, head.cells[name]),

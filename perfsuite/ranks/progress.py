@@ -12,7 +12,7 @@ from perfsuite.system.files import explained
 
 PHASES = (
     *("start", "build", "warm-up", "measure", "count", "call", "record", "check", "finish"),
-    "stop by perfsuite.StopLoop",  # of a loop, which may catch it and go on
+    "stop by perfsuite.StopLoop (does a bare except catch it?)",
     "exit",  # of a command that ends by itself
 )
 # Eight numbers; ranks write side by side, and a cache line of its own slows no other down.

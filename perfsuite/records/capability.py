@@ -34,10 +34,8 @@ def why_not_exercised(recipe: Recipe, hardware: Hardware) -> str | None:
     mode = plan.properties
     on_cuda = hardware.device == "cuda"
     if mode.runs_threads and not on_cuda:
-        return (
-            f"parallel {recipe.parallel!r}: nn.DataParallel silently runs the plain module on cpu; "
-            "it needs a CUDA device"
-        )
+        why_not = "nn.DataParallel silently runs the plain module on cpu; it needs a CUDA device"
+        return f"parallel {recipe.parallel!r}: {why_not}"
     needs = what_ranks_need(plan.world_size, hardware)
     if mode.runs_threads and 1 < hardware.num_gpus < plan.size:
         needs = f"{plan.size} GPUs, and {hardware.num_gpus} are here"

@@ -194,10 +194,8 @@ def load_workload(found: Workload | WorkloadFactory | str) -> Workload:
             ) from error
         value = value()
     if not isinstance(value, Workload):
-        raise WorkloadError(
-            f"{source} is of the type {type(value).__name__}, not a perfsuite.Workload or a "
-            "function without arguments that returns one"
-        )
+        due = "a perfsuite.Workload or a function without arguments that returns one"
+        raise WorkloadError(f"{source} is of the type {type(value).__name__}, not {due}")
     return value
 
 

@@ -507,7 +507,7 @@ def test_loops_that_go_wrong_fail_in_one_sentence(project: pytest.Pytester) -> N
             "steps, too few for two rounds after 3 to warm up; let it take more, or ask for fewer "
             "(warmup=, steps=)",
             "RankFailureError: rank 0 of 1 made no progress for 6 s (--perf-timeout), in phase "
-            "'stop by perfsuite.StopLoop', step *",
+            "'stop by perfsuite.StopLoop (does a bare except catch it[?])', step *",
             "*in deaf*",
             "*uneven: when one rank had taken * steps, another had taken only 8 and waited or "
             "ended; give all ranks equally many steps*",

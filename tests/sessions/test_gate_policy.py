@@ -283,3 +283,42 @@ def test_a_change_that_brings_an_advisory_policy_is_held_to_the_bases_until_that
     merged.expect(0, f"{PRICE} FAIL advisory +100.0 % *")
     assert last_line(merged) == "advisory: would have ended in 10"
     assert "limits: " not in merged.output
+
+
+PLAIN = """
+    import time
+
+    import pytest
+
+    def test_price(benchmark):
+        benchmark.pedantic(time.sleep, args=(0.001,), rounds=5)
+
+    @pytest.mark.benchmark(timer=time.process_time)
+    def test_stock(benchmark):
+        benchmark.pedantic(sum, args=([1],), rounds=5)
+"""
+
+
+@pytest.mark.parametrize("where", ["marker", "configuration"])
+def test_no_change_chooses_the_clock_that_judges_it(tmp_path: Path, where: str) -> None:
+    shop = make_shop(tmp_path / "shop", max_pairs=3)
+    shop.write(benchmarks__test_steps=PLAIN)
+    shop.commit()
+    marker = "@pytest.mark.benchmark(timer=time.process_time)\n    def test_price"
+    slower = PLAIN.replace("0.001", "0.004")
+    if where == "marker":
+        slower = slower.replace("def test_price", marker)
+    else:
+        with (shop.path / "pytest.ini").open("a") as ini:
+            ini.write("addopts = --benchmark-timer=time.process_time\n")
+    shop.write(benchmarks__test_steps=slower)
+
+    gated = shop.gate()
+
+    gated.expect(
+        12,
+        f"{PRICE} INVALID*",
+        f"{PRICE}: it is timed by time.process_time, and in the base by time.perf_counter: no "
+        "change may choose the clock that judges it*",
+    )
+    assert f"{STOCK}: it is timed" not in gated.output

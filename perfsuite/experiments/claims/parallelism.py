@@ -35,10 +35,8 @@ _FACTORS: dict[str, tuple[Setting, Setting]] = {
 
 def _require_gpus(hardware: Hardware) -> None:
     if hardware.device != "cuda" or hardware.num_gpus < 2:
-        raise NotExercisedError(
-            f"it needs 2 GPUs or more ({_NUM_QUOTED_GPUS} in the quoted runs), and "
-            f"{hardware.num_gpus} are here"
-        )
+        needed = f"2 GPUs or more ({_NUM_QUOTED_GPUS} in the quoted runs)"
+        raise NotExercisedError(f"it needs {needed}, and {hardware.num_gpus} are here")
 
 
 @claim("C4", quoted="baseline 73 s, DDP on 8 GPUs 26 s, DP on 8 GPUs 161 s", source="S3")

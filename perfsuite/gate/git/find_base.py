@@ -62,10 +62,8 @@ def find_base(
             f"{target}:refs/remotes/origin/{target}', or {_NAME_ONE}"
         )
     if upstream is None and (_other_branches(root) or output(root, "remote")):
-        return (
-            "the default branch is not known: there is no origin/HEAD, main or master; run "
-            f"'git remote set-head origin --auto', or {_NAME_ONE}"
-        )
+        unknown = "the default branch is not known: there is no origin/HEAD, main or master"
+        return f"{unknown}; run 'git remote set-head origin --auto', or {_NAME_ONE}"
     uncommitted = uncommitted_files(root, outputs=outputs, folders=folders)
     if upstream is None:
         why = ": there is no other branch to take the merge base with"
@@ -73,10 +71,8 @@ def find_base(
     branch = answer(root, "rev-parse", "--abbrev-ref", upstream) or upstream
     merge_base = answer(root, "merge-base", head, upstream)
     if merge_base is None and is_shallow(root):
-        return (
-            f"this clone is shallow and ends before the merge base with {branch}; "
-            "run 'git fetch --deepen=100' or 'git fetch --unshallow'"
-        )
+        shallow = f"this clone is shallow and ends before the merge base with {branch}"
+        return f"{shallow}; run 'git fetch --deepen=100' or 'git fetch --unshallow'"
     if merge_base is None:
         return f"HEAD and {branch} have no commit in common; {_NAME_ONE}"
     if merge_base == head:

@@ -125,10 +125,9 @@ def check_shared(root: Path, shared: Sequence[str]) -> None:
             raise SettingError(f"perf_share names {name!r}; name a path inside of {root}")
         inside = [path / file for file in overlay.source_files(path)] if path.is_dir() else [path]
         if compiled := [one for one in inside if one.suffix in _COMPILED or ".so." in one.name]:
-            raise SettingError(
-                f"perf_share names {name!r}, and {compiled[0]} is compiled code, which each arm "
-                "needs of its own; build it with --perf-base-build CMD"
-            )
+            why_not = f"{compiled[0]} is compiled code, which each arm needs of its own"
+            advice = "build it with --perf-base-build CMD"
+            raise SettingError(f"perf_share names {name!r}, and {why_not}; {advice}")
         if repository.tracked_files(root, [Path(name)]):
             why_not = "which git tracks: the base has its own"
             raise SettingError(f"perf_share names {name!r}, {why_not}; name what git ignores")

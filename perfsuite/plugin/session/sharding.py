@@ -45,10 +45,8 @@ class Sharding:
             return None
         if self.num_cells == 0:
             return f"shard {self.shard} is empty: no cell was collected"
-        return (
-            f"shard {self.shard} is empty: {counted(self.num_cells, 'cell')} in "
-            f"{self.shard.num_shards} shards; use {self.num_cells} shards or fewer"
-        )
+        cells = f"{counted(self.num_cells, 'cell')} in {self.shard.num_shards} shards"
+        return f"shard {self.shard} is empty: {cells}; use {self.num_cells} shards or fewer"
 
 
 # Options that let pytest choose tests by the runner's own cache.

@@ -40,10 +40,8 @@ class TorchrunSession:
         self._cells_file = file
         self._output = output
         if config.getoption("numprocesses", None) or config.getoption("dist", "no") != "no":
-            raise pytest.UsageError(
-                "torchrun has started one pytest for each rank, and xdist's -n would start more of "
-                "each; use -n0, or leave it out"
-            )
+            more = "torchrun has started one pytest for each rank, and xdist's -n would start more"
+            raise pytest.UsageError(f"{more} of each; use -n0, or leave it out")
         if not membership.is_first:
             if output is not None:
                 output.show(nowhere=True)

@@ -155,7 +155,7 @@ class Measurement:
             yield from self._count(profiles=agreed.profiles)
         self._digest_buffers()
         if self._is_loop:
-            self._board.enter_phase("stop by perfsuite.StopLoop")
+            self._board.enter_phase("stop by perfsuite.StopLoop (does a bare except catch it?)")
 
     def _digest_buffers(self) -> None:
         if self._channel is not None:

@@ -10,6 +10,7 @@ import pytest
 
 # How many calls away from a test a helper may request its fixture and still be seen.
 _MOST_CALLS = 2
+CLOCK = "time.perf_counter"  # pytest-benchmark's, where a suite names none
 MATRICES = ("smoke", "default", "full")
 # perfsuite's fixtures that measure.
 _FIXTURES = (
@@ -26,10 +27,21 @@ def policy_of(item: pytest.Item) -> dict[str, Any]:
         for name in ("tolerance", "limit", "floor", "counts"):
             if name in marker.kwargs:
                 policy.setdefault(name, marker.kwargs[name])
+    timer = _timer_of(item)
+    if policy["fixture"] is None and timer != CLOCK:
+        policy["timer"] = timer
     # What one of the user's own made for an earlier test, with processes that are gone, is used.
     if any(one.scope != "function" and not _is_tool(one.func) for one in _fixtures_of(item)):
         policy["outlives"] = True
     return policy
+
+
+def _timer_of(item: pytest.Item) -> str:
+    marker = item.get_closest_marker("benchmark")  # as pytest-benchmark, which merges none
+    timer = None if marker is None else marker.kwargs.get("timer")
+    if timer is None:
+        return str(item.config.getoption("benchmark_timer"))
+    return f"{timer.__module__}.{getattr(timer, '__qualname__', type(timer).__qualname__)}"
 
 
 def _fixtures_of(item: Any) -> list[Any]:

@@ -104,7 +104,8 @@ class LoadLog:
 
     def write(self, kind: str, text: str = "") -> None:
         """Append a whole line, even where several processes write."""
-        line = f"{os.getpid()} {kind} {text!r}\n".encode("ascii", "backslashreplace")
+        # A codec by name may be imported, which is logged.
+        line = f"{os.getpid()} {kind} {text!a}\n".encode()
         # Opened each time, because code under test may close files that it does not know. Where the
         # launch's folder is gone, the launch is ending.
         with contextlib.suppress(OSError):

@@ -80,7 +80,6 @@ def _explain(discrepancy: Discrepancy) -> str:
             "side effects: the forward pass changes a buffer, as BatchNorm changes its statistics, "
             "and recomputation changes it once more"
         )
-    return (
-        "random numbers: recomputation draws other numbers than the forward pass did; is "
-        "preserve_rng_state off, or does the model draw from a generator of its own?"
-    )
+    draws = "random numbers: recomputation draws other numbers than the forward pass did"
+    own = "does the model draw from a generator of its own?"
+    return f"{draws}; is preserve_rng_state off, or {own}"

@@ -362,10 +362,8 @@ def _find_cause(
     if any(" (update " in name for name in unlike):
         return f"ranks and reference do not step equally often: one side alone has {listed(unlike)}"
     if found.what == "update":
-        return (
-            "of the same gradients the reference makes other weights: another learning rate or "
-            "optimizer, or weights that something else changes"
-        )
+        other = "another learning rate or optimizer, or weights that something else changes"
+        return f"of the same gradients the reference makes other weights: {other}"
     if (batchnorm := explain_batchnorm(truth.own.model)) is not None:
         return batchnorm
     if found.what == "gradient":
