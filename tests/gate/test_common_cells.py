@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from perfsuite.errors import SettingError
 from perfsuite.gate.arms.arm import Suite
 from perfsuite.gate.arms.command import Command
 from perfsuite.gate.arms.launched import collected
@@ -98,7 +99,6 @@ def test_an_entry_that_loosens_a_limit_loosens_the_tolerance_that_follows_from_i
     ("typed", "bounds"),
     [
         ((), (0.1, 0.15)),
-        (("limit",), (0.03, 0.03)),
         (("tolerance",), (0.01, 0.15)),
         (("tolerance", "limit"), (0.01, 0.03)),
     ],
@@ -120,6 +120,34 @@ def test_the_command_line_goes_before_a_marker_and_a_marker_before_the_rest(
     chosen = choose_cells(request, suite, suite, Accepted())
 
     assert (chosen.policies["a"].tolerance, chosen.policies["a"].limit) == bounds
+
+
+def test_a_limit_of_the_command_line_below_the_tolerance_of_heads_marker_is_refused(
+    tmp_path: Path,
+) -> None:
+    request = GateRequest(
+        command=Command(folder=tmp_path),
+        budget=BUDGET,
+        seed=1,
+        limit=0.03,
+        typed=frozenset({"limit"}),
+    )
+    wide, narrow = (
+        Suite(
+            cells={"a": {"tolerance": tolerance}},
+            root=tmp_path,
+            inifile=None,
+            pythonpath=(),
+            python_files=(),
+        )
+        for tolerance in ("10%", "2%")
+    )
+
+    with pytest.raises(SettingError, match=r"the limit is 3.0 % \(command line\), below"):
+        choose_cells(request, wide, narrow, Accepted())
+    # What the base has no change can mend.
+    chosen = choose_cells(request, narrow, wide, Accepted())
+    assert (chosen.policies["a"].tolerance, chosen.policies["a"].limit) == (0.02, 0.03)
 
 
 def test_an_arm_knows_every_fixture_that_measures() -> None:
