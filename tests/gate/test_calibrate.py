@@ -21,7 +21,7 @@ from perfsuite.errors import WorkloadError
 from perfsuite.gate import calibrate as calibrate_module
 from perfsuite.gate.arms.arm import Arm, Launch, Suite
 from perfsuite.gate.arms.command import Command
-from perfsuite.gate.arms.launched.collected import policy_of
+from perfsuite.gate.arms.launched.collected import CLOCK, policy_of
 from perfsuite.gate.arms.num_rounds import PairCost
 from perfsuite.gate.calibrate import CalibrationResult, Plant, calibrate
 from perfsuite.gate.judge.trial import Budget, CellPolicy, Judgement, Trial
@@ -203,7 +203,12 @@ def test_a_cell_without_a_recipe_has_nothing_to_plant_but_a_slowdown(
 ) -> None:
     launch = calibrate_module.collect(calibrate_module.head_arm(REQUEST, None))
     assert launch.suite is not None
-    item = SimpleNamespace(fixturenames=[fixture], iter_markers=lambda name: ())
+    item = SimpleNamespace(
+        fixturenames=[fixture],
+        iter_markers=lambda name: (),
+        get_closest_marker=lambda name: None,
+        config=SimpleNamespace(getoption=lambda name: CLOCK),
+    )
     plain = policy_of(item)  # type: ignore[arg-type]
     cells = {"a": {"fixture": "train_benchmark"}, "plain": plain}
     launch.suite = dataclasses.replace(launch.suite, cells=cells)
