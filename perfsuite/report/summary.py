@@ -107,7 +107,7 @@ def explanation_text(explanation: Explanation, *, said: str = "") -> str:
         texts.append(f"moved most: {explanation.moved_stage} {_moved(*seconds)}")
     elif explanation.operators:
         first = explanation.operators[0]
-        texts.append(f"moved most: {first['name']} {_moved(*first['self_s'])}")
+        texts.append(f"moved most: {first['name']} {_moved(*first['self_s'])}, profiled once")
     told = {text.partition(" ")[0] for text in said.split("; ")}
     counts = explanation.counts.items()
     if unsaid := [f"{name} {base} -> {head}" for name, (base, head) in counts if name not in told]:

@@ -72,5 +72,6 @@ def test_where_only_the_editable_install_finds_the_code_the_cells_are_invalid(
         12,
         f"{PRICE} INVALID",
         f"{PRICE}: the base arm loaded {shop.path}/lib/shop.py, which is head's; is it installed "
-        "in editable mode? Name its folder in pytest's pythonpath or in PYTHONPATH, or *",
+        "in editable mode, or behind a link with an absolute path? Name its folder in pytest's "
+        "pythonpath or in PYTHONPATH, or *",
     )

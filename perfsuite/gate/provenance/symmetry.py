@@ -159,8 +159,8 @@ def _find_foreign(arm: Loading, other: Loading) -> str | None:
             advice = "have the code find it beside itself" + (f", or {_SHARE}" if is_data else "")
             if path.suffix == ".py":
                 advice = (
-                    "is it installed in editable mode? Name its folder in pytest's pythonpath or "
-                    f"in PYTHONPATH, or {advice}"
+                    "is it installed in editable mode, or behind a link with an absolute path? Name"
+                    f" its folder in pytest's pythonpath or in PYTHONPATH, or {advice}"
                 )
             elif not is_data:
                 advice += f" and {_BUILD}, or name its folder in pytest's pythonpath"

@@ -176,19 +176,19 @@ FAILED = "FAIL: +10.0 % against the base, between +5.0 % and +15.0 % (4 pairs)"
             explained(
                 operators=({"name": "a.py:slow", "calls": (1, 1), "self_s": (0.0, 0.003)},),
             ),
-            "moved most: a.py:slow 0 s -> 3.00 ms",
+            "moved most: a.py:slow 0 s -> 3.00 ms, profiled once",
         ),
         (
             explained(
                 operators=({"name": "aten::mm", "calls": (None, 1), "self_s": (None, 0.003)},)
             ),
-            "moved most: aten::mm 3.00 ms in head alone",
+            "moved most: aten::mm 3.00 ms in head alone, profiled once",
         ),
         (
             explained(
                 operators=({"name": "aten::mm", "calls": (1, None), "self_s": (0.003, None)},)
             ),
-            "moved most: aten::mm 3.00 ms in base alone",
+            "moved most: aten::mm 3.00 ms in base alone, profiled once",
         ),
         (
             explained(counts={"flops": (10, 12), "ops": (3, 4)}),
