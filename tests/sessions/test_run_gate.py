@@ -523,7 +523,8 @@ def test_an_arm_that_imports_the_others_code_makes_every_cell_invalid(tmp_path: 
     assert exit_code(words(result).values()) == 12
     assert cell(result, "test_slow").reason == (
         f"the base arm loaded {folder}/pkg/code.py, which is head's; is it installed in editable "
-        "mode? Name its folder in pytest's pythonpath or in PYTHONPATH, or have the code find it "
+        "mode, or behind a link with an absolute path? "
+        "Name its folder in pytest's pythonpath or in PYTHONPATH, or have the code find it "
         "beside itself"
     )
     assert result.judgement is not None

@@ -492,7 +492,8 @@ def test_a_wrong_import_makes_everything_invalid_at_once(run: Run) -> None:
 
     reason = (
         "the base arm loaded /trees/head/pkg.py, which is head's; is it installed in editable "
-        "mode? Name its folder in pytest's pythonpath or in PYTHONPATH, or have the code find it "
+        "mode, or behind a link with an absolute path? "
+        "Name its folder in pytest's pythonpath or in PYTHONPATH, or have the code find it "
         "beside itself"
     )
     assert judgement.num_pairs == 1

@@ -146,7 +146,8 @@ def test_an_arm_that_loaded_the_others_file_is_named(folder: Path, loader: str) 
 
     assert compare(folder, [file], [file]) == (
         f"the {loader} arm loaded {folder}/{file}, which is {other}'s; is it installed in editable "
-        "mode? Name its folder in pytest's pythonpath or in PYTHONPATH, or have the code find it "
+        "mode, or behind a link with an absolute path? "
+        "Name its folder in pytest's pythonpath or in PYTHONPATH, or have the code find it "
         "beside itself"
     )
 
