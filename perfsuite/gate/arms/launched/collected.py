@@ -41,7 +41,8 @@ def _timer_of(item: pytest.Item) -> str:
     timer = None if marker is None else marker.kwargs.get("timer")
     if timer is None:
         return str(item.config.getoption("benchmark_timer"))
-    return f"{timer.__module__}.{getattr(timer, '__qualname__', type(timer).__qualname__)}"
+    name = getattr(timer, "__qualname__", type(timer).__qualname__)
+    return f"{getattr(timer, '__module__', type(timer).__module__)}.{name}"
 
 
 def _fixtures_of(item: Any) -> list[Any]:
