@@ -56,7 +56,7 @@ def shop(tmp_path: Path) -> Repository:
         (
             ("--perf-tolerance=6%", "--perf-limit=3%"),
             "--perf-limit is 3%, below the tolerance of 6%; use a larger one, or a smaller "
-            "--perf-tolerance",
+            "--perf-tolerance (limit: command line; tolerance: command line)",
         ),
         (
             ("--perf-base=no-such-branch",),
