@@ -42,9 +42,9 @@ def pack(value: Any) -> bytes:
     try:
         _Pickler(buffer).dump(value)
     except (pickle.PicklingError, TypeError, AttributeError) as error:
-        refusal = f"cannot send {value!r} to another process: {error}"
         raise WorkloadError(
-            f"{refusal}; build what cannot be pickled inside the function"
+            f"cannot send {value!r} to another process: {error}; "
+            "build what cannot be pickled inside the function"
         ) from error
     return buffer.getvalue()
 

@@ -136,9 +136,9 @@ class Recipe:
     def require_own_loader(self) -> None:
         """Raise a RecipeError where loading is not the workload's own."""
         if self.loader != "own":
-            uses = "is for perfsuite compare and perfsuite sweep alone; use loader='own'"
             kind = f"loader={self.loader!r} trains on a few batches over and over"
-            raise RecipeError(f"{kind}, and {uses}")
+            place = "is for perfsuite compare and perfsuite sweep alone"
+            raise RecipeError(f"{kind}, and {place}; use loader='own'")
 
     def as_dict(self) -> dict[str, Any]:
         """All fields by name, as plain values."""

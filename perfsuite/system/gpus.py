@@ -122,10 +122,10 @@ def nvml() -> Iterator[Exception | None]:
     try:
         yield None
     except pynvml.NVMLError as error:
-        advice = (
-            "look for Xid in the kernel's log (dmesg), and reset the GPU or restart the machine"
-        )
-        raise DeviceError(f"a GPU does not answer: {error} (NVML); {advice}") from error
+        raise DeviceError(
+            f"a GPU does not answer: {error} (NVML); look for Xid in the kernel's log (dmesg), and "
+            "reset the GPU or restart the machine"
+        ) from error
     finally:
         pynvml.nvmlShutdown()
 

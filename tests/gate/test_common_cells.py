@@ -22,6 +22,10 @@ from perfsuite.records.verdict import CellVerdict
 BUDGET = Budget(max_pairs=4, max_s=1.0)
 
 
+def suite_of(root: Path, cells: dict[str, dict[str, Any]]) -> Suite:
+    return Suite(cells=cells, root=root, inifile=None, pythonpath=(), python_files=())
+
+
 @pytest.mark.parametrize(
     ("fixture", "floor_s"), [(None, 0.0), ("train_benchmark", 50e-6), ("loader_benchmark", 50e-6)]
 )
@@ -29,13 +33,7 @@ def test_cells_of_our_fixtures_have_a_floor(
     fixture: str | None, floor_s: float, tmp_path: Path
 ) -> None:
     request = GateRequest(command=Command(folder=tmp_path), budget=BUDGET, seed=1)
-    suite = Suite(
-        cells={"a": {"fixture": fixture}},
-        root=tmp_path,
-        inifile=None,
-        pythonpath=(),
-        python_files=(),
-    )
+    suite = suite_of(tmp_path, {"a": {"fixture": fixture}})
 
     chosen = choose_cells(request, suite, suite, Accepted())
 
@@ -51,7 +49,7 @@ def test_a_change_that_tightens_both_bounds_in_two_places_is_held_to_them(tmp_pa
         limit=0.01,
         fixed=frozenset({"limit"}),  # typed; head's ini file has the tolerance
     )
-    suite = Suite(cells={"a": {}}, root=tmp_path, inifile=None, pythonpath=(), python_files=())
+    suite = suite_of(tmp_path, {"a": {}})
 
     chosen = choose_cells(request, suite, suite, Accepted())
 
@@ -72,7 +70,7 @@ def test_a_tolerance_that_nobody_gives_follows_from_the_limit(
     tmp_path: Path, limit: float, marked: dict[str, str], bounds: tuple[float, float]
 ) -> None:
     request = GateRequest(command=Command(folder=tmp_path), budget=BUDGET, seed=1, limit=limit)
-    suite = Suite(cells={"a": marked}, root=tmp_path, inifile=None, pythonpath=(), python_files=())
+    suite = suite_of(tmp_path, {"a": marked})
 
     chosen = choose_cells(request, suite, suite, Accepted())
 
@@ -86,7 +84,7 @@ def test_an_entry_that_loosens_a_limit_loosens_the_tolerance_that_follows_from_i
     request = GateRequest(
         command=Command(folder=tmp_path), budget=BUDGET, seed=1, limit=0.2, fixed=frozenset()
     )
-    suite = Suite(cells={"a": {}}, root=tmp_path, inifile=None, pythonpath=(), python_files=())
+    suite = suite_of(tmp_path, {"a": {}})
     entry = Loosening(cell="a", limit="10%", **ABOUT)
 
     chosen = choose_cells(request, suite, suite, Accepted(entries=(entry,)))
@@ -115,7 +113,7 @@ def test_the_command_line_goes_before_a_marker_and_a_marker_before_the_rest(
         typed=frozenset(typed),
     )
     marked = {"a": {"tolerance": "10%", "limit": "15%"}}
-    suite = Suite(cells=marked, root=tmp_path, inifile=None, pythonpath=(), python_files=())
+    suite = suite_of(tmp_path, marked)
 
     chosen = choose_cells(request, suite, suite, Accepted())
 
@@ -132,16 +130,7 @@ def test_a_limit_of_the_command_line_below_the_tolerance_of_heads_marker_is_refu
         limit=0.03,
         typed=frozenset({"limit"}),
     )
-    wide, narrow = (
-        Suite(
-            cells={"a": {"tolerance": tolerance}},
-            root=tmp_path,
-            inifile=None,
-            pythonpath=(),
-            python_files=(),
-        )
-        for tolerance in ("10%", "2%")
-    )
+    wide, narrow = (suite_of(tmp_path, {"a": {"tolerance": one}}) for one in ("10%", "2%"))
 
     with pytest.raises(SettingError, match=r"the limit is 3.0 % \(command line\), below"):
         choose_cells(request, wide, narrow, Accepted())

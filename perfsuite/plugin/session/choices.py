@@ -139,10 +139,10 @@ def resolve(
         lock_folder(environ)
         durations = config.getoption("--perf-durations")  # an ini file may name them in any case
         if durations is not None and "shard" not in names:
-            unused = (
-                f"--perf-durations is {mask(durations)!r}, and only --perf-shard=I/N looks at it"
+            raise SettingError(
+                f"--perf-durations is {mask(durations)!r}, and only --perf-shard=I/N looks at it; "
+                "add --perf-shard, or leave it out"
             )
-            raise SettingError(f"{unused}; add --perf-shard, or leave it out")
     return Choices(
         policy=GroupPolicy(
             device=value["device"],
