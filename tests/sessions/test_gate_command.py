@@ -1,6 +1,7 @@
 """The gate on a user's commands: launchers of two trees, whose ranks take turns at step borders.
 
-Times may differ by any factor that a machine makes: what decides is ten times the work.
+Times may differ by any factor that a machine makes: what decides is ten times the work, or that
+arms which do the same take less than ten times as long.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ CELLS = """
 
     import pytest
 
-    pytestmark = pytest.mark.perf(tolerance="99%", limit="300%")
+    pytestmark = pytest.mark.perf(tolerance="99%", limit="1000%")
 
     def test_ranks(command_benchmark):
         assert os.environ.get("PERFSUITE_LAUNCH", "head-0")[:5] in ("base-", "head-")
@@ -77,7 +78,7 @@ CELLS = """
     def test_port(command_benchmark):
         command_benchmark(["python", "train.py", "--port"], steps=20, warmup=3)
 """
-NAMES = ("--tolerance=99%", "--limit=300%", "--steps=20", "--warmup=3")
+NAMES = ("--tolerance=99%", "--limit=1000%", "--steps=20", "--warmup=3")
 
 
 @pytest.fixture

@@ -218,7 +218,7 @@ CELLS = """
 
 
 def test_loops_are_told_apart_by_their_times_and_by_what_they_compute(tmp_path: Path) -> None:
-    repository = make_shop(tmp_path, max_pairs=4)
+    repository = make_shop(tmp_path)
     repository.write(**MODULES, benchmarks__test_steps=CELLS)
     repository.commit()
     repository.write(**{name: text.replace(*CHANGES[name]) for name, text in MODULES.items()})
@@ -281,7 +281,7 @@ def test_loops_are_told_apart_by_their_times_and_by_what_they_compute(tmp_path: 
         "test_times[tidied-1]": ("FAIL", "pairs", "same bits"),
         "test_times[twin-2]": ("PASS", "pairs", "same bits"),
     }
-    # Its pairs differ by more than four of them decide beside seven other cells.
+    # Its pairs differ by more than three of them decide beside seven other cells.
     collector = found["test_collector"][0]
     assert collector["word"] in ("FAIL", "INCONCLUSIVE")
     assert collector["ratio"] > 1.2

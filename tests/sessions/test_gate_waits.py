@@ -26,7 +26,7 @@ CELLS = """
 
     from read import read
 
-    # The clock is the machine's, and the change makes a batch three times as slow.
+    # The clock is the machine's, and the change makes a batch four times as slow.
     pytestmark = pytest.mark.perf(tolerance="30%", limit="60%")
 
     class Items(Dataset):
@@ -74,11 +74,11 @@ CELLS = """
 
 
 def test_a_wait_that_another_thread_or_process_began_is_timed(tmp_path: Path) -> None:
-    # More than it needs: how long threads wait varies beside other work.
-    shop = make_shop(tmp_path / "shop", max_pairs=12)
+    # How long threads wait varies beside other work: three pairs may not show the change.
+    shop = make_shop(tmp_path / "shop", max_pairs=5)
     shop.write(benchmarks__test_steps=CELLS, read=READ.format(seconds=0.003))
     shop.commit()
-    shop.write(read=READ.format(seconds=0.015))
+    shop.write(read=READ.format(seconds=0.02))
 
     gated = shop.gate()
 
