@@ -12,6 +12,7 @@ import typer
 
 from perfsuite import errors
 from perfsuite.cli.doctor.verb import doctor
+from perfsuite.cli.output import JsonFile
 from perfsuite.cli.schemas import schemas
 from perfsuite.cli.verbs.baseline import app as baseline
 from perfsuite.cli.verbs.bisect import bisect_commits
@@ -80,11 +81,12 @@ def _options(
     options_metavar="[PATHS] [PYTEST OPTIONS]",
     epilog="Example: perfsuite run benchmarks/ --perf-matrix=smoke",
 )
-def run(context: typer.Context) -> None:
+def run(context: typer.Context, json_file: JsonFile = None) -> None:
     """Run the benchmarks and report: `pytest PATHS` with any pytest options and its exit code."""
     # pytest replaces this process, so signals, terminal and exit code are its own.
-    command = [sys.executable, "-m", "pytest", "-p", "perfsuite.plugin.report"]
-    os.execv(sys.executable, [*command, *context.args])
+    command = [sys.executable, "-m", "pytest", "-p", "perfsuite.plugin.report", *context.args]
+    command += [] if json_file is None else [f"--benchmark-json={json_file}"]
+    os.execv(sys.executable, command)
 
 
 _VERBS: dict[str, tuple[Callable[..., None], str]] = {

@@ -121,16 +121,11 @@ def calibrate(
 
 def _count_cells(request: GateRequest, plants: Sequence[Plant]) -> int:
     folder = request.command.folder
+    why = "a calibration compares the working tree with a fresh checkout of HEAD"
     if find_top(folder) is None:
-        raise WorkloadError(
-            f"{folder} is not in a git checkout, and a calibration compares it with a "
-            "fresh checkout of its commit; run 'git init', and commit"
-        )
+        raise WorkloadError(f"{folder} is not in a git checkout, and {why}; commit it to git")
     if is_dirty(folder, outputs=request.outputs):
-        raise WorkloadError(
-            "there are uncommitted changes, and a calibration compares the working tree with a "
-            "fresh checkout of HEAD, which must be the same code; commit them"
-        )
+        raise WorkloadError(f"there are uncommitted changes, and {why}; commit them")
     collected = collect(head_arm(request, None))
     if collected.suite is None or collected.why_not_collected is not None:
         raise WorkloadError(f"the tests cannot be collected: {collected.why_not_collected}")

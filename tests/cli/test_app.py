@@ -53,6 +53,18 @@ def test_run_becomes_pytest_with_every_argument_as_it_was(
     assert replaced == [sys.executable, *command, *arguments]
 
 
+def test_the_json_of_run_is_the_one_that_pytest_benchmark_writes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replaced: list[str] = []
+    monkeypatch.setattr(os, "execv", lambda program, argv: replaced.extend(argv))
+    file = tmp_path / "bench.json"
+
+    CliRunner().invoke(app.app, ["run", "tests", "--json", str(file), "-x"])
+
+    assert replaced[5:] == ["tests", "-x", f"--benchmark-json={file}"]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "exit_code"),

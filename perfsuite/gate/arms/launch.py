@@ -51,11 +51,13 @@ _CACHES = {
 @contextmanager
 def scratch_folder() -> Iterator[Path]:
     """Give a temporary folder that is gone afterwards, or swept once this process is dead."""
+    root = tempfile.gettempdir()
+    # The path of a Unix socket, of the ranks' too, has 108 characters at most (unix(7)).
+    fits = len(root) <= _LONGEST_TEMPORARY_PATH and os.pathsep not in root  # it is on PYTHONPATH
     with explained("make a temporary folder for the session"):
-        # The path of a Unix socket, of the ranks' too, has 108 characters at most (unix(7)).
         made = tempfile.TemporaryDirectory(
             prefix=f"perfsuite-{os.getpid()}-pair-{PID_NAMESPACE}-",
-            dir=None if len(tempfile.gettempdir()) <= _LONGEST_TEMPORARY_PATH else "/tmp",
+            dir=None if fits else "/tmp",
             ignore_cleanup_errors=True,
         )
     with made as folder:

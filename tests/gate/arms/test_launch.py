@@ -366,6 +366,18 @@ def test_a_pair_without_room_for_its_files_says_so(monkeypatch: pytest.MonkeyPat
     )
 
 
+@pytest.mark.parametrize("name", ["a:b", "a" * 99])
+def test_a_pairs_folder_is_one_that_pythonpath_and_sockets_can_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    (tmp_path / name).mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / name))
+
+    with launch_module.scratch_folder() as folder:
+        assert folder.parent == Path("/tmp")
+    assert not folder.exists()
+
+
 # The base returns at once, head after 5 ms; each tells how often it was called.
 FAR_APART = """
 import os, time
