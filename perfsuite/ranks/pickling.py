@@ -42,10 +42,8 @@ def pack(value: Any) -> bytes:
     try:
         _Pickler(buffer).dump(value)
     except (pickle.PicklingError, TypeError, AttributeError) as error:
-        raise WorkloadError(
-            f"cannot send {value!r} to another process: {error}; "
-            "build what cannot be pickled inside the function"
-        ) from error
+        found = f"cannot send {value!r} to another process: {error}"
+        raise WorkloadError(f"{found}; build what cannot be pickled inside the function") from error
     return buffer.getvalue()
 
 

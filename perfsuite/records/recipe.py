@@ -87,10 +87,8 @@ class Recipe:
         properties = self.plan.properties
         for name in ("persistent_workers", "prefetch_factor"):
             if self.num_workers == 0 and getattr(self, name):
-                raise RecipeError(
-                    f"{name}={getattr(self, name)!r} needs loader workers, and num_workers is "
-                    f"0; set num_workers to 1 or more, or leave {name} out"
-                )
+                found = f"{name}={getattr(self, name)!r} needs loader workers, and num_workers is 0"
+                raise RecipeError(f"{found}; set num_workers to 1 or more, or leave {name} out")
         changed = [name for name in _DDP_OPTIONS if getattr(self, name) != getattr(Recipe, name)]
         if changed and not properties.takes_ddp_options:
             raise RecipeError(

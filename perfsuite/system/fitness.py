@@ -23,6 +23,8 @@ from perfsuite.units import format_ratio
 # Both arms of a pair wait for a processor alike: beside a build that kept both of two processors
 # busy, pairs of eight unchanged cells came to eight PASS. Below a fifth, time the scheduler.
 _MOST_FOREIGN = 0.8
+# What widens the spread of pairs, and so explains a cell that they do not decide.
+_LEAST_TOLD = 0.25
 # Five ticks of the kernel's clock (proc(5)), and the percentage of them that is a load.
 _LOOK_AT_CORES_S = 0.05
 _BUSY = 50
@@ -104,26 +106,33 @@ def why_unfit(before: Reading, after: Reading, num_cores: int) -> str | None:
         periods_before, held_before = before.periods.get(group, (periods, held))
         if held - held_before > _MOST_HELD * (periods - periods_before):
             share = (held - held_before) / (periods - periods_before)
-            return (
-                f"the quota of processor time was used up in {format_ratio(share)} of its periods; "
-                f"raise it (docker --cpus, cpu.max in {group}), or let the container use whole "
-                "cores"
+            used = (
+                f"the quota of processor time was used up in {format_ratio(share)} of its periods"
             )
+            advice = f"raise it (docker --cpus, cpu.max in {group}), or use whole cores"
+            return f"{used}; {advice}"
+    return describe_load(before, after, num_cores, least=_MOST_FOREIGN)
+
+
+def describe_load(
+    before: Reading, after: Reading, num_cores: int, *, least: float = _LEAST_TOLD
+) -> str | None:
+    """Return what others took of the processors' time, None where it is less than `least` of it."""
+    given_s = num_cores * (after.at_s - before.at_s)
     # Only of processes in both: timed work starts and ends many.
     used_s = {
         process: process[2] * (seconds - before.cpu_s[process])
         for process, seconds in after.cpu_s.items()
         if process in before.cpu_s
     }
-    foreign = sum(used_s.values()) / (wall_s * num_cores)
-    if foreign >= _MOST_FOREIGN:
+    if (share := sum(used_s.values()) / given_s) >= least:
+        took = f"{format_ratio(share)} of the processors' time"
         busiest, *_ = max(used_s, key=used_s.__getitem__)
-        took = f"{format_ratio(foreign)} of the processors' time"
         return f"other processes took {took}, most of it process {busiest}"
     if before.group_s is not None and after.group_s is not None:
         others_s = (after.busy_s - before.busy_s) - (after.group_s - before.group_s)
-        if (foreign := others_s / (wall_s * num_cores)) >= _MOST_FOREIGN:
-            took = f"{format_ratio(foreign)} of the processors' time"
+        if (share := others_s / given_s) >= least:
+            took = f"{format_ratio(share)} of the processors' time"
             return f"other containers, or their host, took {took}"
     return None
 

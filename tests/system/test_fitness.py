@@ -19,6 +19,7 @@ import pytest
 from perfsuite.system import fitness
 from perfsuite.system.fitness import (
     Reading,
+    describe_load,
     describe_power_limit,
     group_seconds,
     probe_host,
@@ -77,6 +78,21 @@ def test_processes_that_take_four_fifths_of_the_processors_make_it_unfit() -> No
         "other processes took 80.0 % of the processors' time, most of it process 8"
     )
     assert why_unfit(before, after, 4) is None
+
+
+def test_what_others_took_is_told_from_a_quarter_of_the_processors_on() -> None:
+    before = reading(100.0, cpu_s={IDLE: 5.0, BUSY: 40.0}, busy_s=50.0, group_s=20.0)
+    loaded = reading(110.0, cpu_s={IDLE: 5.0, BUSY: 45.0}, busy_s=50.0, group_s=20.0)
+    shared = reading(110.0, cpu_s={IDLE: 5.0, BUSY: 40.0}, busy_s=58.0, group_s=22.0)
+
+    assert describe_load(before, loaded, 2) == (
+        "other processes took 25.0 % of the processors' time, most of it process 8"
+    )
+    assert describe_load(before, shared, 2) == (
+        "other containers, or their host, took 30.0 % of the processors' time"
+    )
+    assert describe_load(before, loaded, 3) is None
+    assert why_unfit(before, loaded, 2) is None
 
 
 def test_a_process_counts_as_far_as_the_cores_that_it_may_use_are_ours() -> None:
@@ -141,7 +157,7 @@ def test_a_quota_that_is_used_up_makes_it_unfit() -> None:
     assert why_unfit(before, reading(110.0, periods={group: (1100, 50)}), 2) is None
     assert why_unfit(before, reading(110.0, periods={group: (1100, 55)}), 2) == (
         "the quota of processor time was used up in 15.0 % of its periods; raise it (docker "
-        "--cpus, cpu.max in /sys/fs/cgroup/job), or let the container use whole cores"
+        "--cpus, cpu.max in /sys/fs/cgroup/job), or use whole cores"
     )
     assert why_unfit(reading(100.0), reading(110.0, periods={group: (1100, 55)}), 2) is None
 

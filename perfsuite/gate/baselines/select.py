@@ -209,10 +209,8 @@ def _why_refused(
 ) -> str | None:
     stamp = run.stamp
     if stamp is None:
-        return (
-            "has no stamp of perfsuite, which says whether its tests passed and where it ran; "
-            "save it again with --benchmark-save"
-        )
+        found = "has no stamp of perfsuite, which says whether its tests passed and where it ran"
+        return f"{found}; save it again with --benchmark-save"
     if stamp.is_pull_request:
         return "was saved from a pull request"
     if stamp.num_failed:

@@ -153,10 +153,8 @@ def _find_nearer(root: Path, base: str, upstream: str) -> str | None:
     if farthest is None or behind[farthest] <= _FAR_BEHIND:
         return None
     name = printable(farthest.removeprefix("refs/remotes/"))
-    return (
-        f"the base is {behind[farthest]} commits older than the merge base with {name}; if this "
-        f"change goes there, say so: --base {name} (pytest: --perf-base)"
-    )
+    advice = f"if this change goes there, say so: --base {name} (pytest: --perf-base)"
+    return f"the base is {behind[farthest]} commits older than the merge base with {name}; {advice}"
 
 
 def commit_named(root: Path, what: str, revision: str) -> str:

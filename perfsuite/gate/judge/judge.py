@@ -21,6 +21,7 @@ from perfsuite.gate.provenance.symmetry import find_asymmetry
 from perfsuite.stats.evidence import Prior
 from perfsuite.stats.sequential import WORDS, Rule
 from perfsuite.system.fitness import (
+    describe_load,
     describe_power_limit,
     quietest_core,
     read_sensors,
@@ -73,7 +74,7 @@ def judge(
     while undecided := [trial for trial in trials if trial.word is None]:
         if session.spent_s + session.longest_s > budget.max_s:
             break  # no pair takes longer than the longest so far
-        unfit, remark = session.run_pair(undecided)
+        unfit = session.run_pair(undecided)
         if session.invalid is not None:
             break
         if unfit is not None:
@@ -86,8 +87,8 @@ def judge(
         keep(trials)
         for line in _progress(session, undecided, trials):
             say(line)
-        if remark is not None:
-            say(f"  {remark}")
+        if session.remark is not None:
+            say(f"  {session.remark}")
     too_long = why_too_much(len(trials), session.first_s, budget)
     for trial in trials:
         _end(trial, session, too_long or "the time was up")
@@ -107,15 +108,16 @@ class _Session:
     invalid: str | None = None
     first_s: float = 0.0
     longest_s: float = 0.0
+    remark: str | None = None  # what slowed both arms of the last pair down
 
     @property
     def spent_s(self) -> float:
         return time.monotonic() - self.began_s
 
-    def run_pair(self, trials: Sequence[Trial]) -> tuple[str | None, str | None]:
+    def run_pair(self, trials: Sequence[Trial]) -> str | None:
         """Run the next pair over the cells, in random order, and decide them if possible.
 
-        Return why the pair does not count, and what slowed both arms down; None where nothing did.
+        Return why it does not count, None where it does.
         """
         self.num_pairs += 1
         began_s = time.monotonic()
@@ -145,10 +147,12 @@ class _Session:
             before = read_sensors()
             launches = launch_pair(self.arms, plan, names)
             after = read_sensors()
-        unfit = why_unfit(before, after, len(os.sched_getaffinity(0)))
-        uses_gpus = pair_evidence.may_use_gpus(launches)
-        if uses_gpus:
+        num_cores = len(os.sched_getaffinity(0))
+        unfit, remark = why_unfit(before, after, num_cores), describe_load(before, after, num_cores)
+        if pair_evidence.may_use_gpus(launches):
             unfit = unfit or why_gpus_unfit(before, after)
+            remark = remark or describe_power_limit(before, after)
+        self.remark = remark
         wall_s = time.monotonic() - began_s
         self.first_s = self.first_s or wall_s
         self.longest_s = max(self.longest_s, wall_s)
@@ -161,7 +165,7 @@ class _Session:
                 if not pair_evidence.is_postponed(trial, launches, names, was_apart=plan.is_apart):
                     pair_evidence.add_pair(trial, launches, plan.first, other_s)
                     _decide(trial)
-        return unfit, describe_power_limit(before, after) if uses_gpus else None
+        return unfit
 
 
 def _end(trial: Trial, session: _Session, too_long: str) -> None:
@@ -174,6 +178,8 @@ def _end(trial: Trial, session: _Session, too_long: str) -> None:
         trial.word, trial.reason = "INCONCLUSIVE", too_long
         trial.tell_stalls()
         _conclude(trial)
+    if (trial.word, trial.by) == ("INCONCLUSIVE", "pairs") and session.remark is not None:
+        trial.add_reason(f"in the last pair {session.remark}")
     if trial.one_by_one and trial.raw:
         trial.add_reason(f"{trial.one_by_one}: the arms ran one after another, not round by round")
     if trial.sets_collector:

@@ -82,10 +82,8 @@ class KeptPairs:
         if not (found := self.cells.keys() & set(map(printable, names))):
             return None
         who = "1 cell goes" if len(found) == 1 else f"{len(found)} cells go"
-        return (
-            f"{who} on from what {self.path} has of these two trees; remove that file if more than "
-            "the trees has changed"
-        )
+        advice = "remove that file if more than the trees has changed"
+        return f"{who} on from what {self.path} has of these two trees; {advice}"
 
     def write(self, trials: Iterable[Trial]) -> None:
         """Keep what a re-run must not judge again; a WriteError where that is impossible."""

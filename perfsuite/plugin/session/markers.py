@@ -29,10 +29,8 @@ def check_markers(item: pytest.Item) -> None:
     is_ours = is_cell(item)
     for marker in own_markers(item):
         if is_ours and marker.args:
-            raise SettingError(
-                f"{item.nodeid}: the perf marker has the positional argument {marker.args[0]!r}; "
-                f"use {', '.join(f'{name}=' for name in _MARKER_PARSERS)}"
-            )
+            found = f"{item.nodeid}: the perf marker has the positional argument {marker.args[0]!r}"
+            raise SettingError(f"{found}; use {', '.join(f'{name}=' for name in _MARKER_PARSERS)}")
         for name, value in marker.kwargs.items():
             if not is_ours and name not in _OF_PLAIN_BENCHMARKS:
                 continue

@@ -246,10 +246,8 @@ class UserLoop(_UserCode):
                 if inspect.isgenerator(ran) or inspect.iscoroutine(ran):
                     ran.close()
                     kind = "a generator" if inspect.isgenerator(ran) else "an async"
-                    raise WorkloadError(
-                        f"{self._name} is {kind} function, so nothing has run; give a function "
-                        "that runs the whole loop"
-                    )
+                    found = f"{self._name} is {kind} function, so nothing has run"
+                    raise WorkloadError(f"{found}; give a function that runs the whole loop")
         except StopLoop:
             pass
         except SystemExit as ended:
@@ -392,7 +390,5 @@ class UserLoop(_UserCode):
         what, others = self._what, " and ".join(self._stepped)
         if self._class_name and others:
             return f"no {self._class_name} stepped in the {what} (optimizer=), but {others} did"
-        return (
-            f"no torch optimizer stepped in the {what}; call perfsuite.step_done() at the end of "
-            "each step"
-        )
+        advice = "call perfsuite.step_done() at the end of each step"
+        return f"no torch optimizer stepped in the {what}; {advice}"

@@ -55,10 +55,8 @@ def choose_num_iterations(
     `steps_per_epoch` is None if nothing happens then.
     """
     if not 0 < iteration_s < math.inf:
-        raise PerfsuiteError(
-            f"an iteration of {iteration_s!r} s cannot be timed in rounds; "
-            "it must take a positive, finite number of seconds"
-        )
+        found = f"an iteration of {iteration_s!r} s cannot be timed in rounds"
+        raise PerfsuiteError(f"{found}; it must take a positive, finite number of seconds")
     num_iterations = max(least, 1 << (math.ceil(round_s / iteration_s) - 1).bit_length())
     if steps_per_epoch is not None and steps_per_epoch < 2 * num_iterations:
         # So many steps are whole epochs where accumulation ends epochs within a step, too.

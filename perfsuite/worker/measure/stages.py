@@ -125,10 +125,8 @@ class _Span:
     def __enter__(self) -> None:
         owner, name = self._owner, self._name
         if owner._open is not None:
-            raise PerfsuiteError(
-                f"stage {name!r} was entered inside of stage {owner._open!r}; stages do not nest, "
-                f"so leave {owner._open!r} first"
-            )
+            found = f"stage {name!r} was entered inside of stage {owner._open!r}"
+            raise PerfsuiteError(f"{found}; stages do not nest, so leave {owner._open!r} first")
         owner._open = name
         owner._on_enter(name)
         self._start = self._mark()

@@ -62,10 +62,8 @@ def checkpoint_blocks(workload: Workload, recipe: Recipe, blocks: list[nn.Module
 def checkpoint_units(recipe: Recipe, blocks: list[nn.Module]) -> list[list[nn.Module]]:
     """The runs of blocks that are recomputed together, in order."""
     if len({id(block) for block in blocks}) < len(blocks):
-        raise WorkloadError(
-            f"blocks names {len(blocks)} modules, and some of them more than once; "
-            "name each module once, in the order of the model's calls"
-        )
+        found = f"blocks names {len(blocks)} modules, and some of them more than once"
+        raise WorkloadError(f"{found}; name each module once, in the order of the model's calls")
     # The lengths of segments differ by one at most; all else recomputes block by block.
     num_units = recipe.num_segments or len(blocks)
     if num_units > len(blocks):

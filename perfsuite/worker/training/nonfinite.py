@@ -32,10 +32,8 @@ def check_finite(trainer: Trainer, losses: Sequence[Tensor], first_step: int) ->
     if False in are_finite:
         name = [*finite][are_finite.index(False)]
         last_step = first_step + max(len(values), 1) - 1
-        raise NonFiniteError(
-            f"parameter {name!r} is not finite after step {last_step}, although the loss was; "
-            f"{ADVICE}"
-        )
+        found = f"parameter {name!r} is not finite after step {last_step}, although the loss was"
+        raise NonFiniteError(f"{found}; {ADVICE}")
 
 
 def first_non_finite(trainer: Trainer) -> str | None:

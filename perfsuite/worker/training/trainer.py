@@ -124,10 +124,8 @@ def _build_optimizer(
     trainable = [one for one in module.parameters() if one.requires_grad]
     if not trainable:
         part = "one rank's part of its model" if strategy.splits_parameters else "its model"
-        raise WorkloadError(
-            f"workload {strategy.workload.name!r}: no parameter of {part} requires a gradient; "
-            "leave requires_grad on for the parameters to train"
-        )
+        found = f"workload {strategy.workload.name!r}: no parameter of {part} requires a gradient"
+        raise WorkloadError(f"{found}; leave requires_grad on for the parameters to train")
     if precision.master_weights:
         return mixed_precision.MasterWeights(trainable, strategy.build_optimizer)
     return strategy.build_optimizer(trainable)

@@ -55,6 +55,7 @@ class Machine:
         self.broken: dict[str, dict[str, str]] = {}
         self.unfit: list[str | None] = []
         self.why_gpus_unfit: str | None = None
+        self.load: str | None = None
         self.plans: list[PairPlan] = []
         self.names: list[list[str]] = []
 
@@ -110,6 +111,7 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Judgement]:
             module, "why_unfit", lambda *_: machine.unfit.pop(0) if machine.unfit else None
         )
         monkeypatch.setattr(module, "why_gpus_unfit", lambda *_: machine.why_gpus_unfit)
+        monkeypatch.setattr(module, "describe_load", lambda *_: machine.load)
         arguments: dict[str, Any] = {
             "budget": Budget(max_pairs=max_pairs, max_s=1e9, timeout_s=30.0),
             "seed": 1,
@@ -144,6 +146,23 @@ def test_what_slowed_both_arms_down_is_told_and_the_pair_counts(
 
     assert words(judgement) == {"same": "PASS"}
     assert said.count("  GPU 0 was held") == judgement.num_pairs
+
+
+def test_what_others_took_is_told_after_a_pair_and_of_a_cell_that_it_leaves_open(run: Run) -> None:
+    said: list[str] = []
+
+    def cell(name: str, arm: str, number: int) -> CellRun:
+        is_moved = (name, arm) == ("wild", "head")
+        return timed(math.exp(0.3 * (-1) ** number) if is_moved else 1.0)
+
+    machine = Machine(cell)
+    machine.load = "other processes took 40.0 % of the processors' time"
+
+    same, wild = run(machine, ["same", "wild"], max_pairs=4, say=said.append).trials
+
+    assert (same.word, same.reason) == ("PASS", None)
+    assert (wild.word, wild.reason) == ("INCONCLUSIVE", f"in the last pair {machine.load}")
+    assert said.count(f"  {machine.load}") == 4
 
 
 def test_each_cell_gets_the_verdict_of_its_pairs(run: Run) -> None:

@@ -29,10 +29,8 @@ def require_replicas(parallel: DataParallel[nn.Module], recipe: Recipe) -> None:
         for hook in hooks:
             hook.remove()
         if len(calls) != size:
-            raise NotExercisedError(
-                f"parallel {recipe.parallel!r} ran {len(calls)} of its {size} replicas; "
-                f"use a micro_batch_size that is a multiple of {size}"
-            )
+            found = f"parallel {recipe.parallel!r} ran {len(calls)} of its {size} replicas"
+            raise NotExercisedError(f"{found}; use a micro_batch_size that is a multiple of {size}")
 
     counting = parallel.module.register_forward_hook(lambda *_: calls.append(None))
     hooks = (counting, parallel.register_forward_hook(check))

@@ -94,10 +94,8 @@ def _record(model: nn.Module, block_names: list[str], given: Collection[str]) ->
     # A stage would not see the new tensor.
     for name, buffer in model.named_buffers():
         if buffer is not buffers.get(name):
-            raise RecipeError(
-                f"the model's forward assigns the buffer {name!r} between its blocks; change it in "
-                "place, or move that code into a submodule"
-            )
+            found = f"the model's forward assigns the buffer {name!r} between its blocks"
+            raise RecipeError(f"{found}; change it in place, or move that code into a submodule")
     called = [node.target for node in graph.nodes if node.target in block_names]
     if called != block_names:
         raise RecipeError(
