@@ -52,4 +52,5 @@ def profile(
     }
     for name, data in files.items():
         write_atomically(_FOLDER / name, data)
+    typer.echo(f"written to {_FOLDER}: {', '.join(files)}")
     write_json(json_file, **msgspec.structs.asdict(run.profile))

@@ -71,7 +71,9 @@ def test_the_profile_is_shown_and_every_file_written(session: FakeSession, tmp_p
 
     assert ended.exit_code == 0, ended.output
     assert session.asked == [("lenet", Recipe(parallel="ddp:2"), 3), "closed"]
-    assert ended.stdout == "\n".join(profile_lines(PROFILE)) + "\n"
+    *table, written = ended.stdout.splitlines()
+    assert "\n".join(table) == "\n".join(profile_lines(PROFILE))
+    assert set(written.removeprefix("written to results: ").split(", ")) == FILES
     assert ended.stderr == "training lenet for 3 epochs\n"
     results = tmp_path / "results"
     assert {path.name for path in results.iterdir()} == FILES | {".gitignore"}
