@@ -90,7 +90,8 @@ def written_beside(path: Path, data: bytes) -> Iterator[Path]:
 
 def _make_folder(folder: Path) -> None:
     new = [one for one in (folder, *folder.parents) if not one.exists()]
-    folder.mkdir(parents=True, exist_ok=True)
+    with contextlib.suppress(FileExistsError):  # a file: to write below it says so more clearly
+        folder.mkdir(parents=True, exist_ok=True)
     for results in (one for one in new if one.name == _RESULTS):
         (results / ".gitignore").write_text("*\n")
 
@@ -106,7 +107,7 @@ def check_writable(*paths: Path | None) -> None:
                 raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
             folder = next(parent for parent in path.absolute().parents if parent.exists())
             if not folder.is_dir():
-                raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
+                raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
             tempfile.TemporaryFile(dir=folder).close()
 
 

@@ -150,7 +150,7 @@ def test_json_that_cannot_be_written_ends_in_12_with_the_path_and_the_reason(
         app.main()
 
     assert ended.value.code == 12
-    assert capsys.readouterr().err == f"perfsuite: cannot write {path}: File exists\n"
+    assert capsys.readouterr().err == f"perfsuite: cannot write {path}: Not a directory\n"
 
 
 # --- mistakes ---

@@ -163,7 +163,7 @@ def test_a_folder_that_is_a_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(WriteError) as failure:
         write_atomically(path, b"{}")
 
-    assert str(failure.value) == f"cannot write {path}: File exists"
+    assert str(failure.value) == f"cannot write {path}: Not a directory"
 
 
 def test_a_path_that_is_a_folder_is_named_and_nothing_stays_beside_it(tmp_path: Path) -> None:
@@ -232,7 +232,7 @@ def test_what_can_be_written_is_left_alone(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "reason"), [("folder", "Is a directory"), ("file/gate.json", "File exists")]
+    ("name", "reason"), [("folder", "Is a directory"), ("file/gate.json", "Not a directory")]
 )
 def test_what_cannot_be_written_is_refused_beforehand(
     tmp_path: Path, name: str, reason: str

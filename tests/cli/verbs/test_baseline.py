@@ -392,7 +392,7 @@ def test_json_that_cannot_be_written_ends_in_12_with_one_line(
 
     assert perfsuite(*arguments, "--json", "taken/result.json") == 12
 
-    assert capsys.readouterr().err == "perfsuite: cannot write taken/result.json: File exists\n"
+    assert capsys.readouterr().err == "perfsuite: cannot write taken/result.json: Not a directory\n"
 
 
 # --- prune ---

@@ -407,7 +407,7 @@ def test_a_markdown_file_that_cannot_be_written_ends_in_12(
 
     assert gate("--markdown", "file/gate.md") == 12
     assert capsys.readouterr().err.splitlines()[-1] == (
-        "perfsuite: cannot write file/gate.md: File exists"
+        "perfsuite: cannot write file/gate.md: Not a directory"
     )
 
 

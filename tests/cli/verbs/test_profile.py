@@ -98,7 +98,7 @@ def test_a_file_that_cannot_be_written_ends_in_12(
 
     assert ended.value.code == 12
     error = capsys.readouterr().err.splitlines()[-1]
-    assert error == "perfsuite: cannot write results/trace.json: File exists"
+    assert error == "perfsuite: cannot write results/trace.json: Not a directory"
 
 
 @pytest.mark.slow

@@ -339,7 +339,7 @@ def test_a_file_that_cannot_be_written_is_graver_than_nothing_to_compare(
     result = gated(pytester, options=[f"--perf-report={taken}"])
 
     assert result.ret == 12
-    assert f"perfsuite: cannot write {taken}/cells.jsonl: File exists" in result.outlines
+    assert f"perfsuite: cannot write {taken}/cells.jsonl: Not a directory" in result.outlines
 
 
 def test_a_cell_that_is_never_reached_is_invalid(
