@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from perfsuite.errors import NotExercisedError, PerfsuiteError
 from perfsuite.plugin import fixtures, options, recorder
 from perfsuite.plugin.output import HeldOutput, ends_on_mistakes
 
@@ -61,7 +62,8 @@ class Ownership:
         self._measured: MeasuredSession | None = None
         self._choices: Choices | None = None
         given = options.given(config, overridden=_SET_BY_ARMS if self._is_arm else ())
-        if given not in ({}, {"gate": "off"}):  # which alone makes no session ours
+        self._is_set = given not in ({}, {"gate": "off"})  # which alone makes no session ours
+        if self._is_set and not self._is_arm:  # the gate has checked what its launches get
             self._choices = self._resolve()
         is_of_torchrun = not self._is_arm and "WORLD_SIZE" in self.environ
         if is_of_torchrun and self.environ.get("RANK", "0") != "0":
@@ -97,17 +99,18 @@ class Ownership:
         self, items: list[pytest.Item]
     ) -> Generator[None, object, object]:
         """Decide before any plugin deselects a test, and choose from those that all have left."""
-        self.is_ours = self._choices is not None or any(map(fixtures.is_cell, items))
+        self.is_ours = self._is_set or any(map(fixtures.is_cell, items))
         if self._given.compare and not self._is_arm and options.given(self._config):
             from perfsuite.plugin.session.choices import refuse_change
 
             with ends_on_mistakes():
                 refuse_change(self._config, _ENVIRONMENT, measures=self.is_ours)
-        if self.is_ours or any(map(fixtures.uses_ranks, items)):
+        # A launch of plain benchmarks needs none: the gate chooses its cells and keeps its times.
+        if (self.is_ours and not self._is_arm) or any(map(fixtures.uses_ranks, items)):
             self._begin()
         result = yield
-        if self.is_ours:
-            self.runner().choose_cells(items)
+        if self.is_ours and self._measured is not None:
+            self._measured.choose_cells(items)
         return result
 
     def _begin(self) -> "MeasuredSession":
@@ -148,6 +151,22 @@ class Ownership:
             recorder.session_of(self._config).storage = storage
         if not self.is_ours or (self._measured is not None and not self._measured.is_gated):
             recorder.compare_with_stored(self._config, self._given.compare)
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_makereport(
+        self, item: pytest.Item, call: pytest.CallInfo[None]
+    ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+        """Show a user's mistake in one message."""
+        report = yield
+        error = call.excinfo.value if call.excinfo is not None else None
+        if isinstance(error, PerfsuiteError) and (self.is_ours or self._measured is not None):
+            report.longrepr = f"{type(error).__name__}: {error}"
+            if isinstance(error, NotExercisedError):
+                path, line_number, _ = item.location
+                report.outcome = "skipped"
+                report.longrepr = (str(path), (line_number or 0) + 1, f"NOT EXERCISED: {error}")
+            recorder.expect_no_record(getattr(item, "funcargs", {}).get("benchmark"))
+        return report
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         """Say in one line how to gate, where --benchmark-compare was not the gate."""

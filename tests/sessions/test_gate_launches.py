@@ -124,6 +124,31 @@ RUN_SLOW = """
 """
 
 
+TELLS_MODULES = """
+    import os
+    import sys
+
+    def price(clock):
+        if "PERFSUITE_LAUNCH" in os.environ:
+            with open(os.environ["LOADED"], "a") as file:
+                print(*(name for name in sys.modules if "perfsuite" in name), file=file)
+        clock.work(0.001)
+"""
+
+
+def test_a_launch_of_plain_benchmarks_imports_the_hooks_alone(
+    shop: Repository, tmp_path: Path
+) -> None:
+    shop.write(shop=TELLS_MODULES)
+
+    gated = shop.gate(LOADED=str(tmp_path / "loaded"))
+
+    gated.expect(0, f"{PRICE} PASS *")
+    loaded = set((tmp_path / "loaded").read_text().split())
+    assert "perfsuite.plugin.hooks" in loaded
+    assert [name for name in loaded if name.startswith(("perfsuite.plugin.s", "perfsuite.g"))] == []
+
+
 def test_an_option_of_the_suite_reaches_the_launches(shop: Repository) -> None:
     shop.write(conftest=RUN_SLOW)
     shop.commit()

@@ -411,7 +411,7 @@ def test_a_cell_too_noisy_for_its_pairs_is_inconclusive(shop: Repository, tmp_pa
     gated.expect(
         11,
         f"{PRICE} INCONCLUSIVE *",
-        f"{PRICE}: the smallest slowdown that it could have seen is +*",
+        f"{PRICE}: *the smallest slowdown that it could have seen is +*",
     )
 
 

@@ -1,7 +1,7 @@
 """The gate on training loops of a user's own: two arms that take turns at step borders.
 
 One session has all cells, each with a part of the change. Times may differ by any factor
-that a machine makes: what decides is fifty times the work.
+that a machine makes, up to ten: what decides is fifty times the work.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ CELLS = """
 
     import perfsuite
 
-    pytestmark = pytest.mark.perf(tolerance="99%", limit="300%")
+    pytestmark = pytest.mark.perf(tolerance="99%", limit="1000%")
 
     def train(
         think=lambda: None, num_steps=40, rate=0.1, score=None, add=sum, tells=1, frozen=99, norm=()
@@ -244,8 +244,7 @@ def test_loops_are_told_apart_by_their_times_and_by_what_they_compute(tmp_path: 
         "*::test_times[slower-1] FAIL +*",
         "*::test_times[tidied-1] FAIL +*",
         "*::test_times[twin-2] PASS *",
-        "*::test_buffers[normed], *::test_mathematics[norming]: mathematics: changed: sum * of "
-        "buffer * at step 3 *",
+        "*::test_buffers[normed]*: *mathematics: changed: sum * of buffer * at step 3 *",
         "*::test_collector: *the arms set Python's collector differently, so it ran in timed "
         "rounds*",
         "*::test_compiled: graph_breaks 0 -> 1 (+1), allowed 0 %*",

@@ -179,19 +179,11 @@ class MeasuredSession:
     def pytest_runtest_makereport(
         self, item: pytest.Item, call: pytest.CallInfo[None]
     ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-        """Show a user's mistake in one message, and keep the line of a cell that ended."""
+        """Keep the line of a cell that ended."""
         report = yield
         error = call.excinfo.value if call.excinfo is not None else None
         if isinstance(error, errors.BusyMachineError):
             pytest.exit(f"perfsuite: {error}", returncode=errors.ExitCode.REFUSED)
-        if isinstance(error, errors.NotExercisedError):
-            path, line_number, _ = item.location
-            report.outcome = "skipped"
-            report.longrepr = (str(path), (line_number or 0) + 1, f"NOT EXERCISED: {error}")
-        elif isinstance(error, errors.PerfsuiteError):
-            report.longrepr = f"{type(error).__name__}: {error}"
-        if isinstance(error, errors.PerfsuiteError):
-            recorder.expect_no_record(getattr(item, "funcargs", {}).get("benchmark"))
         if not phases.is_over(item, report):
             return report
         if self._torchrun is not None:

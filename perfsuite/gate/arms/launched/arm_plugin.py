@@ -143,7 +143,7 @@ class ArmPlugin:
         named = self._parser.parse_known_args(typed).file_or_dir  # without those of an ini file
         cells = [item for item in items if "benchmark" in getattr(item, "fixturenames", ())]
         others = [item for item in items if item not in cells]
-        cells = self._collected.of_own_matrix(config, cells)
+        cells, others = (self._collected.of_own_matrix(config, some) for some in (cells, others))
         answer = self._channel.request(
             kind="collected",
             cells={_name_of(item): self._collected.policy_of(item) for item in cells},
