@@ -106,11 +106,8 @@ def why_unfit(before: Reading, after: Reading, num_cores: int) -> str | None:
         periods_before, held_before = before.periods.get(group, (periods, held))
         if held - held_before > _MOST_HELD * (periods - periods_before):
             share = (held - held_before) / (periods - periods_before)
-            used = (
-                f"the quota of processor time was used up in {format_ratio(share)} of its periods"
-            )
-            advice = f"raise it (docker --cpus, cpu.max in {group}), or use whole cores"
-            return f"{used}; {advice}"
+            why = f"the quota of processor time was used up in {format_ratio(share)} of its periods"
+            return f"{why}; raise it (docker --cpus, cpu.max in {group}), or use whole cores"
     return describe_load(before, after, num_cores, least=_MOST_FOREIGN)
 
 
