@@ -24,7 +24,8 @@ from perfsuite.system.untrusted import printable
 from perfsuite.system.urls import AnyPath, locate
 
 _ABOUT = "Upkeep of baselines: which runs are stored, what is accepted, what may be removed."
-app = typer.Typer(name="baseline", help=_ABOUT, no_args_is_help=True)
+_EXAMPLE = "Example: perfsuite baseline list"
+app = typer.Typer(name="baseline", help=_ABOUT, epilog=_EXAMPLE, no_args_is_help=True)
 
 
 @app.command("list", epilog="Example: perfsuite baseline list --json runs.json")
