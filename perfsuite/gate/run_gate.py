@@ -17,7 +17,7 @@ from perfsuite.gate import common_cells
 from perfsuite.gate.arms.arm import Arm, Launch, PairPlan, Say
 from perfsuite.gate.arms.command import options_of_cells
 from perfsuite.gate.arms.launch import launch_pair, scratch_folder
-from perfsuite.gate.baselines.accepted import Entry, in_words
+from perfsuite.gate.baselines.accepted import EVERY_CELL, Entry, Quarantine, in_words
 from perfsuite.gate.baselines.select import read_durations
 from perfsuite.gate.git import worktree
 from perfsuite.gate.git.changes import digest_tree
@@ -214,6 +214,12 @@ class _Session:
         self.leniency.is_advisory = chosen.is_advisory
         self.used.update(chosen.used)
         self.policies.update(chosen.policies)
+        entries = self.leniency.accepted.entries
+        brought = {one.cell for one in entries if not isinstance(one, Quarantine)}
+        if strangers := brought - {EVERY_CELL, *suite.cells, *own.suite.cells}:
+            self.differs["exceptions"] = (
+                f"no cell of this session is called {listed(sorted(strangers))}"
+            )
         if chosen.loosened is not None:
             self.differs["limits"] = chosen.loosened
             self.say(chosen.loosened)

@@ -124,6 +124,16 @@ def test_an_exception_that_has_expired_accepts_nothing(shop: Repository) -> None
     )
 
 
+def test_an_exception_for_a_cell_that_nobody_has_is_told(shop: Repository) -> None:
+    shop.write(shop=SLOW_SHOP)
+    shop.accept("benchmarks/test_steps.py::test_prize", kind="slowdown", ratio=4.0)
+
+    gated = shop.gate()
+
+    told = "exceptions: no cell of this session is called benchmarks/test_steps.py::test_prize"
+    gated.expect(10, told, f"{PRICE} FAIL *")
+
+
 def test_a_list_of_exceptions_that_cannot_be_read_is_a_usage_error(shop: Repository) -> None:
     shop.accept(PRICE, kind="forgotten")
 
