@@ -14,7 +14,7 @@ import msgspec
 from perfsuite import units
 from perfsuite.errors import ExitCode, SettingError
 from perfsuite.gate.arms.arm import Suite
-from perfsuite.gate.arms.launched.collected import CLOCK
+from perfsuite.gate.arms.launched.collected import CLOCK, MARKED, MATRICES
 from perfsuite.gate.baselines.accepted import EVERY_CELL, Accepted, Entry, Loosening, read_brought
 from perfsuite.gate.judge.counts import parse_slacks
 from perfsuite.gate.judge.trial import CellPolicy, Trial
@@ -27,7 +27,6 @@ from perfsuite.system.untrusted import printable
 _Bound = TypeVar("_Bound", float, float | None)
 
 _FLOOR_S = 50e-6
-_MARKED = ("tolerance", "limit", "floor", "counts")
 HOW_TO_ACCEPT = "if that is meant, say so with 'perfsuite baseline accept'"
 # Reviewed exceptions, from pytest's root.
 ACCEPTED_FILE = Path("baselines") / "accepted.toml"
@@ -269,8 +268,14 @@ def _policy_of(
             refuses_numerics_change=request.refuses_numerics_change,
         )
     except (TypeError, ValueError) as error:
-        marked = {key: value for key, value in markers.items() if key in _MARKED}
-        raise SettingError(f"{name}: the perf marker has {marked!r}: {error}") from error
+        marked = {key: value for key, value in markers.items() if key in MARKED}
+        usual = "limit='5%', floor='50us', counts={'flops': 'exact'}"
+        why = error if isinstance(error, ValueError) else f"use values such as {usual}"
+        raise SettingError(f"{name}: the perf marker has {marked!r}: {why}") from error
+    if (matrix := markers.get("matrix", MATRICES[0])) not in MATRICES:
+        raise SettingError(
+            f"{name}: matrix is {matrix!r} (perf marker); use one of {', '.join(MATRICES)}"
+        )
     accepted, most = map(units.format_ratio, (policy.tolerance, policy.limit))
     if policy.tolerance >= 1:
         raise SettingError(f"{name}: the tolerance is {accepted}; use less than 100 %")

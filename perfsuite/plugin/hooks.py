@@ -111,6 +111,8 @@ class Ownership:
         result = yield
         if self.is_ours and self._measured is not None:
             self._measured.choose_cells(items)
+        elif self.is_ours:
+            recorder.write_nothing(self._config)
         return result
 
     def _begin(self) -> "MeasuredSession":

@@ -113,10 +113,8 @@ class RankGroup:
             try:
                 process, pipe = start_process(bootstrap.enter_rank, start)
             except (EOFError, ConnectionError, FileNotFoundError) as error:
-                why = (
-                    "has ended, killed by a user, or by the kernel because memory ran out; the "
-                    "next cell starts another"
-                )
+                found = "has ended, killed by a user, or by the kernel because memory ran out"
+                why = f"{found}; the next cell starts another"
                 if isinstance(error, FileNotFoundError):
                     why = "has lost its socket, as if TMPDIR was cleared; start the session again"
                 raise RankFailureError(

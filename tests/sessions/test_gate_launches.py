@@ -149,6 +149,35 @@ def test_a_launch_of_plain_benchmarks_imports_the_hooks_alone(
     assert [name for name in loaded if name.startswith(("perfsuite.plugin.s", "perfsuite.g"))] == []
 
 
+def test_a_launch_leaves_no_run_where_a_conftest_has_each_saved(shop: Repository) -> None:
+    saves = "def pytest_configure(config):\n    config.option.benchmark_autosave = 'auto'\n"
+    shop.write(conftest=saves)
+    shop.commit()
+    shop.write(shop=SLOW_SHOP)
+
+    gated = shop.gate()
+
+    gated.expect(10, f"{PRICE} FAIL +200.0 % *")
+    assert [path.parent.parent.name for path in shop.path.rglob("0*_auto.json")] == ["baselines"]
+
+
+def test_a_matrix_that_does_not_exist_is_one_line_where_the_base_asks_for_it(
+    shop: Repository,
+) -> None:
+    ini = shop.path / "pytest.ini"
+    right = ini.read_text()
+    ini.write_text(f"{right}perf_matrix = all\n")
+    shop.commit()
+    ini.write_text(right)
+
+    gated = shop.gate()
+
+    gated.expect(
+        12, f"{PRICE} NO-BASELINE", "*perf_matrix is 'all'; use one of smoke, default, full*"
+    )
+    assert "INTERNALERROR" not in gated.output
+
+
 def test_an_option_of_the_suite_reaches_the_launches(shop: Repository) -> None:
     shop.write(conftest=RUN_SLOW)
     shop.commit()

@@ -555,18 +555,31 @@ def test_arms_that_import_one_installed_copy_make_every_cell_invalid(
     )
 
 
-def test_a_marker_that_says_nothing_sensible_is_a_users_mistake(tmp_path: Path) -> None:
-    marked = "import pytest\n@pytest.mark.perf(limit='much')\n"
-    bench = marked + "def test_a(benchmark): benchmark(int)\n"
+@pytest.mark.parametrize(
+    ("marked", "told"),
+    [
+        (
+            "limit='much'",
+            "the perf marker has {'limit': 'much'}: 'much' is not a ratio; write '2%' or '0.02'",
+        ),
+        (
+            "limit=0.1",
+            "the perf marker has {'limit': 0.1}: use values such as limit='5%', floor='50us', "
+            "counts={'flops': 'exact'}",
+        ),
+        ("matrix='ful'", "matrix is 'ful' (perf marker); use one of smoke, default, full"),
+    ],
+)
+def test_a_marker_that_says_nothing_sensible_is_a_users_mistake(
+    tmp_path: Path, marked: str, told: str
+) -> None:
+    bench = f"import pytest\n@pytest.mark.perf({marked})\ndef test_a(benchmark): benchmark(int)\n"
     folder = make_project(tmp_path, {"bench/test_a.py": bench}, {"pkg/code.py": "x = 1\n"})
 
     with pytest.raises(SettingError) as raised:
         gate(folder)
 
-    assert str(raised.value) == (
-        "bench/test_a.py::test_a: the perf marker has {'limit': 'much'}: "
-        "'much' is not a ratio; write '2%' or '0.02'"
-    )
+    assert str(raised.value) == f"bench/test_a.py::test_a: {told}"
 
 
 # --- surroundings ---
@@ -654,6 +667,13 @@ def test_by_default(request): by_default(request)(sum, [1])
 def test_by_fixture(timed): timed(sum, [1])
 def test_by_helper(request): helper(request)(sum, [1])
 def test_by_body(request): request.getfixturevalue("benchmark")(sum, [1])
+
+@pytest.mark.perf(matrix="full")
+def test_of_another_matrix(request): request.getfixturevalue("benchmark")(sum, [1])
+
+@pytest.mark.perf(matrix="full", tier=1)
+def test_marked_by_another_plugin(request): request.getfixturevalue("benchmark")(sum, [1])
+
 def test_no_cell(request): request.getfixturevalue("tmp_path")
 
 class Timing:
@@ -669,6 +689,7 @@ class TestClass(Timing):
     hiding = (
         *("test_by_parameter[benchmark]", "test_by_constant", "test_by_default"),
         *("test_by_fixture", "test_by_helper", "test_by_body", "test_by_method"),
+        "test_marked_by_another_plugin",
     )
     assert words(result) == dict.fromkeys(hiding, "INVALID")
     assert {cell.reason for cell in result.cells} == {

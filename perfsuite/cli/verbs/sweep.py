@@ -82,10 +82,8 @@ def parse_counts(text: str) -> list[int]:
     else:
         counts = []
     if not counts or counts[-1] > _MOST_WORKERS:
-        raise SettingError(
-            f"--num-workers is {text!r}; use a range such as 0..10 or a list such as 0,1,2,4, "
-            f"of at most {_MOST_WORKERS} workers"
-        )
+        found = f"--num-workers is {text!r}; use a range such as 0..10 or a list such as 0,1,2,4"
+        raise SettingError(f"{found}, of at most {_MOST_WORKERS} workers")
     return counts
 
 

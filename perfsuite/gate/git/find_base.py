@@ -185,7 +185,5 @@ def _base_of_default_branch(
     if is_shallow(root):
         advice = "run 'git fetch --deepen=1' or 'git fetch --unshallow'"
         return f"this clone is shallow and lacks the parent of HEAD, {short_commit(head)}; {advice}"
-    return (
-        f"HEAD, {short_commit(head)}, is the first commit and nothing is uncommitted: "
-        f"the next change is the first that can be judged; else {_NAME_ONE}"
-    )
+    advice = f"the next change is the first that can be judged; else {_NAME_ONE}"
+    return f"HEAD, {short_commit(head)}, is the first commit and nothing is uncommitted: {advice}"

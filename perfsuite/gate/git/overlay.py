@@ -219,10 +219,8 @@ def as_write_error(tree: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise WriteError(
-            f"cannot make the base's tree in {tree}: {error.strerror or error} "
-            f"({error.filename2 or error.filename})"
-        ) from error
+        reason = f"{error.strerror or error} ({error.filename2 or error.filename})"
+        raise WriteError(f"cannot make the base's tree in {tree}: {reason}") from error
 
 
 def _add_folder(overlay: Overlay, head: Head, place: Path, named: Path) -> None:

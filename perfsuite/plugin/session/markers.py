@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from perfsuite.errors import SettingError
-from perfsuite.gate.arms.launched.collected import MATRICES
+from perfsuite.gate.arms.launched.collected import MATRICES, is_foreign
 from perfsuite.gate.judge.counts import parse_slacks
 from perfsuite.plugin.fixtures import is_cell
 from perfsuite.plugin.recorder import is_benchmark
@@ -52,7 +52,7 @@ def describe_foreign(items: Sequence[pytest.Item]) -> str | None:
     """Return one line on the markers that are another plugin's; None where there is none."""
     others = (item for item in items if not is_cell(item))
     marked = ((item, marker) for item in others for marker in item.iter_markers("perf"))
-    foreign = {item: marker for item, marker in marked if _is_foreign(marker)}
+    foreign = {item: marker for item, marker in marked if is_foreign(marker)}
     if not foreign:
         return None
     item, marker = next(iter(foreign.items()))
@@ -64,12 +64,8 @@ def describe_foreign(items: Sequence[pytest.Item]) -> str | None:
     )
 
 
-def _is_foreign(marker: pytest.Mark) -> bool:
-    return bool(marker.args) or not marker.kwargs.keys() <= _MARKER_PARSERS.keys()
-
-
 def own_markers(item: pytest.Item) -> Iterator[pytest.Mark]:
     """The closest one first; of a test that measures nothing those without foreign arguments."""
     for marker in item.iter_markers("perf"):
-        if is_benchmark(item) or not _is_foreign(marker):
+        if is_benchmark(item) or not is_foreign(marker):
             yield marker

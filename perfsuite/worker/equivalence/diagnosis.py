@@ -66,10 +66,8 @@ def explain_weights(discrepancy: Discrepancy) -> str | None:
     if discrepancy.rank is not None:
         return "no synchronisation: the ranks step by other gradients or settings, or not together"
     if discrepancy.step == 0:
-        return (
-            "the run does not start from the weights that build_model gives under its seed: are "
-            "they drawn from a generator of their own?"
-        )
+        found = "the run does not start from the weights that build_model gives under its seed"
+        return f"{found}: are they drawn from a generator of their own?"
     return (
         "the optimizer's step does not follow from the gradients: a norm over one rank's part, "
         "state that another process shares, stale master weights, or a clip before unscaling"
@@ -113,10 +111,8 @@ def explain_batchnorm(model: nn.Module) -> str | None:
     """Return the cause where the model normalises over the batch that one process sees."""
     if not any(isinstance(one, _BATCHNORM_LAYERS) for one in model.modules()):
         return None
-    return (
-        "BatchNorm: each rank, micro-batch or chunk is normalised by its own statistics, which is "
-        "a different computation; use SyncBatchNorm or GroupNorm"
-    )
+    found = "BatchNorm: each rank, micro-batch or chunk is normalised by its own statistics"
+    return f"{found}, which is a different computation; use SyncBatchNorm or GroupNorm"
 
 
 # What is off by less is off by no whole shard and no whole factor.

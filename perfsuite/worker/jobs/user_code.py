@@ -138,10 +138,8 @@ class UserStep(_UserCode, activities.Repeatable):
         self._step = step = built if isinstance(built, Step) else Step(built)
         self.model = model = step.model
         if not callable(step.run):
-            raise WorkloadError(
-                f"{code.name} returned {built!r}; return the function that takes one step, or "
-                "perfsuite.Step(run, model, optimizer)"
-            )
+            found = f"{code.name} returned {built!r}; return the function that takes one step"
+            raise WorkloadError(f"{found}, or perfsuite.Step(run, model, optimizer)")
         if not isinstance(model, nn.Module | None):
             given = f"{code.name}: Step.model is of the type {type(model).__name__}"
             raise WorkloadError(f"{given}; give an nn.Module, or None")

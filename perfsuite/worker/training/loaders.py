@@ -235,10 +235,8 @@ class OwnBatches(EpochBatches):
                 "tensor of samples is found; use a tensor, or tensors in tuples, lists and dicts"
             )
         if num_targets not in (0, num_inputs):
-            raise WorkloadError(
-                f"{self._origin} gives a batch of {num_inputs} inputs and {num_targets} targets; "
-                "the first dimension of both must be that of the samples"
-            )
+            found = f"{self._origin} gives a batch of {num_inputs} inputs and {num_targets} targets"
+            raise WorkloadError(f"{found}; the first dimension of both must be that of the samples")
         if num_inputs > self._batch_size or (self._needs_full and num_inputs < self._batch_size):
             raise WorkloadError(
                 f"{self._origin} gives a batch of {counted(num_inputs, 'sample')}, and the "

@@ -95,10 +95,8 @@ def use_float8(
     try:
         from torchao.float8 import Float8LinearConfig, convert_to_float8_training
     except ImportError as error:  # it is there, and was not built for this torch
-        raise NotExercisedError(
-            f"precision {policy.name!r} needs the package torchao, which cannot be imported: "
-            f"{error}"
-        ) from error
+        found = f"precision {policy.name!r} needs the package torchao, which cannot be imported"
+        raise NotExercisedError(f"{found}: {error}") from error
     on_cuda = device.type == "cuda"
     capability = torch.cuda.get_device_capability(device) if on_cuda else None
     hardware = Hardware(device=device.type, compute_capability=capability)

@@ -143,12 +143,12 @@ class ArmPlugin:
         named = self._parser.parse_known_args(typed).file_or_dir  # without those of an ini file
         cells = [item for item in items if "benchmark" in getattr(item, "fixturenames", ())]
         others = [item for item in items if item not in cells]
-        cells, others = (self._collected.of_own_matrix(config, some) for some in (cells, others))
+        cells = self._collected.of_own_matrix(config, cells)
         answer = self._channel.request(
             kind="collected",
             cells={_name_of(item): self._collected.policy_of(item) for item in cells},
             broken=self._broken,
-            hidden=[_name_of(one) for one in others if self._collected.hides_benchmark(one)],
+            hidden=[_name_of(item) for item in self._collected.find_hidden(config, others)],
             paths=self._collected.from_root(config, config.args),
             named=self._collected.from_root(config, named),
             variables=self._changed_variables(),

@@ -12,6 +12,8 @@ import pytest
 _MOST_CALLS = 2
 CLOCK = "time.perf_counter"  # pytest-benchmark's, where a suite names none
 MATRICES = ("smoke", "default", "full")
+# What a perf marker may say; one that says more is another plugin's.
+MARKED = ("tolerance", "limit", "floor", "counts", "matrix")
 # perfsuite's fixtures that measure.
 _FIXTURES = (
     *("train_benchmark", "loader_benchmark", "evaluation_benchmark", "all_reduce_benchmark"),
@@ -24,7 +26,7 @@ def policy_of(item: pytest.Item) -> dict[str, Any]:
     names = getattr(item, "fixturenames", ())
     policy: dict[str, Any] = {"fixture": next((one for one in _FIXTURES if one in names), None)}
     for marker in item.iter_markers("perf"):
-        for name in ("tolerance", "limit", "floor", "counts"):
+        for name in MARKED:
             if name in marker.kwargs:
                 policy.setdefault(name, marker.kwargs[name])
     timer = _timer_of(item)
@@ -54,6 +56,11 @@ def _is_tool(function: Any) -> bool:
     return str(getattr(function, "__module__", "")).startswith(("_pytest.", "perfsuite."))
 
 
+def is_foreign(marker: pytest.Mark) -> bool:
+    """Whether a perf marker is another plugin's."""
+    return bool(marker.args) or not marker.kwargs.keys() <= {*MARKED}
+
+
 def is_in_matrix(markers: Iterable[pytest.Mark], matrix: str) -> bool:
     """Whether a test belongs to a matrix: the largest `matrix` of its perf markers decides."""
     larger = MATRICES[MATRICES.index(matrix) + 1 :]
@@ -63,7 +70,16 @@ def is_in_matrix(markers: Iterable[pytest.Mark], matrix: str) -> bool:
 def of_own_matrix(config: pytest.Config, cells: list[Any]) -> list[Any]:
     """Return the cells of this side's matrix; those of one side alone have vanished, or are new."""
     matrix = _setting(config, "perf_matrix") or MATRICES[1]
+    if matrix not in MATRICES:
+        raise pytest.UsageError(f"perf_matrix is {matrix!r}; use one of {', '.join(MATRICES)}")
     return [one for one in cells if is_in_matrix(one.iter_markers("perf"), matrix)]
+
+
+def find_hidden(config: pytest.Config, others: list[Any]) -> list[Any]:
+    """Return the tests of this side's matrix that request a benchmark fixture at run time."""
+    read = [one for one in others if not any(map(is_foreign, one.iter_markers("perf")))]
+    outside = {*read} - {*of_own_matrix(config, read)}
+    return [one for one in others if one not in outside and _hides_benchmark(one)]
 
 
 def settings_of(config: pytest.Config) -> dict[str, str]:
@@ -79,7 +95,7 @@ def _setting(config: pytest.Config, name: str) -> Any:
     return None
 
 
-def hides_benchmark(item: Any) -> bool:
+def _hides_benchmark(item: Any) -> bool:
     """Whether a test, a fixture of it, or what these call, requests the fixture at run time."""
     functions = [definition.func for definition in _fixtures_of(item)]
     functions.append(getattr(item, "function", None))

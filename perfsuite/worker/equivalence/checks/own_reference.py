@@ -319,10 +319,8 @@ def _plant_in_losses(case: OwnCase, steps: Sequence[_OwnStep]) -> dict[str, bool
 
 def _why_vacuous(trace: Trace, steps: Sequence[_OwnStep], *, has_weights: bool) -> Iterator[str]:
     if _have_same_losses(trace):
-        yield (
-            "all ranks return the same loss, so a missing reduction might not show: return each "
-            "rank's own loss (of ranks that share data, only one's)"
-        )
+        advice = "return each rank's own loss (of ranks that share data, only one's)"
+        yield f"all ranks return the same loss, so a missing reduction might not show: {advice}"
     if not has_weights:
         return
     for one in steps:

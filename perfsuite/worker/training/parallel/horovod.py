@@ -73,10 +73,8 @@ class Horovod(Strategy):
         try:
             self._horovod = importlib.import_module("horovod.torch")
         except ImportError as error:  # it is there, and was not built for this torch
-            raise NotExercisedError(
-                f"parallel {recipe.parallel!r} needs the package horovod, which cannot be "
-                f"imported: {error}"
-            ) from error
+            found = f"parallel {recipe.parallel!r} needs the package horovod"
+            raise NotExercisedError(f"{found}, which cannot be imported: {error}") from error
         _initialise(self._horovod, recipe)
         self._kept_open = ExitStack()
 
