@@ -183,7 +183,9 @@ def test_code_that_is_not_heads_is_refused(judge: Gate, monkeypatch: pytest.Monk
         run()
 
     monkeypatch.setattr(calibrate_module, "find_top", lambda folder: None)
-    with pytest.raises(WorkloadError, match=r"^/project is not in a git checkout, "):
+    with pytest.raises(
+        WorkloadError, match=r"^/project is not in a git .*; run 'git init', and commit$"
+    ):
         run()
     assert judge.planted == []
 
