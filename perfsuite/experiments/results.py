@@ -248,8 +248,12 @@ def _without_waiting_inside(
 ) -> tuple[float, ...]:
     """Each rank's time in a stage, without the waiting that is hidden in it."""
     longest_s, found = max(times_s), []
+    # Other processes can only make a rank's own work longer: the shortest of each is its own.
+    of_ranks = (zip(*of_rank, strict=True) for of_rank in zip(*watched, strict=True))
+    least = [(min(own_s), min(inside_s), min(num)) for own_s, inside_s, num in of_ranks]
     for rank, time_s in enumerate(times_s):
-        waited_s = min((_waited_s(ranks, rank, longest_s) for ranks in watched), default=0.0)
+        waits = bool(least) and all(_waited_s(ranks, rank, longest_s) for ranks in watched)
+        waited_s = _waited_s(least, rank, longest_s) if waits else 0.0
         found.append(max(0.0, time_s - max(0.0, waited_s - (longest_s - time_s))))
     return tuple(found)
 

@@ -94,6 +94,25 @@ def test_a_rank_that_is_late_where_the_others_wait_is_found_by_watching(
     assert own_s["forward"] == blind["forward"] == pytest.approx((0.010, 0.010, 0.010))
 
 
+def test_what_other_processes_took_in_one_watched_step_is_no_ranks_own() -> None:
+    rounds = train("backward", None, ("backward", DELAY_S))
+    early = [{"backward": (own_s, 0.060, 100)} for own_s in (0.028, 0.020)]
+    late = [{"backward": (own_s, 0.0, 100)} for own_s in (0.070, 0.076)]
+
+    own_s = own_stage_times(rounds, NUM_STEPS, [early, late])
+
+    assert own_s is not None
+    assert own_s["backward"] == pytest.approx((0.020, 0.070))
+
+
+def test_a_rank_that_waits_in_one_of_two_watched_steps_keeps_its_time() -> None:
+    rounds = train("backward", None, ("backward", DELAY_S))
+    early = [{"backward": (own_s, 0.060, 100)} for own_s in (0.020, 0.070)]
+    late = [{"backward": (0.070, 0.0, 100)}] * 2
+
+    assert own_stage_times(rounds, NUM_STEPS, [early, late]) == own_stage_times(rounds, NUM_STEPS)
+
+
 @pytest.mark.parametrize(
     "early",
     [
