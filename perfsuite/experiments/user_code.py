@@ -47,9 +47,8 @@ def plan_launch(
     """Return how a command is launched below a root; a SettingError for a wrong argument."""
     words = command if isinstance(command, Sequence) and not isinstance(command, str) else ()
     if not words or not all(isinstance(word, str) and word for word in words):
-        raise SettingError(
-            f"command is {command!r}; use a list of words, such as ['torchrun', 'train.py']"
-        )
+        found = f"command is {command!r}; use a list of words, such as ['torchrun', 'train.py']"
+        raise SettingError(found)
     if not (cwd is None or isinstance(cwd, str | Path)) or not (root / (cwd or "")).is_dir():
         raise SettingError(f"cwd is {cwd!r}; use a folder, which counts from {root}")
     given = {} if env is None else env

@@ -123,9 +123,8 @@ def _count_cells(request: GateRequest, plants: Sequence[Plant]) -> int:
     folder = request.command.folder
     why = "a calibration compares the working tree with a fresh checkout of HEAD"
     if find_top(folder) is None:
-        raise WorkloadError(
-            f"{folder} is not in a git checkout, and {why}; run 'git init', and commit"
-        )
+        found = f"{folder} is not in a git checkout, and {why}; run 'git init', and commit"
+        raise WorkloadError(found)
     if is_dirty(folder, outputs=request.outputs):
         raise WorkloadError(f"there are uncommitted changes, and {why}; commit them")
     collected = collect(head_arm(request, None))

@@ -40,8 +40,8 @@ _BOUNDS = (
 _UNMEASURED = ("VANISHED", "NO-BASELINE", "INVALID")
 # Why a test is timed by pytest-benchmark and not compared.
 HIDDEN = (
-    "it takes 'benchmark' from request.getfixturevalue, which cannot be seen before it runs, so it "
-    "is not compared; name the fixture among its arguments"
+    "it takes its benchmark fixture from request.getfixturevalue, which cannot be seen before it "
+    "runs, so it is not compared; name the fixture among its arguments"
 )
 
 

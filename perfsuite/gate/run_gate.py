@@ -217,17 +217,15 @@ class _Session:
         entries = self.leniency.accepted.entries
         brought = {one.cell for one in entries if not isinstance(one, Quarantine)}
         if strangers := brought - {EVERY_CELL, *suite.cells, *own.suite.cells}:
-            self.differs["exceptions"] = (
-                f"no cell of this session is called {listed(sorted(strangers))}"
-            )
+            found = f"no cell of this session is called {listed(sorted(strangers))}"
+            self.differs["exceptions"] = found
         if chosen.loosened is not None:
             self.differs["limits"] = chosen.loosened
             self.say(chosen.loosened)
-        asked = request.asks_for
         cells = chosen.others
         if request.cells is None:  # else pytest's own session runs each test
             cells = self.side.run_new(cells, self.say)
-        policies = {name: policy for name, policy in self.policies.items() if asked(name)}
+        policies = {name: one for name, one in self.policies.items() if request.asks_for(name)}
         if comparison is not None:
             cells += comparison.find_identical(policies)
         for name in policies:

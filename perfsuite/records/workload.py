@@ -162,9 +162,8 @@ def find_workload(reference: str | Workload) -> Workload | WorkloadFactory | str
     if isinstance(reference, Workload):
         return reference
     if not isinstance(reference, str):
-        raise WorkloadError(
-            f"workload is {reference!r}; use a name, a perfsuite.Workload or 'module:attribute'"
-        )
+        found = f"workload is {reference!r}; use a name, a perfsuite.Workload or 'module:attribute'"
+        raise WorkloadError(found)
     known = _BUILT_IN | _REGISTERED
     module, _, attribute = reference.partition(":")
     if reference in known:

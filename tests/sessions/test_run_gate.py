@@ -667,6 +667,7 @@ def test_by_default(request): by_default(request)(sum, [1])
 def test_by_fixture(timed): timed(sum, [1])
 def test_by_helper(request): helper(request)(sum, [1])
 def test_by_body(request): request.getfixturevalue("benchmark")(sum, [1])
+def test_of_perfsuite(request): request.getfixturevalue("step_benchmark")(int)
 
 @pytest.mark.perf(matrix="full")
 def test_of_another_matrix(request): request.getfixturevalue("benchmark")(sum, [1])
@@ -689,12 +690,12 @@ class TestClass(Timing):
     hiding = (
         *("test_by_parameter[benchmark]", "test_by_constant", "test_by_default"),
         *("test_by_fixture", "test_by_helper", "test_by_body", "test_by_method"),
-        "test_marked_by_another_plugin",
+        *("test_of_perfsuite", "test_marked_by_another_plugin"),
     )
     assert words(result) == dict.fromkeys(hiding, "INVALID")
     assert {cell.reason for cell in result.cells} == {
-        "it takes 'benchmark' from request.getfixturevalue, which cannot be seen before it runs, "
-        "so it is not compared; name the fixture among its arguments"
+        "it takes its benchmark fixture from request.getfixturevalue, which cannot be seen before "
+        "it runs, so it is not compared; name the fixture among its arguments"
     }
 
 

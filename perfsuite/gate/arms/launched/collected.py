@@ -106,7 +106,8 @@ def _hides_benchmark(item: Any) -> bool:
 
 
 def _has_name(values: Any) -> bool:
-    return any(isinstance(one, str) and one == "benchmark" for one in values)
+    names = {"benchmark", *_FIXTURES}
+    return any(isinstance(one, str) and one in names for one in values)
 
 
 def _requests_benchmark(function: Any, own: type | None, num_calls: int) -> bool:
