@@ -67,48 +67,20 @@ def check_own_steps(case: OwnCase) -> tuple[EquivalenceRow, dict[str, str]]:
         proof.evidence += one.judge_loss(one.step.mean_loss)
         if one.has_gradients:
             proof.evidence += [*one.judge_gradients(one.step.gradients), *one.judge_weights()]
-    missing = {} if why_losses_alone is None else {"gradients and weights": why_losses_alone}
-    if not any(one.judge_loss(one.step.mean_loss) for one in steps):
-        missing["losses"] = "build_step or the reference tells none"
-    if any(True for _ in truth.own.model.buffers()):
-        missing["buffers"] = "a rank may keep its own, as batch normalisation does"
-    before, after = trace.start.buffers, trace.steps[-1].after.buffers
-    frozen = {*truth.own.names.values()} & after.keys()
-    if changed := [repr(one) for one in sorted(frozen) if not torch.equal(before[one], after[one])]:
-        missing["frozen parameters"] = f"the step changes {listed(changed)} without an optimizer"
     wrong = [one for one in proof.evidence if not one.is_within]
     # Whatever is drawn, the ranks agree.
     is_excused = truth.has_drawn and wrong and all(one.rank is None for one in wrong)
     if is_excused and _do_draws_matter(case, truth, steps[0]):
         reason = "the step draws random numbers, and ranks and reference draw different ones"
         return EquivalenceRow.of(recipe, proof.check, "not exercised", reason), {}
-    errors = [one.errors for one in steps if one.has_gradients]
-    compared = {name for one in errors for name in one.by_name}
-    if small := {name for one in errors for name in one.too_small} - compared:
-        names, tiny = listed(sorted(map(repr, small))), limits.SMALLEST_SHARE
-        missing["small gradients"] = f"{names}, below {tiny:.0e} of all, were judged in total alone"
+    missing = {} if why_losses_alone is None else {"gradients and weights": why_losses_alone}
+    missing |= _why_not_compared(trace, truth, steps)
     proof.notes += [f"{what} were not compared: {why}" for what, why in missing.items()]
     if not proof.evidence:
         reason = "; ".join(proof.notes)
         return EquivalenceRow.of(recipe, proof.check, "not exercised", reason), {}
-    if (first := next((one for one in steps if one.has_gradients), None)) is not None:
-        proof.plant(first.bugs(), first.judge_gradients)
-        idle = first.judge_weights(first.step.before.parameters)
-        proof.plant_at_step("the weights stay as they are", idle)
-    else:
-        proof.planted |= _plant_in_losses(case, steps)
-        if not proof.planted:
-            proof.vacuous.append("no torch optimizer steps, so that no mistake can be planted")
-    proof.vacuous += _why_vacuous(trace, steps, has_weights=why_losses_alone is None)
-    if often := [repr(n) for n, times in truth.own.num_updates().items() if times > MOST_UPDATES]:
-        proof.vacuous.append(
-            f"a step updates {listed(often)} over {MOST_UPDATES} times: the later ones are not seen"
-        )
-    if truth.own.parameters and (others := len(truth.own.unnamed)):
-        proof.vacuous.append(
-            f"{counted(others, 'parameter')} that an optimizer updates and Step.model does not "
-            "have: nothing compares what is not in it"
-        )
+    _plant(proof, case, steps)
+    proof.vacuous += _why_vacuous(trace, truth, steps)
     proof.find_cause = partial(_find_cause, trace, steps, truth)
     return proof.conclude(recipe), missing
 
@@ -289,9 +261,39 @@ def _why_losses_alone(trace: Trace, parameters: Mapping[str, nn.Parameter]) -> s
     return None
 
 
+def _why_not_compared(trace: Trace, truth: _Reference, steps: Sequence[_OwnStep]) -> dict[str, str]:
+    missing = {}
+    if not any(one.judge_loss(one.step.mean_loss) for one in steps):
+        missing["losses"] = "build_step or the reference tells none"
+    if any(True for _ in truth.own.model.buffers()):
+        missing["buffers"] = "a rank may keep its own, as batch normalisation does"
+    before, after = trace.start.buffers, trace.steps[-1].after.buffers
+    frozen = {*truth.own.names.values()} & after.keys()
+    if changed := [repr(one) for one in sorted(frozen) if not torch.equal(before[one], after[one])]:
+        missing["frozen parameters"] = f"the step changes {listed(changed)} without an optimizer"
+    errors = [one.errors for one in steps if one.has_gradients]
+    compared = {name for one in errors for name in one.by_name}
+    if small := {name for one in errors for name in one.too_small} - compared:
+        names, tiny = listed(sorted(map(repr, small))), limits.SMALLEST_SHARE
+        missing["small gradients"] = f"{names}, below {tiny:.0e} of all, were judged in total alone"
+    return missing
+
+
 def _first_part(trace: Trace, parameters: Mapping[str, nn.Parameter]) -> str | None:
     ours = trace.start.parameters
     return next((n for n in ours if n in parameters and ours[n].shape != parameters[n].shape), None)
+
+
+def _plant(proof: Proof, case: OwnCase, steps: Sequence[_OwnStep]) -> None:
+    """Plant mistakes in the first gradients that are compared; without such, in the losses."""
+    if (first := next((one for one in steps if one.has_gradients), None)) is not None:
+        proof.plant(first.bugs(), first.judge_gradients)
+        idle = first.judge_weights(first.step.before.parameters)
+        proof.plant_at_step("the weights stay as they are", idle)
+        return
+    proof.planted |= _plant_in_losses(case, steps)
+    if not proof.planted:
+        proof.vacuous.append("no torch optimizer steps, so that no mistake can be planted")
 
 
 def _plant_in_losses(case: OwnCase, steps: Sequence[_OwnStep]) -> dict[str, bool]:
@@ -317,11 +319,17 @@ def _plant_in_losses(case: OwnCase, steps: Sequence[_OwnStep]) -> dict[str, bool
     return planted
 
 
-def _why_vacuous(trace: Trace, steps: Sequence[_OwnStep], *, has_weights: bool) -> Iterator[str]:
+def _why_vacuous(trace: Trace, truth: _Reference, steps: Sequence[_OwnStep]) -> Iterator[str]:
+    if often := [repr(n) for n, times in truth.own.num_updates().items() if times > MOST_UPDATES]:
+        later = f"over {MOST_UPDATES} times: the later ones are not seen"
+        yield f"a step updates {listed(often)} {later}"
+    if truth.own.parameters and (others := len(truth.own.unnamed)):
+        unseen = "that an optimizer updates and Step.model does not have"
+        yield f"{counted(others, 'parameter')} {unseen}: nothing compares what is not in it"
     if _have_same_losses(trace):
         advice = "return each rank's own loss (of ranks that share data, only one's)"
         yield f"all ranks return the same loss, so a missing reduction might not show: {advice}"
-    if not has_weights:
+    if not truth.follows:
         return
     for one in steps:
         if not one.has_gradients:
