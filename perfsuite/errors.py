@@ -140,9 +140,8 @@ def require_torch() -> None:
     # A torch that is on the path without being installed has no version here.
     if version and tuple(map(int, re.findall(r"\d+", version)[:2])) < OLDEST_TORCH:
         oldest = "{}.{}".format(*OLDEST_TORCH)
-        raise SettingError(
-            f"torch {version} is too old: install {oldest} or newer; perfsuite replaces no torch"
-        )
+        found = f"torch {version} is too old: install {oldest} or newer"
+        raise SettingError(f"{found}; perfsuite replaces no torch")
 
 
 def installed_version(package: str) -> str | None:

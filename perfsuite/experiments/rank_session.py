@@ -181,9 +181,8 @@ class Session:
         self, workload: str | Workload, recipe: Recipe, num_steps: int
     ) -> Chain[EquivalenceReport]:
         if not isinstance(num_steps, int) or not 1 <= num_steps <= MAX_VERIFIED_STEPS:
-            raise SettingError(
-                f"num_steps is {num_steps!r}; use a whole number from 1 to {MAX_VERIFIED_STEPS}"
-            )
+            found = f"num_steps is {num_steps!r}; use a whole number from 1 to {MAX_VERIFIED_STEPS}"
+            raise SettingError(found)
         recipe.require_own_loader()
         name, packed = results.name_of(workload), pack(find_workload(workload))
         record = functools.partial(messages.RecordRun, workload=packed, num_steps=num_steps)

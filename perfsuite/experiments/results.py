@@ -38,12 +38,7 @@ def combine(
     step_s = statistics.median(step_times_s)
     samples = first.global_batch_size
     tokens = None if job.user_code is None else job.user_code.tokens_per_step
-    told = [rank.losses for rank in ranks if rank.losses is not None]
-    losses = {
-        step: sum(one[step] for one in told) / len(told)
-        for step in (told[0] if told else ())
-        if all(step in one for one in told)  # a user's own code may tell fewer on one rank
-    }
+    losses = _mean_losses(ranks)
     precision = None if job.recipe is None else job.recipe.precision
     speeds, without_speed = _speeds(precision, device, ranks, step_s)
     staged = [rank.stage_rounds or rank.rounds for rank in ranks]
@@ -95,6 +90,15 @@ def combine(
     )
     times_s, num = tuple(step_times_s), first.num_iterations
     return cell.Outcome(step_times_s=times_s, num_iterations=num, record=record, missing=missing)
+
+
+def _mean_losses(ranks: Sequence[CellMeasured]) -> dict[int, float]:
+    told = [rank.losses for rank in ranks if rank.losses is not None]
+    return {
+        step: sum(one[step] for one in told) / len(told)
+        for step in (told[0] if told else ())
+        if all(step in one for one in told)  # a user's own code may tell fewer on one rank
+    }
 
 
 def _why_missing(ranks: Sequence[CellMeasured], own_s: object) -> dict[str, str]:

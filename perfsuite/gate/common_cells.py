@@ -273,9 +273,8 @@ def _policy_of(
         why = error if isinstance(error, ValueError) else f"use values such as {usual}"
         raise SettingError(f"{name}: the perf marker has {marked!r}: {why}") from error
     if (matrix := markers.get("matrix", MATRICES[0])) not in MATRICES:
-        raise SettingError(
-            f"{name}: matrix is {matrix!r} (perf marker); use one of {', '.join(MATRICES)}"
-        )
+        found = f"{name}: matrix is {matrix!r} (perf marker); use one of {', '.join(MATRICES)}"
+        raise SettingError(found)
     accepted, most = map(units.format_ratio, (policy.tolerance, policy.limit))
     if policy.tolerance >= 1:
         raise SettingError(f"{name}: the tolerance is {accepted}; use less than 100 %")

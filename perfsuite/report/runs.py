@@ -163,8 +163,8 @@ def _with_stamped(rows: Sequence[Row], words: Mapping[str, VerdictWord]) -> Iter
     for row in rows:
         stamped = judged.pop(row.name, None)
         if stamped is not None and row.verdict is not None and row.verdict.word != stamped.word:
-            words = f"{row.verdict.word} and {stamped.word}"
-            raise ValueError(f"holds two verdicts of the cell {row.name}: {words}")
+            both = f"{row.verdict.word} and {stamped.word}"
+            raise ValueError(f"holds two verdicts of the cell {row.name}: {both}")
         yield replace(row, verdict=row.verdict or stamped)
     for name, stamped in judged.items():
         yield Row(name=name, verdict=stamped)

@@ -80,6 +80,5 @@ class TimingLock:
         try:
             self._lock.acquire(timeout=self._wait_s)
         except Timeout as error:
-            raise BusyMachineError(
-                f"{busy}, still after {self._wait_s:g} s (--perf-wait); run again when it has ended"
-            ) from error
+            still = f"{busy}, still after {self._wait_s:g} s (--perf-wait)"
+            raise BusyMachineError(f"{still}; run again when it has ended") from error

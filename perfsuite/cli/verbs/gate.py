@@ -175,9 +175,8 @@ def _command(given: Mapping[str, Any], words: list[str] | None) -> Command:
     of_command = {name: given[name] for name in _COMMAND_OPTIONS if given[name] is not None}
     if words is not None:
         if others := [*paths, *([] if select is None else ["-k"])]:
-            raise SettingError(
-                f"{others[0]} stands before -- and a command, which is the only cell; leave it out"
-            )
+            found = f"{others[0]} stands before -- and a command, which is the only cell"
+            raise SettingError(f"{found}; leave it out")
         return options.command_call(words, of_command)
     if of_command:
         option = f"--{next(iter(of_command)).replace('_', '-')}"
@@ -189,9 +188,8 @@ def _interpreter(python: str | None) -> str | None:
     try:
         return None if python is None else find_interpreter(python)
     except ValueError as error:
-        raise SettingError(
-            f"--base-python is {python!r}, which is not a program; name an interpreter"
-        ) from error
+        found = f"--base-python is {python!r}, which is not a program; name an interpreter"
+        raise SettingError(found) from error
 
 
 def explain(

@@ -117,6 +117,5 @@ class Comparison:
 
 
 def _identical(name: str, why: str) -> CellVerdict:
-    return CellVerdict(
-        name=name, word="PASS", by="identical", reason=why, compared_with=f"identical: {why}"
-    )
+    told = f"identical: {why}"
+    return CellVerdict(name=name, word="PASS", by="identical", reason=why, compared_with=told)

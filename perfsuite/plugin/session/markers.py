@@ -43,9 +43,8 @@ def check_markers(item: pytest.Item) -> None:
             except SettingError as error:
                 raise SettingError(f"{item.nodeid}: {error}") from error
             except (TypeError, ValueError) as error:
-                raise SettingError(
-                    f"{item.nodeid}: {name} is {value!r} (perf marker); use {allowed}"
-                ) from error
+                found = f"{item.nodeid}: {name} is {value!r} (perf marker); use {allowed}"
+                raise SettingError(found) from error
 
 
 def describe_foreign(items: Sequence[pytest.Item]) -> str | None:

@@ -214,9 +214,8 @@ class UserLoop(_UserCode):
         self._what = code.kind
         self.num_steps = code.num_steps
         self.num_warmup = code.num_warmup - 1
-        self.missing = dict.fromkeys(
-            _NOT_IN_TWO_STEPS, f"a {code.kind} takes only two steps more than the timed ones"
-        )
+        why = f"a {code.kind} takes only two steps more than the timed ones"
+        self.missing = dict.fromkeys(_NOT_IN_TWO_STEPS, why)
         self._train = train
         self._largest = largest
         self._class_name = code.optimizer

@@ -74,9 +74,8 @@ def check_reduction(case: Case) -> Proof | EquivalenceRow | str:
         if is_divided:
             return _find_excuse(case, reference) or proof
     if any(have_equal_shards(step) for step in case.trace.steps):
-        proof.vacuous.append(
-            "two ranks saw the same data, so that a missing reduction would change nothing"
-        )
+        why = "two ranks saw the same data, so that a missing reduction would change nothing"
+        proof.vacuous.append(why)
     return proof
 
 

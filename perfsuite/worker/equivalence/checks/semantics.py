@@ -161,9 +161,8 @@ class _References:
             except _REFUSALS as error:
                 if sum(map(len, step.shards)) == 1:
                     raise
-                raise IncomparableError(
-                    f"the model does not take the whole batch: {_first_line(error)}"
-                ) from error
+                found = f"the model does not take the whole batch: {_first_line(error)}"
+                raise IncomparableError(found) from error
             unscaled = scaled(plain.gradients, 1 / step.scale)
             plain = dataclasses.replace(plain, gradients=unscaled)
             if batch.draws is not None and plain.wrong_draw is None:

@@ -56,9 +56,8 @@ class Replay(DrawMode):  # type: ignore[no-untyped-call]
         """Put what the run drew in this call in the place of what was drawn now."""
         draw = call.describe(None)
         if self._parts is None:
-            self.unknown.append(
-                f"{draw.operator} draws random numbers unseen, in a compiled model or in threads"
-            )
+            why = f"{draw.operator} draws random numbers unseen, in a compiled model or in threads"
+            self.unknown.append(why)
             return
         if not in_backward():
             self._calls[state] = self._num_calls
@@ -95,9 +94,8 @@ class Replay(DrawMode):  # type: ignore[no-untyped-call]
     def expect_draws(self) -> None:
         """Refuse where a generator has moved and no operator was seen to draw from it."""
         if self._num_calls == 0:
-            self.unknown.append(
-                "an operator that torch does not tag nondeterministic_seeded draws random numbers"
-            )
+            why = "an operator that torch does not tag nondeterministic_seeded draws random numbers"
+            self.unknown.append(why)
 
     def _compare(self, recorded: Sequence[Draw], wanted: Draw) -> None:
         for draw in recorded:
