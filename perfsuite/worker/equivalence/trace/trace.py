@@ -181,35 +181,11 @@ def join_traces(ranks: Sequence[RankTrace]) -> Trace:
     sharing = [by_shard[index] for index in sorted(by_shard)]
     shards = [first for first, *_ in sharing]
     differences: list[Discrepancy] = []
-    steps = []
     before = start = _join([rank.start for rank in ranks], 0, differences)
+    steps: list[Step] = []
     for index in range(len(ranks[0].steps)):
-        parts = [rank.steps[index] for rank in ranks]
-        number = index + 1
-        gradients = _merge([part.gradients for part in parts], "gradient", number, differences)
-        skipped_to = [part.before for part in parts if part.before is not None]
-        before = _join(skipped_to, index, differences) if skipped_to else before
-        after = _join([part.after for part in parts], number, differences)
-        unstepped = _merge([part.unstepped for part in parts], "buffer", number, differences)
-        rank_losses = [part.loss for part in parts]
-        losses = [rank.steps[index].loss for rank in shards]
-        if None in losses:  # in a pipeline only the rank of the last stage has one
-            losses = rank_losses
-        step = Step(
-            shards=[
-                _join_micro_batches([rank.steps[index] for rank in group], index, differences)
-                for group in sharing
-            ],
-            losses=[loss for loss in losses if loss is not None],
-            rank_losses=rank_losses,
-            scale=parts[0].scale,
-            gradients=gradients,
-            before=before,
-            after=after,
-            buffers=after.buffers | unstepped,
-        )
-        steps.append(step)
-        before = after
+        steps.append(_join_step(ranks, sharing, index, before, differences))
+        before = steps[-1].after
     num_calls = [rank.num_calls for rank in ranks if rank.num_calls is not None]
     sparse = sorted((pieces, name) for rank in ranks for name, pieces in rank.sparse.items())
     return Trace(
@@ -226,6 +202,36 @@ def join_traces(ranks: Sequence[RankTrace]) -> Trace:
         not_stepped=frozenset.intersection(*(rank.not_stepped for rank in ranks)),
         late=frozenset.union(*(rank.late for rank in ranks)),
         differences=differences,
+    )
+
+
+def _join_step(
+    ranks: Sequence[RankTrace],
+    sharing: Sequence[Sequence[RankTrace]],
+    index: int,
+    before: Weights,
+    differences: list[Discrepancy],
+) -> Step:
+    parts, number = [rank.steps[index] for rank in ranks], index + 1
+    gradients = _merge([part.gradients for part in parts], "gradient", number, differences)
+    if skipped_to := [part.before for part in parts if part.before is not None]:
+        before = _join(skipped_to, index, differences)
+    after = _join([part.after for part in parts], number, differences)
+    unstepped = _merge([part.unstepped for part in parts], "buffer", number, differences)
+    groups = [[rank.steps[index] for rank in group] for group in sharing]
+    rank_losses = [part.loss for part in parts]
+    losses = [first.loss for first, *_ in groups]
+    if None in losses:  # in a pipeline only the rank of the last stage has one
+        losses = rank_losses
+    return Step(
+        shards=[_join_micro_batches(group, index, differences) for group in groups],
+        losses=[loss for loss in losses if loss is not None],
+        rank_losses=rank_losses,
+        scale=parts[0].scale,
+        gradients=gradients,
+        before=before,
+        after=after,
+        buffers=after.buffers | unstepped,
     )
 
 
