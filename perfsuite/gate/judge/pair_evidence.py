@@ -132,11 +132,9 @@ def _why_clocks_differ(base: CellRun, head: CellRun) -> str | None:
     clocks_mhz = zip(base.clocks_mhz, head.clocks_mhz, strict=False)
     for number, clocks in enumerate(list(clocks_mhz)[: record.world_size]):
         if abs(clocks[1] - clocks[0]) > _MOST_CLOCKS_APART * min(clocks):
-            return (
-                f"GPU {number} ran at {clocks[0]:.0f} MHz in the base's turns, and at "
-                f"{clocks[1]:.0f} MHz in head's; lock its clock below what its power limit allows "
-                "(nvidia-smi --lock-gpu-clocks)"
-            )
+            ran = f"{clocks[0]:.0f} MHz in the base's turns, and at {clocks[1]:.0f} MHz in head's"
+            advice = "lock its clock below what its power limit allows"
+            return f"GPU {number} ran at {ran}; {advice} (nvidia-smi --lock-gpu-clocks)"
     return None
 
 

@@ -59,11 +59,9 @@ def draw_verdict(verdict: Verdict | None, tolerance: float, limit: float) -> Pic
 
     lower, upper = map(position, verdict.interval)
     width = _short(max(upper - lower, 1.0))
-    label = (
-        f"{format_change(verdict.ratio)}, between "
-        f"{' and '.join(map(format_change, verdict.interval))}; "
-        f"tolerance {format_change(1 + tolerance)}, limit {format_change(1 + limit)}"
-    )
+    between = " and ".join(map(format_change, verdict.interval))
+    bounds = f"tolerance {format_change(1 + tolerance)}, limit {format_change(1 + limit)}"
+    label = f"{format_change(verdict.ratio)}, between {between}; {bounds}"
     return _small(
         label,
         ("z", f"M{_short(_WIDTH / 2)} 0v14"),
