@@ -86,8 +86,9 @@ def interval_text(cell: CellVerdict) -> str:
 def reason_text(cell: CellVerdict) -> str:
     """Return what the numbers of a verdict do not say: why, and what moved; "" if nothing."""
     texts = [cell.reason] if cell.reason else []
-    if cell.numerics_change is not None and not cell.numerics_change.startswith(_UNTOLD):
-        texts.append(f"mathematics: {cell.numerics_change}")
+    change = cell.numerics_change or _UNTOLD[0]
+    if not change.startswith(_UNTOLD) and change not in (cell.reason or ""):
+        texts.append(f"mathematics: {change}")
     if cell.explanation is not None:
         texts.append(explanation_text(cell.explanation, said=cell.reason or ""))
     is_of_time = cell.word == "INCONCLUSIVE" and cell.by != "numerics"

@@ -19,6 +19,7 @@ from perfsuite.system.untrusted import Count
 
 CHANGED = "changed"
 UNKNOWN = "cannot be told"
+UNMOVED = "rounding, but a step moves most weights by no more than that"
 # Of u sqrt(ws A), as for T1: what correct computations of one step may differ by.
 _FACTOR = 16
 # Optimizer steps multiply a difference in rounding; T0 to T2 are held to as many.
@@ -83,12 +84,14 @@ def describe_numerics_change(base: Sequence[CellRun], head: Sequence[CellRun]) -
         limit = max(one.rounding for one in (*theirs, *ours))
     except (msgspec.ValidationError, KeyError, TypeError, ValueError) as error:
         return f"{UNKNOWN}: a record has another form: {error}"
+    regrouped = ""
     if _are_regrouped(theirs[0], ours[0]):
+        regrouped = "optimizers hold the parameters in another order, or step at other times, and "
         theirs, ours = ([replace(one, weights=None) for one in runs] for runs in (theirs, ours))
     arms = {"the base": theirs, "head": ours}
     silent = [arm for arm, runs in arms.items() if not all(one.losses for one in runs)]
     if silent and not all(one.weights for one in (*theirs, *ours)):
-        return f"{UNKNOWN}: no loss of {' and '.join(silent)} is known"
+        return f"{UNKNOWN}: {regrouped}no loss of {' and '.join(silent)} is known"
     pairs = [*zip(theirs, ours, strict=False)]
     if not all(_are_comparable(*pair) for pair in pairs):
         return f"{UNKNOWN}: no step has told a loss of both"
@@ -98,6 +101,8 @@ def describe_numerics_change(base: Sequence[CellRun], head: Sequence[CellRun]) -
     if (found := _beyond_rounding(within)) is None:
         visible = max(limit, _VISIBLE)
         later = next(filter(None, (_find_later(*pair, visible) for pair in pairs)), None)
+        if _hardly_moves(theirs[0], limit):
+            return UNMOVED if later is None else f"{UNMOVED}, and later {later}"
         told = f"rounding at first, and later {later}: not judged, as rounding may grow so far"
         return "rounding" if later is None else told
     among = _beyond_rounding([_compare(theirs[0], one, limit) for one in theirs])
@@ -145,6 +150,15 @@ def _find_later(before: _Trained, after: _Trained, visible: float) -> _Differenc
     return min(seen, key=lambda one: one.step, default=None)
 
 
+def _hardly_moves(run: _Trained, limit: float) -> bool:
+    """Whether a step moves most elements by no more than rounding, so that wrong ones may, too."""
+    steps = {step: one for (step, kind), one in run.told()[1].items() if kind == "parameter"}
+    later = [(one, steps[step + 1]) for step, one in steps.items() if step + 1 in steps]
+    pairs = [pair for both in later for pair in zip(*both, strict=False)]
+    moved = [old for old, new in pairs if not _compare_digests(old, new, limit, 0, "").is_rounding]
+    return 2 * sum(it.num_elements for it in moved) < sum(it.num_elements for it, _ in pairs)
+
+
 def _differences(before: _Trained, after: _Trained, limit: float) -> Iterator[_Difference]:
     (old_losses, old_digests), (new_losses, new_digests) = before.told(), after.told()
     for step in old_losses.keys() & new_losses.keys():
@@ -178,7 +192,7 @@ def _compare_digests(
     )
     differing = [one for one in found if repr(one[1]) != repr(one[2])]
     beyond = [one for one in differing if not abs(one[2] - one[1]) <= one[3]]
-    name, old, new, _ = (beyond or differing)[0]
+    name, old, new, _ = (beyond or differing or found)[0]
     return _Difference(step, f"{name} of {which}", old, new, not beyond)
 
 

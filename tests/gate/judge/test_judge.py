@@ -1377,6 +1377,7 @@ def test_a_smaller_step_of_ones_own_is_not_compared_unless_it_computes_the_same(
         "unknown": (80, [], None),
         "hidden": (None, [0.9, 0.7], None),
         "compiled": (None, [0.9, 0.8], None),
+        "still": (80, [0.9, 0.8], None),
         "slow": (80, [0.9, 0.7], None),
         "more_else": (100, [0.9, 0.7], None),
         "recipe": (80, [0.9, 0.7], {}),
@@ -1389,6 +1390,8 @@ def test_a_smaller_step_of_ones_own_is_not_compared_unless_it_computes_the_same(
         flops, losses, recipe = heads[name] if arm == "head" else (100, [0.9, 0.8], heads[name][2])
         counts = dict.fromkeys(Counts.__struct_fields__) | {"flops": flops}
         record = {"losses": losses, "recipe": recipe, "counts": counts, "workload": "train"}
+        if name == "still":  # weights that two steps move by less than rounding
+            record["weights"] = [[[3, 3.0, 5.0 if arm == "base" else 5.000001]]] * 2
         return dataclasses.replace(found, record=record) if found else None
 
     machine._cells = cells
@@ -1402,6 +1405,7 @@ def test_a_smaller_step_of_ones_own_is_not_compared_unless_it_computes_the_same(
         "unknown": "INVALID",
         "hidden": "INVALID",
         "compiled": "IMPROVED",
+        "still": "INVALID",
         "slow": "FAIL",
         "more_else": "IMPROVED",
         "recipe": "IMPROVED",
@@ -1413,6 +1417,8 @@ def test_a_smaller_step_of_ones_own_is_not_compared_unless_it_computes_the_same(
         "test if that is intended"
     )
     assert "(cannot be told: no loss of head is known)" in str(reasons["unknown"])
+    unmoved = "(rounding, but a step moves most weights by no more than that)"
+    assert unmoved in str(reasons["still"])
     assert str(reasons["hidden"]).startswith(
         "flops is not available of head, so it is not compared, and nothing shows that a step "
     )

@@ -95,7 +95,10 @@ def test_parameters_in_the_hands_of_other_optimizers_are_no_change() -> None:
         return told((base, head), (base, head))
 
     assert judged(one, *LOSSES) == "same bits"
-    assert judged(one) == "cannot be told: no loss of the base and head is known"
+    assert judged(one) == (
+        "cannot be told: optimizers hold the parameters in another order, or step at other times, "
+        "and no loss of the base and head is known"
+    )
     assert str(judged(wider, *LOSSES)).startswith("changed: size of parameter")
 
 
@@ -210,6 +213,24 @@ def test_weights_tell_what_changed_where_no_loss_is_known() -> None:
         (weighed(DIGESTS[0][:1]), "size of parameter 2 at step 1 1 -> 0"),
     ):
         assert told((base, head), (base, head)) == f"changed: {text}"
+
+
+def test_weights_that_hardly_move_show_no_more_than_that() -> None:
+    def train(size: int, *, is_nudged: bool = False, last: float = 5.0) -> CellRun:
+        """Steps of one parameter that move it less than rounding does, and of another."""
+        first = [5.0 * (1 + (step + is_nudged) * MOST / 8) for step in range(3)]
+        steps = [[[size, 3.0, one], [2, 1.0 + n, 4.0]] for n, one in enumerate(first)]
+        return run(
+            weights=[*steps, [[size, 3.0, last], [2, 9.0, 4.0]]], weights_steps=[1, 2, 3, 72]
+        )
+
+    base, unmoved = train(3), "rounding, but a step moves most weights by no more than that"
+    assert told((base, train(3))) == "same bits"
+    assert told((base, train(3, is_nudged=True))) == unmoved
+    assert told((base, train(3, is_nudged=True, last=6.0))) == (
+        f"{unmoved}, and later sum of squares of parameter 1 at step 72 5 -> 6"
+    )
+    assert told((train(2), train(2, is_nudged=True))) == "rounding"  # half of them moves
 
 
 def test_the_first_step_at_which_a_change_shows_is_told_of_losses_and_weights() -> None:
