@@ -107,7 +107,7 @@ def choose_cells(request: GateRequest, head: Suite, base: Suite, accepted: Accep
             continue
         slowdown, rename = accepted.slowdown(name), accepted.rename_of(old_name)
         policy = dataclasses.replace(
-            _policy_of(request, name, head.cells[name]),
+            policy_of(request, name, head.cells[name]),
             accepted_slowdown=1.0 if slowdown is None else slowdown.ratio,
             accepted_increase=functools.partial(accepted.most_ratio, name),
         )
@@ -213,9 +213,9 @@ def _base_policy(
 ) -> CellPolicy:
     """How the base itself would judge a cell, without markers where they are wrong or unknown."""
     try:
-        return _policy_of(request, name, base.cells.get(name, unmarked), is_base=True)
+        return policy_of(request, name, base.cells.get(name, unmarked), is_base=True)
     except SettingError:
-        return _policy_of(request, name, unmarked)
+        return policy_of(request, name, unmarked)
 
 
 def _request_of_base(request: GateRequest, own: Suite) -> GateRequest:
@@ -241,7 +241,7 @@ def _request_of_base(request: GateRequest, own: Suite) -> GateRequest:
     )
 
 
-def _policy_of(
+def policy_of(
     request: GateRequest, name: str, markers: Mapping[str, Any], *, is_base: bool = False
 ) -> CellPolicy:
     """How a cell is judged: as typed, else as marked, else as asked; or raise a SettingError."""

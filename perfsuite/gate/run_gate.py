@@ -12,7 +12,7 @@ from pathlib import Path
 
 import msgspec
 
-from perfsuite.errors import ExitCode, StorageError, WriteError
+from perfsuite.errors import ExitCode, SettingError, StorageError, WriteError
 from perfsuite.gate import common_cells
 from perfsuite.gate.arms.arm import Arm, Launch, PairPlan, Say
 from perfsuite.gate.arms.command import options_of_cells
@@ -123,6 +123,8 @@ def _begin(
     began_s = time.monotonic()
     head = collect(head_arm(request, None, caches), request.budget.timeout_s)
     collected_s = time.monotonic() - began_s
+    if head.refusal is not None:
+        raise SettingError(f"pytest refuses the call: {head.refusal}")
     base = base_of(request, [head.suite.root, *head.suite.pythonpath] if head.suite else [])
     if isinstance(base, str):
         return base

@@ -829,6 +829,11 @@ def test_the_command_line_comes_before_the_ini_file(project: pytest.Pytester) ->
             "the perf marker has the positional argument '5%'; "
             "use tolerance=, limit=, floor=, counts=, matrix=",
         ),
+        (
+            "limit='5%', tolerance='9%'",
+            "the limit is 5.0 % (perf marker), below the tolerance of 9.0 % (perf marker); give a "
+            "larger limit, or a smaller tolerance",
+        ),
     ],
 )
 def test_a_wrong_marker_argument_ends_before_any_test(

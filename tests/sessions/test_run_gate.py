@@ -790,9 +790,18 @@ def test_a_cell_that_head_alone_skips_has_vanished_though_both_run_heads_file(
             "that 'git log -1 v9' shows",
         ),
         ({"base_dir": Path("nowhere")}, "the base 'nowhere' is not a folder; name one"),
+        (
+            {"arguments": ("bench/test_a.py::test_none",)},
+            "pytest refuses the call: found no collectors for {0}/bench/test_a.py::test_none",
+        ),
+        (
+            {"arguments": ("bench", "-k", "a and")},
+            "pytest refuses the call: Wrong expression passed to '-k': a and: at column 6: expected "
+            "not OR left parenthesis OR identifier; got end of input",
+        ),
     ],
 )
-def test_a_base_that_is_none_is_refused_without_waiting_for_the_machine(
+def test_a_call_that_is_wrong_is_refused_without_waiting_for_the_machine(
     tmp_path: Path, changes: dict[str, Any], message: str
 ) -> None:
     folder = make_project(tmp_path, {}, {"bench/test_a.py": BENCH})

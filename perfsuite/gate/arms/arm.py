@@ -100,13 +100,14 @@ class Launch:
     agreed: dict[str, dict[str, int]] = field(default_factory=dict)
     loaded: Loaded = NOTHING
     failure: str | None = None  # why something is missing; None for a whole launch
+    refusal: str | None = None  # what pytest says of a call, or a configuration, that is wrong
     leaves_daemon: bool = False  # it left a process outside its group, which was ended then
 
     @property
     def why_not_collected(self) -> str | None:
         """Why the arm's tests, or some of them, cannot be collected."""
         if self.suite is None or self.failure is not None or not self.suite.broken:
-            return self.failure
+            return self.refusal or self.failure
         return "; ".join(f"{name}: {why}" for name, why in self.suite.broken.items())
 
 

@@ -4,6 +4,7 @@ import collections
 import contextlib
 import dataclasses
 import os
+import re
 import shutil
 import subprocess
 import tempfile
@@ -33,6 +34,8 @@ _COPIED = {
 _FILES = "files"
 _GRACE_S = 3.0
 NUM_LOG_LINES = 20
+_USAGE_ERROR = 4  # pytest's exit code
+_REFUSALS = re.compile(r"^(?:ERROR|.*: error): (?!usage)(.+)", re.MULTILINE)
 # A launch writes logs and results: less than this, hundreds of cells included.
 _ROOM_BYTES = 16 * 2**20
 _LONGEST_TEMPORARY_PATH = 40
@@ -106,7 +109,10 @@ def run_pair(arms: Sequence[Arm], plan: PairPlan, *, scratch: Path) -> dict[str,
         server.serve()
     for name, launch in server.launches.items():
         if launch.failure is not None:
-            lines = (scratch / f"{name}.log").read_text(errors="replace").splitlines()
+            text = (scratch / f"{name}.log").read_text(errors="replace")
+            if launch.suite is None and server.processes[name].returncode == _USAGE_ERROR:
+                launch.refusal = "; ".join(_REFUSALS.findall(text)) or None
+            lines = text.splitlines()
             if (free_bytes := shutil.disk_usage(scratch).free) < _ROOM_BYTES:
                 left = format_bytes(free_bytes)
                 lines.append(f"the disk of {scratch.parent} is full: {left} left")

@@ -12,7 +12,8 @@ import pytest
 
 from perfsuite import errors
 from perfsuite.experiments.rank_session import Session
-from perfsuite.gate.arms.launched.collected import is_in_matrix
+from perfsuite.gate import common_cells
+from perfsuite.gate.arms.launched.collected import is_in_matrix, policy_of
 from perfsuite.plugin import recorder
 from perfsuite.plugin.fixtures import OUTCOME, is_cell
 from perfsuite.plugin.output import ends_on_mistakes, legible, say
@@ -117,6 +118,8 @@ class MeasuredSession:
         with ends_on_mistakes():
             for item in filter(recorder.is_benchmark, items):
                 markers.check_markers(item)
+                if self._writes:
+                    common_cells.policy_of(self.choices.gate, item.nodeid, policy_of(item))
             self._foreign_markers = markers.describe_foreign(items)
             matrix = self.choices.matrix
             self._select(items, lambda item: is_in_matrix(markers.own_markers(item), matrix))

@@ -129,6 +129,7 @@ def test_an_arm_that_cannot_begin_is_said_with_pytests_own_words(tmp_path: Path)
     first, *lines = launches["base"].failure.splitlines()
     assert first == "its pytest ended early with exit code 4"
     assert any("unrecognized arguments: --no-such-option" in line for line in lines)
+    assert launches["base"].refusal == "unrecognized arguments: --no-such-option"
 
 
 def test_an_arm_whose_path_is_missing_is_said_with_pytests_own_words(tmp_path: Path) -> None:
@@ -141,6 +142,7 @@ def test_an_arm_whose_path_is_missing_is_said_with_pytests_own_words(tmp_path: P
     first, *lines = launch.failure.splitlines()
     assert first == "its pytest ended before it had collected anything"
     assert any("file or directory not found: no_such_file.py" in line for line in lines)
+    assert launch.refusal == "file or directory not found: no_such_file.py"
 
 
 def test_a_file_that_an_arm_cannot_collect_keeps_no_other_cell_from_running(
