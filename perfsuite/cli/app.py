@@ -1,5 +1,6 @@
 """The command line: one console script, one verb a function, each with an example in its --help."""
 
+import errno
 import io
 import os
 import signal
@@ -58,6 +59,12 @@ def main() -> None:
             sys.exit(ExitCode.FAILED)
         is_refused = isinstance(error, errors.StorageError | errors.WriteError)
         sys.exit(ExitCode.REFUSED if is_refused else ExitCode.USAGE)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EIO) or error.filename is not None:
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # flushed once more at exit
+        sys.stderr.write(f"perfsuite: cannot write to the standard output: {error.strerror}\n")
+        sys.exit(ExitCode.REFUSED)
 
 
 def _show_version(is_given: bool) -> None:

@@ -36,6 +36,17 @@ def perfsuite(
     )
 
 
+@pytest.mark.parametrize("argument", ["--version", "--help"])
+def test_an_output_that_is_full_is_one_line_and_12(argument: str) -> None:
+    command = [sys.executable, "-m", "perfsuite", argument]
+
+    with Path("/dev/full").open("w") as full:
+        ended = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+
+    line = "perfsuite: cannot write to the standard output: No space left on device\n"
+    assert (ended.returncode, ended.stderr) == (12, line)
+
+
 # --- run ---
 
 
