@@ -23,6 +23,8 @@ _OF_LOADER = (
 )
 # Two watched ranks with equal work differ by less, mostly also beside other work.
 _CLEARLY = 2.0
+# No rank waits in a stage for longer than it takes, but by what two measurements of it may differ.
+_MOST_WAITED = 1.1
 
 # Of one rank.
 Rounds = Sequence[RoundTimes]
@@ -256,8 +258,9 @@ def _without_waiting_inside(
     of_ranks = (zip(*of_rank, strict=True) for of_rank in zip(*watched, strict=True))
     least = [(min(own_s), min(inside_s), min(num)) for own_s, inside_s, num in of_ranks]
     for rank, time_s in enumerate(times_s):
-        waits = bool(least) and all(_waited_s(ranks, rank, longest_s) for ranks in watched)
-        waited_s = _waited_s(least, rank, longest_s) if waits else 0.0
+        waited_s = _waited_s(least, rank, longest_s) if least else 0.0
+        waits = all(_waited_s(ranks, rank, longest_s) for ranks in watched)
+        waited_s = waited_s if waits and waited_s <= _MOST_WAITED * longest_s else 0.0
         found.append(max(0.0, time_s - max(0.0, waited_s - (longest_s - time_s))))
     return tuple(found)
 

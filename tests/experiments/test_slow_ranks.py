@@ -94,6 +94,13 @@ def test_a_rank_that_is_late_where_the_others_wait_is_found_by_watching(
     assert own_s["forward"] == blind["forward"] == pytest.approx((0.010, 0.010, 0.010))
 
 
+def test_no_rank_waits_for_longer_than_the_stage_takes() -> None:
+    rounds = train("backward", None, ("backward", DELAY_S))
+    watched = [[{"backward": (0.020, 0.200, 100)}], [{"backward": (0.160, 0.0, 100)}]]
+
+    assert own_stage_times(rounds, NUM_STEPS, watched) == own_stage_times(rounds, NUM_STEPS)
+
+
 def test_what_other_processes_took_in_one_watched_step_is_no_ranks_own() -> None:
     rounds = train("backward", None, ("backward", DELAY_S))
     early = [{"backward": (own_s, 0.060, 100)} for own_s in (0.028, 0.020)]

@@ -307,7 +307,7 @@ MISTAKES = {
         "perfsuite: the command begins with 'trane', which is no program in {folder} or on PATH; "
         "name one that can be run\n"
     ),
-    ("--",): ("perfsuite: command is []; use a list of words, such as ['torchrun', 'train.py']\n"),
+    ("--",): ("perfsuite: no command stands after --; write one, such as torchrun train.py\n"),
     ("--steps=9", "benchmarks"): (
         "perfsuite: --steps is for a command; write the command at the end, after --\n"
     ),

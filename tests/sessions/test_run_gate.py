@@ -796,8 +796,8 @@ def test_a_cell_that_head_alone_skips_has_vanished_though_both_run_heads_file(
         ),
         (
             {"arguments": ("bench", "-k", "a and")},
-            "pytest refuses the call: Wrong expression passed to '-k': a and: at column 6: expected "
-            "not OR left parenthesis OR identifier; got end of input",
+            "pytest refuses the call: Wrong expression passed to '-k': a and: at column 6: "
+            "expected not OR left parenthesis OR identifier; got end of input",
         ),
     ],
 )

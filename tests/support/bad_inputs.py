@@ -186,7 +186,7 @@ VERBS: Final[tuple[tuple[tuple[str, ...], str], ...]] = (
     (("gate", "--base-env", "=value"), "use KEY=VALUE"),
     (("gate", "--steps", "9"), "--steps is for a command"),
     (("gate", "--metrics", "jsonl:a:b"), "--metrics is for a command"),
-    (("gate", "--"), "command is []; use a list of words"),
+    (("gate", "--"), "no command stands after --"),
     (("gate", "--", "no-such-program"), "the command begins with 'no-such-program'"),
     (("gate", "benchmarks", "--", "python"), "benchmarks stands before -- and a command"),
     (("gate", "-k", "a", "--", "python"), "-k stands before -- and a command"),

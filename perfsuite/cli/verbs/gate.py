@@ -177,6 +177,8 @@ def _command(given: Mapping[str, Any], words: list[str] | None) -> Command:
         if others := [*paths, *([] if select is None else ["-k"])]:
             found = f"{others[0]} stands before -- and a command, which is the only cell"
             raise SettingError(f"{found}; leave it out")
+        if not words:
+            raise SettingError("no command stands after --; write one, such as torchrun train.py")
         return options.command_call(words, of_command)
     if of_command:
         option = f"--{next(iter(of_command)).replace('_', '-')}"

@@ -102,7 +102,7 @@ def _show_all(stored: StoredHistory, smallest: float) -> list[CellHistory]:
     typer.echo(table_of(_COLUMNS, found))
     num_changed = sum(bool(one.changes or one.drift) for one in found)
     false_alarms = "at most 1 in 100 cells without a change is reported as changed"
-    typer.echo(f"{num_changed} of {len(found)} cells changed; {false_alarms}")
+    typer.echo(f"{num_changed} of {units.counted(len(found), 'cell')} changed; {false_alarms}")
     return found
 
 
@@ -131,7 +131,8 @@ def _known(cell: str, stored: StoredHistory) -> str:
     if cell in cells:
         return cell
     nearest = difflib.get_close_matches(cell, cells, cutoff=0.0)
-    advice = f"of their {len(cells)} cells these come nearest: {', '.join(map(repr, nearest))}"
+    names, num = ", ".join(map(repr, nearest)), units.counted(len(cells), "cell")
+    advice = f"of their {num} these come nearest: {names}"
     raise SettingError(f"{cell!r} is not a cell of the stored runs; {advice}")
 
 

@@ -55,11 +55,14 @@ def init(
     """
     if not folder.is_dir():
         raise SettingError(f"{folder} is not a folder; name the root of a repository")
+    configured = _pytest_configuration(folder)
+    there = [path for path in (configured, str(_GIT_IGNORE)) if path and (folder / path).exists()]
     written, kept = write_starters(folder, num_gpus=num_gpus, comments=comments)
     for path in written:
-        typer.echo(f"wrote {path}")
+        typer.echo(f"added lines to {path}" if path in there else f"wrote {path}")
     for path in kept:
-        typer.echo(f"kept  {path}, which was there already")
+        is_off = path == configured and re.search(r'perf_gate\s*=\s*"?off', _text(folder / path))
+        typer.echo(f"kept  {path}, which {'has perf_gate off' if is_off else 'was there already'}")
     requirement, advice = _requirement()
     for path in written:
         if advice and path.endswith(".yml"):
@@ -104,7 +107,7 @@ def write_starters(
     ignored = git_ignore.read_text(errors="replace").splitlines() if git_ignore.is_file() else []
     if missing := [line for line in _IGNORED if line not in ignored]:
         append_line(git_ignore, "\n".join(missing).encode())
-        written.append(str(_GIT_IGNORE))
+    (written if missing else kept).append(str(_GIT_IGNORE))
     return written, kept
 
 

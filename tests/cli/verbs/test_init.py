@@ -69,7 +69,7 @@ def test_what_is_there_stays_and_a_second_time_changes_nothing(tmp_path: Path) -
     written, kept = write_starters(tmp_path)
 
     assert written == []
-    assert kept == [*WRITTEN[:2], "pyproject.toml"]
+    assert kept == [*WRITTEN[:2], "pyproject.toml", ".gitignore"]
     assert (tmp_path / "pyproject.toml").read_text() == (
         '[project]\n\n[tool.pytest.ini_options]\nperf_gate = "on"\n'
     )
@@ -105,7 +105,7 @@ def test_whatever_configures_pytest_is_told_that_comparing_is_the_gate(
     again, kept_then = write_starters(tmp_path)
 
     assert (name in written, name in kept) == (True, False)
-    assert (again, kept_then) == ([], [*WRITTEN[:2], name])
+    assert (again, kept_then) == ([], [*WRITTEN[:2], name, ".gitignore"])
     assert (tmp_path / name).read_bytes().decode() == after
     asked = (
         "import pytest, sys; sys.exit(pytest.main(['-q', '-p', 'probe', '--collect-only', '.']))"
@@ -133,13 +133,16 @@ def test_a_configuration_that_no_line_can_be_added_to_is_refused_before_anything
     assert [path.name for path in tmp_path.iterdir()] == ["pyproject.toml"]
 
 
-def test_a_gate_that_is_switched_off_stays_so(tmp_path: Path) -> None:
+def test_a_gate_that_is_switched_off_stays_so_and_is_told(tmp_path: Path) -> None:
     (tmp_path / "tox.ini").write_text("[pytest]\nperf_gate = off\n")
+    (tmp_path / ".gitignore").write_text("*.pyc\n")
 
-    written, kept = write_starters(tmp_path)
+    first, again = (CliRunner().invoke(app, ["init", str(tmp_path)]).output for _ in range(2))
 
-    assert "tox.ini" in kept
-    assert "pytest.ini" not in written
+    assert "kept  tox.ini, which has perf_gate off\n" in first
+    assert "added lines to .gitignore\n" in first
+    assert "kept  .gitignore, which was there already\n" in again
+    assert not (tmp_path / "pytest.ini").exists()
     assert (tmp_path / "tox.ini").read_text() == "[pytest]\nperf_gate = off\n"
 
 
