@@ -13,12 +13,12 @@ from pathlib import Path
 
 from perfsuite.errors import PeerState, RankFailureError
 from perfsuite.ranks.messages import Failed
-from perfsuite.ranks.progress import Position
+from perfsuite.ranks.progress import FIRST_STEP, Position
 
 NUM_LOG_LINES = 12
 _STACK_WAIT_S = 1.0
 # Ranks compile in these, for minutes; in all others a step has been taken already.
-_COMPILING_PHASES = {"start", "build", "warm-up", "record", "check"}
+_COMPILING_PHASES = {"start", "build", FIRST_STEP, "warm-up", "record", "check"}
 _COMPILING = 10
 _STACK_HEADER = "(most recent call first):"
 _CRASH_HEADER = "Fatal Python error:"

@@ -19,7 +19,7 @@ from perfsuite.ranks.assignments import Assignment, all_assignments, cores_besid
 from perfsuite.ranks.failures import Died
 from perfsuite.ranks.forkserver import start_process, start_server
 from perfsuite.ranks.messages import Failed, GroupRequest, RankStart, Reply
-from perfsuite.ranks.progress import Board, Position
+from perfsuite.ranks.progress import FIRST_STEP, Board, Position
 from perfsuite.records.recipe import Recipe
 from perfsuite.system.background import processes_with, signal_all
 from perfsuite.system.gpus import visible_gpus
@@ -216,6 +216,8 @@ class RankGroup:
             f"made no progress for {timeout_s:g} s ({times}--perf-timeout), in "
             f"{self.position(rank)}{workers}"
         )
+        if self.position(rank).phase == FIRST_STEP:
+            what += "; a step ends where a torch optimizer steps or perfsuite.step_done() is called"
         alike = [one for one in waiting if self.position(one) == self.position(rank)]
         if len(alike) > 1 and not any(stacks.values()):  # as of a command's, which write none
             what += f"; {listed([f'rank {one}' for one in alike])} are there, and any may be late"

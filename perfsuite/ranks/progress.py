@@ -10,8 +10,10 @@ from pathlib import Path
 from perfsuite.records.stages import STAGES
 from perfsuite.system.files import explained
 
+FIRST_STEP = "first step"  # of a loop
 PHASES = (
-    *("start", "build", "warm-up", "measure", "count", "call", "record", "check", "finish"),
+    *("start", "build", FIRST_STEP, "warm-up", "measure", "count", "call", "record", "check"),
+    "finish",
     "stop by perfsuite.StopLoop (does a bare except catch it?)",
     "exit",  # of a command that ends by itself
 )

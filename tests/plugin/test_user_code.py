@@ -391,6 +391,7 @@ def test_loops_that_go_wrong_fail_in_one_sentence(project: pytest.Pytester) -> N
         import signal
         import sys
         import threading
+        import time
         import pytest
         import torch.distributed as dist
         from training import steps
@@ -428,6 +429,10 @@ def test_loops_that_go_wrong_fail_in_one_sentence(project: pytest.Pytester) -> N
                     step()
                 except:
                     pass
+
+        def endless():
+            while True:
+                time.sleep(0.01)
 
         def leaving():
             steps()()
@@ -471,7 +476,9 @@ def test_loops_that_go_wrong_fail_in_one_sentence(project: pytest.Pytester) -> N
         def test_step(step_benchmark, build_step):
             step_benchmark(build_step)
 
-        @pytest.mark.parametrize("train", [never, short, broken, leaving, asking, exiting, deaf])
+        ended = [leaving, asking, exiting]
+
+        @pytest.mark.parametrize("train", [never, short, broken, *ended, deaf, endless])
         def test_loop(loop_benchmark, train):
             loop_benchmark(train, steps=20, warmup=3)
 
@@ -509,6 +516,10 @@ def test_loops_that_go_wrong_fail_in_one_sentence(project: pytest.Pytester) -> N
             "RankFailureError: rank 0 of 1 made no progress for 6 s (--perf-timeout), in phase "
             "'stop by perfsuite.StopLoop (does a bare except catch it[?])', step *",
             "*in deaf*",
+            "RankFailureError: rank 0 of 1 made no progress for 6 s (--perf-timeout), in phase "
+            "'first step'; a step ends where a torch optimizer steps or perfsuite.step_done() is "
+            "called",
+            "*in endless*",
             "*uneven: when one rank had taken * steps, another had taken only 8 and waited or "
             "ended; give all ranks equally many steps*",
             "RankFailureError: rank 1 of 2 was killed by SIGKILL (by a user, or by the kernel "
@@ -519,7 +530,7 @@ def test_loops_that_go_wrong_fail_in_one_sentence(project: pytest.Pytester) -> N
             "are counted",
         ]
     )
-    result.assert_outcomes(failed=12, passed=1)
+    result.assert_outcomes(failed=13, passed=1)
 
 
 def test_ranks_that_run_different_collectives_are_told_so(project: pytest.Pytester) -> None:
@@ -565,8 +576,8 @@ def test_ranks_that_run_different_collectives_are_told_so(project: pytest.Pytest
             "RankFailureError: rank ? of 2 was killed by SIGABRT, in phase 'measure', step "
             f"*{different}",
             "RankFailureError: rank 0 of 2 did not come to a collective within 3 s "
-            "(--perf-collective-timeout): it is in phase 'build', and rank 1 waited in phase "
-            f"'measure', step *{different}",
+            "(--perf-collective-timeout): it is in phase 'first step', and rank 1 waited in "
+            f"phase 'measure', step *{different}",
         ]
     )
 

@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from perfsuite.errors import WorkloadError
 from perfsuite.ranks import messages
-from perfsuite.ranks.progress import BoardWriter
+from perfsuite.ranks.progress import FIRST_STEP, BoardWriter
 from perfsuite.ranks.turns import Agreed
 from perfsuite.system.background import Waits
 from perfsuite.system.environment import Environment
@@ -70,6 +70,8 @@ def run_cell(
             activity = stack.enter_context(start_activity(job, start, device))
         else:
             activity = start_user_code(job.user_code, start)
+            if job.user_code.kind == "loop":
+                board.enter_phase(FIRST_STEP)
         measurement = Measurement(
             activity, job.plan, environment, device, board, start, turns, preparing.close
         )
