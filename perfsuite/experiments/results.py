@@ -310,8 +310,7 @@ def not_exercised(workload: str, recipe: Recipe, reason: str) -> EquivalenceRepo
 
 def without_loader(recipe: Recipe) -> Recipe:
     """The recipe with the default loader, as no loader changes a number."""
-    defaults = Recipe()
-    return dataclasses.replace(recipe, **{name: getattr(defaults, name) for name in _OF_LOADER})
+    return dataclasses.replace(recipe, **{name: getattr(Recipe(), name) for name in _OF_LOADER})
 
 
 def name_of(workload: str | Workload) -> str:

@@ -92,8 +92,7 @@ def compare_with_reference(
     """Return what the first steps of both show, and by name why something was not compared."""
     missing: dict[str, str] = {}
     if reference is None:
-        recipe = Recipe(precision=code.precision)
-        rows = not_exercised(code.name, recipe, NO_REFERENCE).rows
+        rows = not_exercised(code.name, Recipe(precision=code.precision), NO_REFERENCE).rows
     else:
         plan = plan_function("reference", reference, kind="step", precision=code.precision)
         record = messages.RecordSteps(user_code=code, num_steps=_NUM_STEPS)

@@ -317,7 +317,6 @@ def _why_vanished(name: str, accepted: Accepted) -> str:
 
 def _is_named(name: str, paths: Sequence[str]) -> bool:
     """Return whether pytest's paths, from its root, name a test: no path names them all."""
-    file = Path(name.partition("::")[0])
-    is_in_file = any(map(file.is_relative_to, paths))
+    is_in_file = any(map(Path(name.partition("::")[0]).is_relative_to, paths))
     begins = tuple(f"{path}{end}" for path in paths for end in ("::", "["))
     return not paths or is_in_file or name in paths or name.startswith(begins)

@@ -81,8 +81,7 @@ def prefer_loopback(start: RankStart) -> None:
     """Let gloo use it where the ranks share a machine, whose name may lead nowhere."""
     rendezvous = start.assignment.rendezvous
     shares_machine = rendezvous is None or rendezvous.is_on_one_machine
-    has_loopback = any(name == "lo" for _, name in socket.if_nameindex())
-    if shares_machine and has_loopback:
+    if shares_machine and any(name == "lo" for _, name in socket.if_nameindex()):
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
 
 

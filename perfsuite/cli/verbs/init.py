@@ -95,8 +95,7 @@ def write_starters(
         text = text.replace('NUM_GPUS: "8"', f'NUM_GPUS: "{num_gpus}"')
         requirement, advice = _requirement()
         line = json.dumps(requirement) + (f" # CHANGE THIS: {advice}" if advice else "")
-        text = text.replace(f'"{_REQUIREMENT}"', line)
-        write_atomically(folder / path, text.encode())
+        write_atomically(folder / path, text.replace(f'"{_REQUIREMENT}"', line).encode())
         written.append(path)
     if configuration is None:
         kept.append(configured)

@@ -62,7 +62,7 @@ class Screened:
 
 @dataclass(frozen=True, kw_only=True)
 class _Fit:
-    """A cell against its history: the d, e, s^2, df and n of `Screener`; leverage is SE^2 / v."""
+    """A cell against its history: d, e, s², df and n of the formulas; leverage is SE² / v."""
 
     difference: float
     from_newest: float
@@ -76,21 +76,9 @@ class _Fit:
 class Screener:
     """Which cells of a session are clearly fine; the others are for the judge.
 
-    Cells come one by one, and each moderates those after it. With y the log of a cell's median, p
-    the mean log of the probes, n sessions, and b the slope of y on p in them (0 below five
-    sessions, or below 0):
-
-    - d = y - mean(y) - b (p - mean(p)), and e likewise from the newest session alone
-    - v = (d0 s0^2 + df s^2) / (d0 + df), with df = n - 1, less one for a slope; s0 the median over
-      cells; d0 = 8, or the degrees of freedom of the other cells where they have fewer, times
-      1.25 s0^2 / s^2 where that is below 1
-    - SE^2 = v (1 + 1/n + (p - mean(p))^2 / sum of squares of p), the last term with a slope only
-    - clearly fine where d + t(0.975, d0 + df) SE < log(1 + limit) and e < log(1 + limit)
-
-    Without a slope the host's shifts stay in s^2, which then allows for the next one.
-
-    `history` holds usable runs of the same environment, the newest commit last. `probe_s` is what
-    probes of host and GPU took in this session, None where none was run.
+    Cells come one by one, and each moderates those after it, by the formulas of
+    docs/explanation/screen.md. `history` holds usable runs of the same environment, the newest
+    commit last. `probe_s` is what probes of host and GPU took in this session, None without any.
     """
 
     def __init__(self, history: Sequence[StoredRun], probe_s: Mapping[str, float] | None) -> None:

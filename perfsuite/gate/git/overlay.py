@@ -1,25 +1,8 @@
 """Head's benchmark files, laid over the base's tree: which they are, and how they get there.
 
-Whatever paths the user named, these files of head are laid over:
-
-1. For a path that is, or is in, a folder named as those of tests and benchmarks are (a word of its
-   name is in `_BENCHMARK_WORDS`): the outermost such folder as a whole, because tests import what
-   lies beside them. Code, and so never a benchmark folder:
-   - the root and what it is in, and a folder with a pyproject.toml or setup.py;
-   - a folder directly in `src`, and the package that the project is named after;
-   - a folder of a package that has modules beside its tests (`acme/perf/engine.py`);
-   - a package that has modules and no usual name (`ab_test/stats.py`; see `_USUAL`), or has them
-     beside a folder of a usual name (`perf_lab/core/a.py`, `perf_lab/tests`);
-   - a folder that a file imports which is not a test;
-   - a folder that any file outside of it imports, unless its name is a usual one: tests share what
-     they need.
-2. For any other folder: the test files in it (by pytest's `python_files`, but for what is named as
-   code is, see `is_mixed`, or imported by that) and every conftest.py, each by rule 1 or else
-   alone; of such files, those that only the base has go. All other files in it stay the base's,
-   helper modules too: laying code under test over the base would compare head with itself and pass
-   in silence.
-3. For any other file: that file.
-4. The conftest.py of every folder above those, up to the top.
+Four rules say which (docs/reference/benchmark-files.md): a folder of benchmarks as a whole, the
+tests of another one, any other file alone, and every conftest.py above. What is laid over the base
+is compared with itself, so that code under test must never be.
 
 A folder is laid over by removing the base's first. Head's files are those that git tracks or would
 add, as they are on disk. A symbolic link stays a link; none of the base's is written through.
@@ -105,8 +88,7 @@ def lay_over(tree: Path, head: Head, overlay: Overlay) -> None:
     """Put head's benchmark files into `tree`, the counterpart of its top, in place of others."""
     for folder in overlay.searched:
         for file in source_files(tree / folder):
-            is_gone = not (head.top / folder / file).exists()
-            if is_gone and is_test_file(head, folder / file):
+            if not (head.top / folder / file).exists() and is_test_file(head, folder / file):
                 _remove(tree, folder / file)
     for folder in overlay.folders:
         _remove(tree, folder)

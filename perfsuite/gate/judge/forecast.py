@@ -52,8 +52,7 @@ def why_too_much(
     num_cells: int, pair_s: float, budget: Budget, *, is_forecast: bool = False
 ) -> str | None:
     """Return why no pairs can decide in the budget, and what could; None where they can."""
-    needed_s = FIRST_LOOK * pair_s / (_DOUBT if is_forecast else 1.0)
-    if needed_s <= budget.max_s:
+    if FIRST_LOOK * pair_s / (_DOUBT if is_forecast else 1.0) <= budget.max_s:
         return None
     shards = math.ceil(FIRST_LOOK * pair_s / budget.max_s) if budget.max_s > 0 else 0
     shared = f", or share the cells among {shards} runners with --perf-shard=1/{shards} and so on"

@@ -145,8 +145,7 @@ class SessionGate:
             return None
         verdict: CellVerdict | None = None
         if is_benchmark(item):
-            verdict = self._decide(item, self._first, self._history)
-            if verdict is None:
+            if (verdict := self._decide(item, self._first, self._history)) is None:
                 self.open_cells[item.nodeid] = _extra_info(item)
         elif any(one.fullname == item.nodeid for one in benchmarks_of(self._config)):
             verdict = CellVerdict(name=item.nodeid, word="INVALID", by="collection", reason=HIDDEN)
@@ -234,8 +233,7 @@ class SessionGate:
             # A strict xfail that passed, or another plugin, can fail a test that raised nothing.
             text = report.longreprtext if error is None else f"{type(error).__name__}: {error}"
             reason = f"head's test failed{phase}: {text.partition(chr(10))[0]}"
-            verdict = CellVerdict(name=name, word="ERROR", by="test", reason=reason)
-            self._record(verdict, extra_info)
+            self._record(CellVerdict(name=name, word="ERROR", by="test", reason=reason), extra_info)
         elif name not in self._judged:  # only the pairs know whether the base has it
             self.open_cells[name] = extra_info
         elif self._judged[name].by == "identical":  # so the base skips it too

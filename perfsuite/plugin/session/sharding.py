@@ -46,9 +46,8 @@ class Sharding:
         if self.num_cells == 0:
             return f"shard {self.shard} is empty: no cell was collected"
         cells = f"{counted(self.num_cells, 'cell')} in {self.shard.num_shards} shards"
-        return (
-            f"shard {self.shard} is empty: {cells}; use {counted(self.num_cells, 'shard')} or fewer"
-        )
+        most = counted(self.num_cells, "shard")
+        return f"shard {self.shard} is empty: {cells}; use {most} or fewer"
 
 
 # Options that let pytest choose tests by the runner's own cache.

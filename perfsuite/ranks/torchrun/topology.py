@@ -74,8 +74,7 @@ class Topology:
     def have_own_gpus(self, world_size: int) -> bool:
         """Whether each rank of a group has a GPU of its own."""
         group = enumerate(self.everyone[:world_size])
-        taken = {one.gpus[self.gpu_of(rank)] for rank, one in group if one.gpus}
-        return len(taken) == world_size
+        return len({one.gpus[self.gpu_of(rank)] for rank, one in group if one.gpus}) == world_size
 
     def why_not_exercised(self, recipe: Recipe) -> str | None:
         """Return why these ranks cannot run a recipe, None if they can."""

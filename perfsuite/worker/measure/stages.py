@@ -132,12 +132,9 @@ class _Span:
         self._start = self._mark()
 
     def __exit__(self, *exception: object) -> None:
-        end = self._mark()
-        self._owner._passed.append((self._name, self._start, end))
+        self._owner._passed.append((self._name, self._start, self._mark()))
         self._owner._open = None
 
 
 def _seconds(start: Any, end: Any) -> float:
-    if isinstance(start, float):
-        return float(end - start)
-    return float(start.elapsed_time(end)) / 1e3
+    return float(end - start) if isinstance(start, float) else float(start.elapsed_time(end)) / 1e3

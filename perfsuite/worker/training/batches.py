@@ -61,6 +61,4 @@ def call_model(model: Callable[..., Any], inputs: Any) -> Any:
     """The model's outputs: `model(**inputs)` for a dict, `model(*inputs)` for a tuple or list."""
     if isinstance(inputs, Mapping):
         return model(**inputs)
-    if isinstance(inputs, list | tuple):
-        return model(*inputs)
-    return model(inputs)
+    return model(*inputs) if isinstance(inputs, list | tuple) else model(inputs)

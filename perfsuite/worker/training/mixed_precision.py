@@ -105,8 +105,7 @@ def use_float8(
         emulate=why_not_timed(Recipe(precision=policy.name), hardware) is not None,
         pad_inner_dim=True,
     )
-    layers = [layer for layer in model.modules() if _can_be_float8(layer)]
-    if not layers:
+    if not any(map(_can_be_float8, model.modules())):
         raise RecipeError(
             f"precision {policy.name!r} needs an nn.Linear whose in_features and out_features are "
             f"divisible by {_DIVISOR}; workload {workload.name!r} has none; use "

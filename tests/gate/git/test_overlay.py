@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from perfsuite.errors import SettingError, WriteError
+from perfsuite.gate.git import overlay
 from perfsuite.gate.git.overlay import (
     Head,
     Overlay,
@@ -537,3 +538,9 @@ def test_a_configuration_that_cannot_be_written_is_told(head: Head, base: Path) 
     assert str(failure.value) == (
         f"cannot make the base's tree in {base}/file/tree: Not a directory ({base}/file/tree)"
     )
+
+
+def test_the_page_names_the_words_of_a_benchmark_folder() -> None:
+    page = Path(__file__).parents[3] / "docs/reference/benchmark-files.md"
+
+    assert all(f"`{word}`" in page.read_text() for word in overlay._BENCHMARK_WORDS)

@@ -77,8 +77,7 @@ def check_own_steps(case: OwnCase) -> tuple[EquivalenceRow, dict[str, str]]:
     missing |= _why_not_compared(trace, truth, steps)
     proof.notes += [f"{what} were not compared: {why}" for what, why in missing.items()]
     if not proof.evidence:
-        reason = "; ".join(proof.notes)
-        return EquivalenceRow.of(recipe, proof.check, "not exercised", reason), {}
+        return EquivalenceRow.of(recipe, proof.check, "not exercised", "; ".join(proof.notes)), {}
     _plant(proof, case, steps)
     proof.vacuous += _why_vacuous(trace, truth, steps)
     proof.find_cause = partial(_find_cause, trace, steps, truth)
@@ -285,7 +284,6 @@ def _first_part(trace: Trace, parameters: Mapping[str, nn.Parameter]) -> str | N
 
 
 def _plant(proof: Proof, case: OwnCase, steps: Sequence[_OwnStep]) -> None:
-    """Plant mistakes in the first gradients that are compared; without such, in the losses."""
     if (first := next((one for one in steps if one.has_gradients), None)) is not None:
         proof.plant(first.bugs(), first.judge_gradients)
         idle = first.judge_weights(first.step.before.parameters)

@@ -200,8 +200,7 @@ def one_batch(
     joined = _join([micro_batch.batch for micro_batch in micro_batches])
     draws = [micro_batch.draws for micro_batch in micro_batches]
     parts = None if None in draws else [part for one in draws for part in one or ()]
-    first = micro_batches[0]
-    return dataclasses.replace(first, batch=joined, draws=parts, heads_first=heads_first)
+    return dataclasses.replace(micro_batches[0], batch=joined, draws=parts, heads_first=heads_first)
 
 
 def slice_batch(micro_batch: trace.MicroBatch, begin: int, end: int) -> trace.MicroBatch:
