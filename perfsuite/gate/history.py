@@ -251,7 +251,8 @@ def read_history(
     root, trunk = find_top(folder), trunk_of(folder, target)
     log: dict[str, datetime] = {}
     if root is not None and (branch := find_trunk(root, target)) is not None:
-        trunk = trunk._replace(is_in_history=read_log(root, branch).__contains__)
+        log = read_log(root, branch)
+        trunk = trunk._replace(is_in_history=log.__contains__)
     choice = choose_runs(storage, True, here, trunk)
     runs = order_runs(choice.usable, log)[-num_runs:]
     return StoredHistory(root=root, runs=runs, refused=choice.refused, accepted=accepted)

@@ -9,6 +9,7 @@ import json
 import multiprocessing.forkserver  # noqa: F401
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -949,8 +950,10 @@ def test_too_few_gpus_refuse_the_machine_before_the_first_test(project: pytest.P
     )
 
 
+# The plain benchmark of a suite that has cells is timed, and stored, as they are.
+@pytest.mark.parametrize("other", ["", "def test_plain(benchmark): benchmark(sum, [1])"])
 def test_a_busy_machine_is_refused_at_once_where_waiting_is_not_wanted(
-    project: pytest.Pytester,
+    project: pytest.Pytester, other: str
 ) -> None:
     holder = subprocess.Popen(
         [
@@ -970,7 +973,8 @@ def test_a_busy_machine_is_refused_at_once_where_waiting_is_not_wanted(
     while holder.stdout.readline() != "held\n":
         assert holder.poll() is None
 
-    result = run(project, ONE_CELL, "--perf-wait=0")
+    selected = ["-k", "plain"] if other else []
+    result = run(project, f"{textwrap.dedent(ONE_CELL)}\n{other}\n", "--perf-wait=0", *selected)
     holder.communicate("\n")
 
     assert result.ret == 12

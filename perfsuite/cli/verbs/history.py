@@ -131,8 +131,7 @@ def _known(cell: str, stored: StoredHistory) -> str:
     if cell in cells:
         return cell
     nearest = difflib.get_close_matches(cell, cells, cutoff=0.0)
-    names, num = ", ".join(map(repr, nearest)), units.counted(len(cells), "cell")
-    advice = f"of their {num} these come nearest: {names}"
+    advice = f"of their cells these come nearest: {', '.join(map(repr, nearest))}"
     raise SettingError(f"{cell!r} is not a cell of the stored runs; {advice}")
 
 

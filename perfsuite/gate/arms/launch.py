@@ -34,7 +34,6 @@ _COPIED = {
 _FILES = "files"
 _GRACE_S = 3.0
 NUM_LOG_LINES = 20
-_USAGE_ERROR = 4  # pytest's exit code
 _REFUSALS = re.compile(r"^(?:ERROR|.*: error): (?!usage)(.+)", re.MULTILINE)
 # A launch writes logs and results: less than this, hundreds of cells included.
 _ROOM_BYTES = 16 * 2**20
@@ -110,7 +109,7 @@ def run_pair(arms: Sequence[Arm], plan: PairPlan, *, scratch: Path) -> dict[str,
     for name, launch in server.launches.items():
         if launch.failure is not None:
             text = (scratch / f"{name}.log").read_text(errors="replace")
-            if launch.suite is None and server.processes[name].returncode == _USAGE_ERROR:
+            if launch.suite is None and server.processes[name].returncode == 4:  # a usage error
                 launch.refusal = "; ".join(_REFUSALS.findall(text)) or None
             lines = text.splitlines()
             if (free_bytes := shutil.disk_usage(scratch).free) < _ROOM_BYTES:

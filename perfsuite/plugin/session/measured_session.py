@@ -172,7 +172,8 @@ class MeasuredSession:
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:
         """Wait for the machine before a cell, where no time-out and no duration counts it."""
-        if self.choices.policy.turns is None and is_cell(item) and recorder.is_recorded(item):
+        is_timed = self._is_ours and recorder.is_benchmark(item) and recorder.is_recorded(item)
+        if self.choices.policy.turns is None and is_timed:
             own = errors.DeviceError, errors.WriteError  # which the cell itself meets, and says
             with ends_on_mistakes(), contextlib.suppress(*own):
                 self.session.hold_machine()

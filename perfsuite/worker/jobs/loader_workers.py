@@ -44,7 +44,8 @@ def open_batches(
     batches: EpochBatches
     if workload.build_loader is not None:
         let_children_be_loader_workers(start.folder, start.cores)
-        _check_lengths(workload, split, OwnBatches(*data, drops_last=drops_last), device)
+        batches = OwnBatches(*data, drops_last=drops_last)
+        _check_lengths(workload, split, batches, device)
     else:
         enter = loader_worker_entry(start.folder, start.cores)
         batches = EpochBatches(*data, seed=start.seed, on_worker_start=enter, drops_last=drops_last)

@@ -470,7 +470,7 @@ def test_an_unknown_cell_is_answered_with_the_nearest(
     assert history("b.py::flot") == 2
 
     assert capsys.readouterr().err == (
-        "perfsuite: 'b.py::flot' is not a cell of the stored runs; of their 2 cells these come "
+        "perfsuite: 'b.py::flot' is not a cell of the stored runs; of their cells these come "
         f"nearest: '{FLAT}', '{CELL}'\n"
     )
 

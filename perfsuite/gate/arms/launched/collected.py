@@ -106,8 +106,7 @@ def _hides_benchmark(item: Any) -> bool:
 
 
 def _has_name(values: Any) -> bool:
-    names = {"benchmark", *_FIXTURES}
-    return any(isinstance(one, str) and one in names for one in values)
+    return any(isinstance(one, str) and one in ("benchmark", *_FIXTURES) for one in values)
 
 
 def _requests_benchmark(function: Any, own: type | None, num_calls: int) -> bool:
