@@ -9,7 +9,6 @@ import json
 import multiprocessing.forkserver  # noqa: F401
 import subprocess
 import sys
-import textwrap
 from pathlib import Path
 
 import pytest
@@ -853,6 +852,19 @@ def test_a_wrong_marker_argument_ends_before_any_test(
     assert f"ERROR: test_inner.py::test_anything: {message}" in result.errlines
 
 
+def test_bounds_of_a_plain_benchmark_are_the_affair_of_the_gate(project: pytest.Pytester) -> None:
+    test = """
+        import pytest
+
+        @pytest.mark.perf(tolerance="20%", baseline=1.2)  # another plugin's
+        def test_plain(benchmark): benchmark.pedantic(int, rounds=2)
+    """
+
+    result = run(project, test, "--perf-rounds=2")
+
+    assert result.ret == 0
+
+
 def test_a_matrix_holds_the_cells_whose_values_all_belong_to_it(project: pytest.Pytester) -> None:
     test = """
         import pytest
@@ -950,10 +962,8 @@ def test_too_few_gpus_refuse_the_machine_before_the_first_test(project: pytest.P
     )
 
 
-# The plain benchmark of a suite that has cells is timed, and stored, as they are.
-@pytest.mark.parametrize("other", ["", "def test_plain(benchmark): benchmark(sum, [1])"])
 def test_a_busy_machine_is_refused_at_once_where_waiting_is_not_wanted(
-    project: pytest.Pytester, other: str
+    project: pytest.Pytester,
 ) -> None:
     holder = subprocess.Popen(
         [
@@ -973,8 +983,7 @@ def test_a_busy_machine_is_refused_at_once_where_waiting_is_not_wanted(
     while holder.stdout.readline() != "held\n":
         assert holder.poll() is None
 
-    selected = ["-k", "plain"] if other else []
-    result = run(project, f"{textwrap.dedent(ONE_CELL)}\n{other}\n", "--perf-wait=0", *selected)
+    result = run(project, ONE_CELL, "--perf-wait=0")
     holder.communicate("\n")
 
     assert result.ret == 12

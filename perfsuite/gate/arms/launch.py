@@ -34,7 +34,7 @@ _COPIED = {
 _FILES = "files"
 _GRACE_S = 3.0
 NUM_LOG_LINES = 20
-_REFUSALS = re.compile(r"^(?:ERROR|.*: error): (?!usage)(.+)", re.MULTILINE)
+_REFUSALS = re.compile(r"^(?:ERROR|.*pytest\S*: error): (?!usage)(.+)", re.MULTILINE)
 # A launch writes logs and results: less than this, hundreds of cells included.
 _ROOM_BYTES = 16 * 2**20
 _LONGEST_TEMPORARY_PATH = 40

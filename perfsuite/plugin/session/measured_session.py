@@ -118,7 +118,7 @@ class MeasuredSession:
         with ends_on_mistakes():
             for item in filter(recorder.is_benchmark, items):
                 markers.check_markers(item)
-                if self._writes:
+                if self._writes and is_cell(item):
                     common_cells.policy_of(self.choices.gate, item.nodeid, policy_of(item))
             self._foreign_markers = markers.describe_foreign(items)
             matrix = self.choices.matrix
@@ -172,8 +172,7 @@ class MeasuredSession:
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:
         """Wait for the machine before a cell, where no time-out and no duration counts it."""
-        is_timed = self._is_ours and recorder.is_benchmark(item) and recorder.is_recorded(item)
-        if self.choices.policy.turns is None and is_timed:
+        if self.choices.policy.turns is None and is_cell(item) and recorder.is_recorded(item):
             own = errors.DeviceError, errors.WriteError  # which the cell itself meets, and says
             with ends_on_mistakes(), contextlib.suppress(*own):
                 self.session.hold_machine()

@@ -1417,7 +1417,7 @@ def test_a_smaller_step_of_ones_own_is_not_compared_unless_it_computes_the_same(
         "test if that is intended"
     )
     assert "(cannot be told: no loss of head is known)" in str(reasons["unknown"])
-    unmoved = "(rounding, but a step moves most weights by no more than that)"
+    unmoved = "(rounding, but a step moves nearly all weights by too little to tell)"
     assert unmoved in str(reasons["still"])
     assert str(reasons["hidden"]).startswith(
         "flops is not available of head, so it is not compared, and nothing shows that a step "

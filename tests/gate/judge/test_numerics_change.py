@@ -224,13 +224,13 @@ def test_weights_that_hardly_move_show_no_more_than_that() -> None:
             weights=[*steps, [[size, 3.0, last], [2, 9.0, 4.0]]], weights_steps=[1, 2, 3, 72]
         )
 
-    base, unmoved = train(3), "rounding, but a step moves most weights by no more than that"
-    assert told((base, train(3))) == "same bits"
-    assert told((base, train(3, is_nudged=True))) == unmoved
-    assert told((base, train(3, is_nudged=True, last=6.0))) == (
+    base, unmoved = train(30), "rounding, but a step moves nearly all weights by too little to tell"
+    assert told((base, train(30))) == "same bits"
+    assert told((base, train(30, is_nudged=True))) == unmoved
+    assert told((base, train(30, is_nudged=True, last=6.0))) == (
         f"{unmoved}, and later sum of squares of parameter 1 at step 72 5 -> 6"
     )
-    assert told((train(2), train(2, is_nudged=True))) == "rounding"  # half of them moves
+    assert told((train(18), train(18, is_nudged=True))) == "rounding"  # a tenth of them moves
 
 
 def test_the_first_step_at_which_a_change_shows_is_told_of_losses_and_weights() -> None:
