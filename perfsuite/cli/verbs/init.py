@@ -34,6 +34,7 @@ _PATH_ADVICE = (
     "no runner has this path: use a release (perfsuite[...]==VERSION), or a commit "
     "(perfsuite[...] @ git+https://HOST/REPOSITORY@COMMIT)"
 )
+_GATE = re.compile(r"^[ \t]*perf_gate[ \t]*=[ \t\"']*(\w*)", re.MULTILINE)
 _GIT_IGNORE = Path(".gitignore")
 _IGNORED = ("results/", "__pycache__/")
 
@@ -55,13 +56,12 @@ def init(
     """
     if not folder.is_dir():
         raise SettingError(f"{folder} is not a folder; name the root of a repository")
-    configured = _pytest_configuration(folder)
-    there = [path for path in (configured, str(_GIT_IGNORE)) if path and (folder / path).exists()]
+    there = [path for path in (*_PYTEST_SECTIONS, str(_GIT_IGNORE)) if (folder / path).exists()]
     written, kept = write_starters(folder, num_gpus=num_gpus, comments=comments)
     for path in written:
         typer.echo(f"added lines to {path}" if path in there else f"wrote {path}")
     for path in kept:
-        is_off = path == configured and re.search(r'perf_gate\s*=\s*"?off', _text(folder / path))
+        is_off = "off" in _GATE.findall(_text(folder / path))
         typer.echo(f"kept  {path}, which {'has perf_gate off' if is_off else 'was there already'}")
     requirement, advice = _requirement()
     for path in written:
@@ -138,7 +138,7 @@ def _pytest_section(name: str, text: str) -> re.Match[str] | None:
 def _with_gate(path: Path) -> str | None:
     """What configures pytest, with the gate on; None where it says so. Raises a SettingError."""
     text = _text(path)
-    if re.search(r"^[ \t]*perf_gate[ \t]*=", text, re.MULTILINE):
+    if _GATE.search(text):
         return None
     is_toml = path.suffix == ".toml"
     line = 'perf_gate = "on"\n' if is_toml else "perf_gate = on\n"

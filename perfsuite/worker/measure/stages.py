@@ -132,7 +132,8 @@ class _Span:
         self._start = self._mark()
 
     def __exit__(self, *exception: object) -> None:
-        self._owner._passed.append((self._name, self._start, self._mark()))
+        end = self._mark()
+        self._owner._passed.append((self._name, self._start, end))
         self._owner._open = None
 
 
