@@ -3,11 +3,14 @@
 python benchmarks/numerics_changes.py --runs 20 --out FOLDER
 
 Of each run a training is written anew with another seed, shape, optimizer and dtype, and then in
-three ways: with a variable renamed ("same bits"), with the terms of a sum in another order
-("rounding") and with a learning rate that is 10 % higher ("changed" at step 1, in its weights).
-Every other run tells no loss. Steps, digests, records and the comparison are the gate's own; both
-arms of a pair run in this process, one after the other. Each finished run is a line of
-FOLDER/numerics_changes.jsonl, and a second start goes on. Exits with 1 where one is told otherwise.
+five ways: with a variable renamed ("same bits"), with the terms of a sum in another order and by a
+fused attention ("rounding"), and with a learning rate that is 10 % higher and a batch without its
+last sequence ("changed" at step 1). The gradients of its keys' biases are 0 but for rounding, by
+which all optimizers but SGD move them as far as any. Every other run tells no loss.
+
+Steps, digests, records and the comparison are the gate's own; both arms of a pair run in this
+process, one after the other. Each finished run is a line of FOLDER/numerics_changes.jsonl, and a
+second start goes on. Exits with 1 where one is told otherwise.
 """
 
 from __future__ import annotations
@@ -46,28 +49,57 @@ class Sum(torch.nn.Module):
         return (first + second) + third
 
 
+class Attention(torch.nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.parts = torch.nn.ModuleList(torch.nn.Linear(width, width) for _ in range(3))
+        for part in self.parts:
+            torch.nn.init.zeros_(part.bias)
+
+    def forward(self, inputs):
+        query, key, value = (part(inputs) for part in self.parts)
+        shares = torch.softmax(query @ key.mT / inputs.shape[-1] ** 0.5, dim=-1)
+        return inputs + shares @ value
+
+
 def train():
     model = torch.nn.Sequential(
         torch.nn.Embedding(50, {width}),
-        *(layer for _ in range({depth}) for layer in (Sum({width}), torch.nn.LayerNorm({width}),
-                                                      torch.nn.GELU())),
+        *(
+            layer({width})
+            for _ in range({depth})
+            for layer in (Sum, Attention, torch.nn.LayerNorm, lambda width: torch.nn.GELU())
+        ),
         torch.nn.Linear({width}, 10),
     ).to(torch.{dtype})
     optimizer = torch.optim.{optimizer}(model.parameters(), lr={rate})
     while True:
-        inputs = torch.randint(50, (32,))
-        outputs = model(inputs)
-        loss = torch.nn.functional.cross_entropy(outputs, inputs % 10)
+        inputs = torch.randint(50, (8, 12))
+        outputs = model(inputs).flatten(0, 1)
+        loss = torch.nn.functional.cross_entropy(outputs, inputs.flatten() % 10)
         optimizer.zero_grad()
         loss.backward()
         if {tells}:
             perfsuite.log_loss(loss)
         optimizer.step()
 """
+_FUSED: Final = "torch.nn.functional.scaled_dot_product_attention(query, key, value)"
+# By name what is in the training, what takes its place, and what shall be told.
 _CHANGES: Final = {
-    "same bits": ("outputs", "scores"),
-    "rounding": ("(first + second) + third", "first + (second + third)"),
-    "changed": ("lr=", "lr=1.1 * "),
+    "another name": ("outputs", "scores", "same bits"),
+    "another order": ("(first + second) + third", "first + (second + third)", "rounding"),
+    "a fused attention": ("shares @ value", _FUSED, "rounding"),
+    "a higher rate": ("lr=", "lr=1.1 * ", "changed"),
+    "a smaller batch": ("(8, 12))", "(8, 12))[:7]", "changed"),
+}
+# Each with the rate that it trains at.
+_OPTIMIZERS: Final = {
+    "SGD": 0.1,
+    "AdamW": 0.001,
+    "Adagrad": 0.01,
+    "NAdam": 0.001,
+    "RMSprop": 0.001,
+    "Adamax": 0.002,
 }
 _NUM_STEPS: Final = 12
 
@@ -87,38 +119,36 @@ def main(
             with log.open("a") as opened:
                 opened.write(json.dumps({"run": str(number), "told": told[str(number)]}) + "\n")
     missed = 0
-    for change in _CHANGES:
+    for change, (*_, expected) in _CHANGES.items():
         texts = [one[change] for one in told.values()]
-        expected = "changed: * at step 1" if change == "changed" else change
-        right = [text for text in texts if _is_right(change, text)]
-        missed += len(texts) - len(right)
-        others = Counter(text for text in texts if not _is_right(change, text))
-        typer.echo(f"{expected}: {len(right)} of {len(texts)} {dict(others) or ''}".rstrip())
+        others = Counter(text for text in texts if not _is_right(expected, text))
+        missed += others.total()
+        right = f"{expected} {len(texts) - others.total()} of {len(texts)}"
+        typer.echo(f"{change}: {right} {dict(others) or ''}".rstrip())
     sys.exit(missed > 0)
 
 
-def _is_right(change: str, text: str) -> bool:
-    return (
-        text.startswith("changed: ") and " at step 1 " in text
-        if change == "changed"
-        else (text == change)
-    )
+def _is_right(expected: str, text: str) -> bool:
+    if expected == "changed":
+        return text.startswith("changed: ") and " at step 1 " in text
+    return text == expected
 
 
 def _run(number: int) -> dict[str, str]:
     """Return what is told of each change of one training."""
     draw = torch.Generator().manual_seed(number)
+    optimizer, rate = [*_OPTIMIZERS.items()][number % len(_OPTIMIZERS)]
     code = _TRAINING.format(
         width=16 << int(torch.randint(4, (), generator=draw)),
         depth=1 + int(torch.randint(3, (), generator=draw)),
         dtype="float64" if number % 5 == 4 else "float32",
-        optimizer=("SGD", "AdamW", "Adagrad")[number % 3],
-        rate=(0.1, 0.001, 0.01)[number % 3],
-        tells=number % 2 == 0,
+        optimizer=optimizer,
+        rate=rate,
+        tells=number // len(_OPTIMIZERS) % 2 == 0,
     )
     base = [_launch(code, number) for _ in range(2)]
     told = {}
-    for change, (before, after) in _CHANGES.items():
+    for change, (before, after, _) in _CHANGES.items():
         assert before in code
         heads = [_launch(code.replace(before, after), number) for _ in range(2)]
         told[change] = str(describe_numerics_change(base, heads))

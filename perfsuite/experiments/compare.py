@@ -1,11 +1,8 @@
 """Two cells through the gate's paired rule: is b faster than a, slower, or the same?
 
-Both arms have the same tree and interpreter, and find what to measure in their environments. Times
-are compared per sample, because an iteration of two ranks handles twice the samples of one.
-
-The rule is one-sided: it proves that b is slower, or not slower than the limit. "The same" is
-proven from both sides (Schuirmann 1987, the two one-sided tests procedure): once with b against a
-and once with a against b, on the same pairs where they suffice, on further ones where not.
+Times are compared per sample, because an iteration of two ranks handles twice the samples of one.
+The rule is one-sided, so "the same" is proven from both sides, on the same pairs where they suffice
+(Schuirmann 1987, the two one-sided tests procedure).
 """
 
 import dataclasses

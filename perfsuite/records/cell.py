@@ -106,11 +106,15 @@ class Memory(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
 
 
 class TensorDigest(msgspec.Struct, frozen=True, array_like=True):
-    """What is told of a parameter's weights: all elements' sum and sum of squares, in float64."""
+    """What is told of a parameter's weights: all elements' sum and sum of squares, in float64.
+
+    `moved_by_rounding` is the sum of what rounded gradients may have moved the elements by so far.
+    """
 
     num_elements: Count
     total: float
     squares: float
+    moved_by_rounding: float = 0.0
 
 
 class StepPercentiles(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -135,7 +139,7 @@ class CellRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
         mfu: `tflops` over the dense peak of the device in the cell's precision, 0.5 = 50 %.
         hfu: The same with recomputation.
         operators: The ten costliest of one iteration on rank 0; None where none was profiled.
-        weights: The digest of each parameter after some of a loop's steps (`weights_steps`), summed
+        weights: The digest of each parameter after some of the steps (`weights_steps`), summed
             over ranks; in a gate's launches alone, as `buffers`.
         buffers: A step, and the digest of each that training had moved after it; likewise.
         compile_s: Seconds that torch.compile took, on the slowest rank; None where it did nothing.

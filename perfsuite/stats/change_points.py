@@ -1,15 +1,4 @@
-"""Where the level of a series changes: E-divisive means, tested by permutation.
-
-The procedure of Matteson and James (2014), "A Nonparametric Approach for Multiple Change Point
-Analysis of Multivariate Data", section 2, for one dimension and alpha = 1. For the parts X of n and
-Y of m values beside each other it measures
-
-    Q = n m / (n + m) * (2 mean|x - y| - mean|x - x'| - mean|y - y'|)
-
-takes the split of any segment where Q is largest, tests it against the same search over series
-with shuffled segments, and goes on until a split is not significant. Apache Otava's search for a
-split is the same; its significance test is another (decision 0011). The shuffled series have the
-autocorrelation of the tested one between its changes, so that a machine's slow days are no change.
+"""Where the level of a series changes: E-divisive means, tested by permutation (decision 0011).
 
 Shapes: n values; a matrix of Q has a row for each end of X and a column for each end of Y.
 """

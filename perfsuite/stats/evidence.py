@@ -3,10 +3,8 @@
 A pair has two logarithms of head / base: that of its typical round, which stalls do not move, and
 that of its total time, which they do.
 
-The spread for FAIL is the pairs' own, and never less than the errors explain that were measured
-within the pairs: no history can make it too small. For everything else it is moderated (Smyth 2004,
-"Linear Models and Empirical Bayes Methods"): s0 and d0 of earlier A/A pairs on this machine
-supplement pairs that are too few to show their own spread.
+The spread for FAIL is the pairs' own (decision 0019). For everything else it is moderated by s0 and
+d0 of earlier A/A pairs on this machine (decision 0008).
 
 Shapes: S sessions, n pairs each. One session is S = 1, a simulation many thousand: the same code.
 """

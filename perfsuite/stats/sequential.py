@@ -1,22 +1,7 @@
 """The sequential rule: what the pairs of one cell prove.
 
-At each look, in this order, with the bounds of `evidence` on logarithms of head / base:
-
-    FAIL      lower > log(1 + tolerance)                at level alpha w / cells
-    IMPROVED  improved < log(1 - tolerance)             at level alpha w / cells
-              and mean_upper < log(1 + limit)           at level beta u
-    PASS      upper, mean_upper < log(1 + limit)        at level beta u
-
-and at the last look, if none holds, INCONCLUSIVE. The look at two pairs can only end in PASS, and
-only where head seems to be neither faster nor slower than the tolerance. What would be a FAIL waits
-for the sixth pair, or the last one that is allowed. The shares w and u of the looks sum to 1, so by
-Bonferroni over looks and cells a session of identical or tolerably slower cells sees a FAIL with
-probability alpha at most, and a cell at its limit passes with probability beta at most, however the
-looks and the cells depend on each other.
-
-Many cells are judged in two stages: the first as if they were few, and what it flags once more, on
-fresh pairs and at the level that keeps alpha. Figures, and what else was tried: decisions 0008 and
-0019; `python benchmarks/gate_error_rates.py`.
+Its bounds and levels, and why they hold: docs/explanation/error-rates.md. Figures, and what else
+was tried: decisions 0008 and 0019; `python benchmarks/gate_error_rates.py`.
 """
 
 from __future__ import annotations

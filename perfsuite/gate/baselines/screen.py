@@ -1,13 +1,6 @@
 """The screen: which cells are clearly fine by the stored history, so that they need no pair.
 
-It never fails a cell. Sessions are the replicates, not the rounds inside one: the log of each
-cell's median is compared with the last ten sessions' since its level changed. Their mean is no
-measure of the base where the base just became faster, so the newest session alone must agree.
-
-The variance of a cell is moderated (Smyth 2004, "Linear Models and Empirical Bayes Methods"): it is
-pulled towards the other cells' median, since ten sessions alone estimate it badly, and the less,
-the noisier the cell is than those. The shift of the whole host is taken out by the slope of the
-cell's times on the probes.
+It never fails a cell. Its formulas, and why they hold: docs/explanation/screen.md.
 """
 
 import math

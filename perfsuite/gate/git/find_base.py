@@ -38,11 +38,9 @@ def find_base(
 ) -> Base | str:
     """Return the commit that head is to be compared with, or why there is none, with advice.
 
-    `revision` where it is given; a SettingError where it names no commit. Else the merge base of
-    HEAD with the upstream's branch: `target`, which a continuous integration names, else the first
-    of `_UPSTREAMS`, else the only other branch. Where that is HEAD itself, or there is one branch
-    and no remote: HEAD if the tree is dirty, else HEAD's first parent. Nothing is assumed of any
-    other repository, because a slow commit passes unseen where the one after it has it as its base.
+    `revision` where it is given; a SettingError where it names no commit. Else by the rules of
+    docs/explanation/why-pairs.md, where a continuous integration names the branch `target`. Nothing
+    else is guessed: a slow commit passes unseen where the one after it has it as its base.
     See `uncommitted_files` for `outputs` and `folders`.
     """
     if (refusal := why_not_a_checkout(root)) is not None:

@@ -1,11 +1,7 @@
 """Head's benchmark files, laid over the base's tree: which they are, and how they get there.
 
-Four rules say which (docs/reference/benchmark-files.md): a folder of benchmarks as a whole, the
-tests of another one, any other file alone, and every conftest.py above. What is laid over the base
-is compared with itself, so that code under test must never be.
-
-A folder is laid over by removing the base's first. Head's files are those that git tracks or would
-add, as they are on disk. A symbolic link stays a link; none of the base's is written through.
+docs/reference/benchmark-files.md has the rules. What is laid over the base is compared with itself,
+so that code under test must never be. A symbolic link stays one; none is written through.
 """
 
 import ast

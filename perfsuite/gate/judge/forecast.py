@@ -7,10 +7,9 @@ from perfsuite.gate.judge.trial import Budget
 from perfsuite.stats.spending import FIRST_FULL_LOOK, FIRST_LOOK
 from perfsuite.units import counted
 
-# The slowest of N cells of identical code takes so many pairs beyond the first look, where the
-# standard deviation of a pair is two thirds of the gap from tolerance to limit, 2 % by default, as
-# of two ranks on two shared cores: within a quarter of the mean that `tests/support/simulation.py`
-# finds for 1 to 24 cells.
+# The slowest of N cells of identical code takes so many pairs beyond the first look, where a pair's
+# sd is two thirds of the gap from tolerance to limit: within a quarter of what
+# `tests/support/simulation.py` finds for 1 to 24 cells.
 _MORE_PAIRS = 3.0
 _MORE_PAIRS_PER_DOUBLING = 1.2
 # A pair over what its tests took when they were stored, alone, but proven and counted. Median of

@@ -15,7 +15,7 @@ from perfsuite.gate.judge import pair_evidence
 from perfsuite.gate.judge.counts import CountComparison, compare_run_counts
 from perfsuite.gate.judge.forecast import describe_rest, why_too_much
 from perfsuite.gate.judge.kept_pairs import KeptCell, resume
-from perfsuite.gate.judge.numerics_change import CHANGED, UNKNOWN, UNMOVED, describe_numerics_change
+from perfsuite.gate.judge.numerics_change import CHANGED, DOUBT, UNKNOWN, describe_numerics_change
 from perfsuite.gate.judge.trial import MAX_UNFIT, Budget, CellPolicy, Judgement, Trial
 from perfsuite.gate.provenance.symmetry import find_asymmetry
 from perfsuite.stats.evidence import Prior
@@ -251,7 +251,7 @@ def _judge_size(trial: Trial) -> None:
     told += [text for text in compared.unavailable if text.startswith("flops is not available")]
     is_own = (trial.last["head"].record or {}).get("recipe", {}) is None
     change = trial.numerics_change or ""
-    shows_nothing = change.startswith((CHANGED, UNKNOWN, UNMOVED))
+    shows_nothing = change.startswith((CHANGED, UNKNOWN)) or DOUBT in change
     if trial.word == "FAIL" or not (is_own and told and shows_nothing):
         return
     trial.word, trial.by = "INVALID", "counts"

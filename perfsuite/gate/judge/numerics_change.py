@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import msgspec
-from msgspec.structs import replace
+from msgspec.structs import astuple, replace
 
 from perfsuite.gate.arms.arm import CellRun
 from perfsuite.records.cell import TensorDigest
@@ -19,7 +19,9 @@ from perfsuite.system.untrusted import Count
 
 CHANGED = "changed"
 UNKNOWN = "cannot be told"
-UNMOVED = "rounding, but a step moves nearly all weights by too little to tell"
+DOUBT = ", but "  # behind "rounding" and "same bits" that a wrong training would have, too
+_UNMOVED = "a step moves nearly all weights by too little to tell"
+_REGROUPED = "optimizers hold the parameters in another order, or step at other times"
 # Of u sqrt(ws A), as for T1: what correct computations of one step may differ by.
 _FACTOR = 16
 # Optimizer steps multiply a difference in rounding; T0 to T2 are held to as many.
@@ -73,7 +75,7 @@ class _Difference:
 def describe_numerics_change(base: Sequence[CellRun], head: Sequence[CellRun]) -> str | None:
     """Return what changed in the mathematics of a cell, from its runs, pair by pair, or None.
 
-    "same bits", "rounding…", "changed: loss at step 2 0.8137 -> 0.7885" or "cannot be told: …".
+    "same bits…", "rounding…", "changed: loss at step 2 0.8137 -> 0.7885" or "cannot be told: …".
     """
     if not base or not head:
         return None
@@ -84,27 +86,20 @@ def describe_numerics_change(base: Sequence[CellRun], head: Sequence[CellRun]) -
         limit = max(one.rounding for one in (*theirs, *ours))
     except (msgspec.ValidationError, KeyError, TypeError, ValueError) as error:
         return f"{UNKNOWN}: a record has another form: {error}"
-    regrouped = ""
-    if _are_regrouped(theirs[0], ours[0]):
-        regrouped = "optimizers hold the parameters in another order, or step at other times, and "
+    doubt = _REGROUPED if _are_regrouped(theirs[0], ours[0]) else ""
+    if doubt:
         theirs, ours = ([replace(one, weights=None) for one in runs] for runs in (theirs, ours))
     arms = {"the base": theirs, "head": ours}
     silent = [arm for arm, runs in arms.items() if not all(one.losses for one in runs)]
     if silent and not all(one.weights for one in (*theirs, *ours)):
-        return f"{UNKNOWN}: {regrouped}no loss of {' and '.join(silent)} is known"
+        told = f"no loss of {' and '.join(silent)} is known"
+        return f"{UNKNOWN}: {f'{doubt}, and {told}' if doubt else told}"
     pairs = [*zip(theirs, ours, strict=False)]
     if not all(_are_comparable(*pair) for pair in pairs):
         return f"{UNKNOWN}: no step has told a loss of both"
     within = [_compare(before, after, limit) for before, after in pairs]
-    if not any(within):
-        return "same bits"
     if (found := _beyond_rounding(within)) is None:
-        visible = max(limit, _VISIBLE)
-        later = next(filter(None, (_find_later(*pair, visible) for pair in pairs)), None)
-        if _hardly_moves(theirs[0], limit):
-            return UNMOVED if later is None else f"{UNMOVED}, and later {later}"
-        told = f"rounding at first, and later {later}: not judged, as rounding may grow so far"
-        return "rounding" if later is None else told
+        return _describe_likeness(pairs, limit if any(within) else 0.0, doubt)
     among = _beyond_rounding([_compare(theirs[0], one, limit) for one in theirs])
     if among is not None:
         numbers = " and ".join(_write(among.before, among.after))
@@ -115,6 +110,16 @@ def describe_numerics_change(base: Sequence[CellRun], head: Sequence[CellRun]) -
     if len(theirs) < 2:
         return f"{UNKNOWN}: one launch of the base does not show that the next computes the same"
     return f"{CHANGED}: {found}"
+
+
+def _describe_likeness(pairs: Sequence[tuple[_Trained, _Trained]], limit: float, doubt: str) -> str:
+    """Say how alike arms are that differ by no more than the limit: 0 where it is not at all."""
+    visible = max(limit, _VISIBLE)
+    later = next(filter(None, (_find_later(*pair, visible) for pair in pairs)), None)
+    word, end = "rounding" if limit else "same bits", f", and later {later}" if later else ""
+    if doubt or _hardly_moves(pairs[0][0], limit):
+        return f"{word}{DOUBT}{doubt or _UNMOVED}{end}"
+    return f"{word} at first{end}: not judged, as rounding may grow so far" if end else word
 
 
 def _are_comparable(base: _Trained, head: _Trained) -> bool:
@@ -151,7 +156,7 @@ def _find_later(before: _Trained, after: _Trained, visible: float) -> _Differenc
 
 
 def _hardly_moves(run: _Trained, limit: float) -> bool:
-    """Whether a step moves nine elements of ten by no more than rounding, as wrong ones may."""
+    """Whether a step moves nine elements of ten by no more than the limit, as wrong ones may."""
     steps = {step: one for (step, kind), one in run.told()[1].items() if kind == "parameter"}
     later = [(one, steps[step + 1]) for step, one in steps.items() if step + 1 in steps]
     pairs = [pair for both in later for pair in zip(*both, strict=False)]
@@ -170,9 +175,9 @@ def _differences(before: _Trained, after: _Trained, limit: float) -> Iterator[_D
         if kind == "buffer" and len(old_ones) != len(new_ones):  # a constant may become one
             continue
         pairs = itertools.zip_longest(old_ones, new_ones, fillvalue=_NOTHING)
-        for number, (old_digest, new_digest) in enumerate(pairs, 1):
-            if repr(old_digest) != repr(new_digest):
-                yield _compare_digests(old_digest, new_digest, limit, step, f"{kind} {number}")
+        for number, both in enumerate(pairs, 1):
+            if len({repr(astuple(one)[:3]) for one in both}) > 1:  # of weights, not gradients
+                yield _compare_digests(*both, limit, step, f"{kind} {number}")
 
 
 def _compare_digests(
@@ -181,14 +186,22 @@ def _compare_digests(
     """Say whether two digests may be those of tensors whose distance is within the limit.
 
     Tensors a and b with |a - b| <= L |a| have sums that differ by at most L |a| sqrt(n), and sums
-    of squares that differ by at most 2 L |a|**2, to first order (Cauchy and Schwarz).
+    of squares that differ by at most 2 L |a|**2, to first order (Cauchy and Schwarz). Elements that
+    rounding has moved by m in all, in either, add 2 m to the one, and 4 m |a| to the other.
     """
     squares = max(before.squares, after.squares)
+    apart = 2 * max(before.moved_by_rounding, after.moved_by_rounding)
+    most_squares = 2 * limit * squares + 2 * apart * math.sqrt(squares)
     # (what of the parameter, before, after, the most that the distance explains)
     found = (
         ("size", before.num_elements, after.num_elements, 0.0),
-        ("sum of squares", before.squares, after.squares, 2 * limit * squares),
-        ("sum", before.total, after.total, limit * math.sqrt(before.num_elements * squares)),
+        ("sum of squares", before.squares, after.squares, most_squares),
+        (
+            "sum",
+            before.total,
+            after.total,
+            limit * math.sqrt(before.num_elements * squares) + apart,
+        ),
     )
     differing = [one for one in found if repr(one[1]) != repr(one[2])]
     beyond = [one for one in differing if not abs(one[2] - one[1]) <= one[3]]

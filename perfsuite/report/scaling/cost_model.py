@@ -1,14 +1,6 @@
 """What communication costs in each environment: a ring, fitted to the cells of bare all_reduces.
 
-Every link has a latency alpha and a time for each byte beta (Hockney 1994, "The communication
-challenge for MPP"). A ring reduces, then gathers p parts of n bytes in 2 (p - 1) steps of n / p, so
-
-    t(p, n) = 2 (p - 1) alpha + 2 (p - 1) / p n beta
-
-(Thakur, Rabenseifner and Gropp 2005, "Optimization of Collective Communication Operations in
-MPICH", where adding has a term of its own; it too grows with (p - 1) / p n, so here beta holds
-it). gloo reduces on such a ring, NCCL on rings or trees. Cells whose ranks share cores also measure
-ranks that wait for a core, so nothing is fitted to them.
+The model and its sources: decision 0015.
 """
 
 from collections.abc import Iterator, Sequence

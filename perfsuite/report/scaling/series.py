@@ -3,9 +3,7 @@
 Weak: each device has the same batch. Strong: all have it together. The batch of a cell is its
 samples per second times its step, so a recipe need not name it.
 
-An estimate is never a measurement. The step over N devices is what one device needs for its share,
-and the exposed part of the reduction: all of it at worst, and at best what is longer than the
-backward pass, since no gradient is there before it begins.
+An estimate is never a measurement: decision 0015.
 """
 
 import math

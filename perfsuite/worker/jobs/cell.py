@@ -124,9 +124,9 @@ class Measurement:
         """Return what was found; raises where the iterations were too few."""
         found, activity = self._found, self._activity
         activity.check()
+        found.missing = found.missing | activity.end(len(found.rounds))
         found.losses, found.weights = activity.losses.by_step(), activity.digests()
         found.buffers = self._buffers.moved()
-        found.missing = found.missing | activity.end(len(found.rounds))
         return found
 
     def _whole(self) -> Iterations[None]:

@@ -39,19 +39,16 @@ _NOT_IN_TWO_STEPS = ("kernel_launches", "collected_objects", "operators")
 
 def start_user_code(code: UserCode, start: RankStart) -> activities.Activity:
     """Return the step that a user's function builds, or the loop that it is."""
+    function = load_function(code, start)
+    is_gated = start.request.policy.turns is not None
     if code.kind == "step":
-        return build_step(code, start)
-    function = _load(code, start)
+        return UserStep(code, function, digests_weights=is_gated)
     largest = None if code.world_size == 1 else join_ranks(start)
-    return UserLoop(code, function, largest, digests_weights=start.request.policy.turns is not None)
+    return UserLoop(code, function, largest, digests_weights=is_gated)
 
 
-def build_step(code: UserCode, start: RankStart) -> "UserStep":
-    """Return the step that a user's function builds under the cell's seed."""
-    return UserStep(code, _load(code, start))
-
-
-def _load(code: UserCode, start: RankStart) -> Callable[[], Any]:
+def load_function(code: UserCode, start: RankStart) -> Callable[[], Any]:
+    """Return the user's function, which may draw random numbers from the cell's seed on."""
     let_children_be_loader_workers(start.folder, start.cores)
     function: Callable[[], Any] = unpack(code.function)
     seed_random_numbers(start.seed)
@@ -59,9 +56,9 @@ def _load(code: UserCode, start: RankStart) -> Callable[[], Any]:
 
 
 class _UserCode(activities.Activity):
-    """What a step and a loop have in common: the stages that they mark, the losses they tell."""
+    """What a step and a loop have in common: stages that they mark, losses, weights."""
 
-    def __init__(self, code: UserCode) -> None:
+    def __init__(self, code: UserCode, num_digested: int) -> None:
         super().__init__()
         self._name = code.name
         self.global_batch_size = code.samples_per_step
@@ -72,6 +69,7 @@ class _UserCode(activities.Activity):
         self._told: Any = None
         self._unchecked: list[Any] = []
         self._last_loss, self._changed_at = math.nan, 0  # and the step that first had it
+        self._weights = WeightDigests(num_digested)
 
     def stage(self, name: str) -> AbstractContextManager[None]:
         """Time a part of the step; another thread's would be timed twice."""
@@ -107,6 +105,10 @@ class _UserCode(activities.Activity):
         self.losses.add(self._unchecked)
         self._unchecked.clear()
 
+    def digests(self) -> dict[int, tuple[TensorDigest, ...]]:
+        """Return those of the optimizers that had stepped by then."""
+        return self._weights.by_step
+
 
 class _MarkedStage:
     """A stage that is marked now. It is no generator, which would take longer, within the step."""
@@ -130,8 +132,10 @@ class _MarkedStage:
 class UserStep(_UserCode, activities.Repeatable):
     """A function that takes one training step each time."""
 
-    def __init__(self, code: UserCode, build_step: Callable[[], Any]) -> None:
-        super().__init__(code)
+    def __init__(
+        self, code: UserCode, build_step: Callable[[], Any], *, digests_weights: bool = False
+    ) -> None:
+        super().__init__(code, self.num_warmup if digests_weights else 0)
         self._updated_at = 0  # the last step in which an optimizer stepped
         with activities.staying(code.name):
             built = build_step()
@@ -152,11 +156,21 @@ class UserStep(_UserCode, activities.Repeatable):
         with register_optimizer_step_post_hook(self._note_update), listening(self):
             super().run(asked, begin_step)
 
-    def _note_update(self, *_: Any) -> None:
+    def _note_update(self, optimizer: Optimizer, *_: Any) -> None:
         self._updated_at = self.losses.num_steps + len(self._unchecked) + 1
+        if not is_within_another(optimizer):
+            self._weights.note_update(optimizer)
+
+    def check(self) -> None:
+        """Check the losses, and digest the weights: in the warm-up after each step."""
+        has_stepped = bool(self._unchecked)
+        super().check()
+        if has_stepped:
+            self._weights.end_step()
 
     def end(self, num_rounds: int) -> dict[str, str]:
         """Return that nothing is missing; raises a WorkloadError where it trains no more."""
+        self._weights.end_loop(self.losses.num_steps)
         last, num_steps = max(self._updated_at, self._changed_at), self.losses.num_steps
         if self._updated_at and num_steps - last > last:
             told = "" if math.isnan(self._last_loss) else f", the loss stayed {self._last_loss:g}"
@@ -209,7 +223,7 @@ class UserLoop(_UserCode):
         *,
         digests_weights: bool = False,
     ) -> None:
-        super().__init__(code)
+        super().__init__(code, code.num_warmup if digests_weights else 0)  # steps that are untimed
         assert code.num_steps is not None
         self._what = code.kind
         self.num_steps = code.num_steps
@@ -231,7 +245,6 @@ class UserLoop(_UserCode):
         self._last_thread: threading.Thread | None = None  # that ended a step
         self._error: Exception | None = None
         self._ended_by = "itself"
-        self._weights = WeightDigests(code.num_warmup if digests_weights else 0)  # untimed steps
 
     def run(self, asked: Iterations[None], begin_step: Callable[[], None]) -> None:
         """Run the loop until the measurement asks for nothing more, or it ends by itself."""
@@ -350,10 +363,6 @@ class UserLoop(_UserCode):
                 f"{-least:.0f} and waited or ended; give all ranks equally many steps"
             )
         return self._largest(values) if values else []
-
-    def digests(self) -> dict[int, tuple[TensorDigest, ...]]:
-        """Return those of the optimizers that had stepped by then."""
-        return self._weights.by_step
 
     def held_tensors(self) -> Iterator[Tensor]:
         """Return those of the optimizer that ends a step."""

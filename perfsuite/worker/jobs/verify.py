@@ -19,7 +19,7 @@ from perfsuite.worker.equivalence.trace import trace as traces
 from perfsuite.worker.equivalence.trace.own_steps import OwnSteps, record_steps
 from perfsuite.worker.equivalence.trace.recording import read_epochs, record_run
 from perfsuite.worker.jobs.loader_workers import open_batches
-from perfsuite.worker.jobs.user_code import build_step
+from perfsuite.worker.jobs.user_code import UserStep, load_function
 from perfsuite.worker.training.trainer import build_trainer
 
 # The run that is compared; its files have this name.
@@ -55,7 +55,7 @@ def record_own_rank(
 
 
 def _build_steps(code: messages.UserCode, start: messages.RankStart) -> OwnSteps:
-    step = build_step(code, start)
+    step = UserStep(code, load_function(code, start))
     return OwnSteps(step.model, step.take)
 
 

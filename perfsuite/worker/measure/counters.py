@@ -70,14 +70,8 @@ class IterationCounts:
 def count_iteration() -> Iterations[IterationCounts]:
     """Return the counts of one iteration on this rank; every rank must run it.
 
-    Operators of any namespace count, recomputation included, after composite ones were taken apart:
-    one on a list of tensors (`_foreach_add_`) or a collective that calls others is one, profiler
-    markers and `prim` queries are none. FLOPs are by the formulas of `torch.utils.flop_counter`, on
-    DTensors of the local share; `model_flops` are those, less what a backward pass computes anew:
-    checkpointed parts of the model, and the scores inside of fused attention.
-
-    `StepMode` says what is not seen. Two iterations must have run before: DDP rebuilds its buckets
-    after the first, and in the first DTensor runs operators twice to learn the shapes of results.
+    Which operators and FLOPs count: decision 0004; what is not seen: `StepMode`. Two iterations run
+    before it: after the first DDP rebuilds its buckets, and in it DTensor learns shapes.
     """
     counter, own = _Counter(), threading.get_ident()
 

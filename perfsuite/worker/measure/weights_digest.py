@@ -1,11 +1,13 @@
 """A digest of weights: two numbers of each parameter, which two trees may compare without them."""
 
 import itertools
+import math
 import weakref
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
 import torch
-from msgspec.structs import astuple
+from msgspec.structs import astuple, replace
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -16,6 +18,9 @@ from perfsuite.worker.measure.clock import living_objects
 # Steps that are told; training multiplies a difference in rounding.
 _MOST_STEPS = 3
 _LEAST_SHARE = 1e-10
+# Of the largest gradient, what rounding may make of one that is 0: 16 u, as for a loss.
+_ROUNDED_SHARE = 2.0**-20
+_MOST_AT_ONCE = 2**22  # elements of a gradient that are copied
 # Elements of a mask or a table of integers, which take eight bytes each as float64.
 _MOST_CONVERTED = 2**24
 
@@ -112,11 +117,13 @@ class WeightDigests:
         self.by_step: dict[int, tuple[TensorDigest, ...]] = {}
         self._num_left = min(_MOST_STEPS, most_steps)
         self._optimizers: dict[int, Optimizer] = {}
+        self._moved_by_rounding: Counter[int] = Counter()  # by the id of the weight
 
     def note_update(self, optimizer: Optimizer) -> None:
-        """Know from now on what this optimizer updates."""
+        """Know from now on what this optimizer updates, and what rounding may make of it."""
         if self._num_left > 0:
             self._optimizers[id(optimizer)] = optimizer
+            self._moved_by_rounding.update(_moved_by_rounding(optimizer))
 
     def end_step(self) -> None:
         """Digest the weights, if this is one of the first steps."""
@@ -134,4 +141,39 @@ class WeightDigests:
         held = [weight for group in groups for weight in group["params"]]
         # A frozen one may be quantized, of a dtype or class that sums do not take.
         weights = {id(weight): weight for weight in held if weight.requires_grad}
-        self.by_step[step] = digest_weights(weights.values())
+        self.by_step[step] = tuple(
+            replace(digest, moved_by_rounding=float(self._moved_by_rounding[key]))
+            for key, digest in zip(weights, digest_weights(weights.values()), strict=True)
+        )
+
+
+@torch.no_grad()
+def _moved_by_rounding(optimizer: Optimizer) -> dict[int, float]:
+    """Return what rounding may have moved each weight by in this step, summed over its elements.
+
+    SGD moves in proportion to a gradient. Others divide by its size: near 0 they move a weight by
+    the learning rate, in the direction that rounding has given to the gradient.
+    """
+    known: dict[int, tuple[float, Tensor]] = {}
+    for group in optimizer.param_groups:
+        for weight in group["params"] if group.get("lr") is not None else ():
+            if weight.grad is not None:
+                gradient = local_tensor(weight.grad)
+                values = gradient.coalesce().values() if gradient.is_sparse else gradient
+                known[id(weight)] = float(group["lr"]), values.reshape(-1)
+    gradients = [one for _, one in known.values() if len(one)]
+    error = _ROUNDED_SHARE * float(nn.utils.get_total_norm(gradients, math.inf))
+    if isinstance(optimizer, torch.optim.SGD):
+        return {key: rate * error * len(one) for key, (rate, one) in known.items()}
+    return {key: rate * _num_undirected(one, error) for key, (rate, one) in known.items()}
+
+
+def _num_undirected(gradient: Tensor, error: float) -> float:
+    """Return how many elements are no larger than the error; larger ones count as their noise."""
+    count = squares = 0.0
+    for part in torch.split(gradient, _MOST_AT_ONCE):
+        shares = torch.where(part == 0.0, 0.0, error / part.abs())
+        count += float((shares >= 1.0).sum())
+        partial = torch.where(shares < 1.0, shares, 0.0)
+        squares += float(partial.square().sum(dtype=torch.float64))
+    return count + math.sqrt(squares)

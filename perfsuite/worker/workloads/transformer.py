@@ -3,10 +3,9 @@
 Built like Liu et al., "RoBERTa: A Robustly Optimized BERT Pretraining Approach", 2019: learned
 positions, each sublayer's sum normalised after it (post-LN), a head on the first token.
 
-Nothing is downloaded: the encoder is randomly initialised, and the sentences are synthetic. The
-class of a pair is the topic of its first sentence. The two sentences have different topics, so the
-words alone leave two classes equally likely: only their order tells them apart. Shapes: B sequences
-of a batch, T tokens, D width, C classes.
+Nothing is downloaded: weights and sentences are drawn. The class of a pair is the topic of its
+first sentence; the other has another topic, so that only their order tells two classes apart.
+Shapes: B sequences of a batch, T tokens, D width, C classes.
 """
 
 import math

@@ -1378,6 +1378,7 @@ def test_a_smaller_step_of_ones_own_is_not_compared_unless_it_computes_the_same(
         "hidden": (None, [0.9, 0.7], None),
         "compiled": (None, [0.9, 0.8], None),
         "still": (80, [0.9, 0.8], None),
+        "regrouped": (80, [0.9, 0.8], None),
         "slow": (80, [0.9, 0.7], None),
         "more_else": (100, [0.9, 0.7], None),
         "recipe": (80, [0.9, 0.7], {}),
@@ -1392,6 +1393,9 @@ def test_a_smaller_step_of_ones_own_is_not_compared_unless_it_computes_the_same(
         record = {"losses": losses, "recipe": recipe, "counts": counts, "workload": "train"}
         if name == "still":  # weights that two steps move by less than rounding
             record["weights"] = [[[3, 3.0, 5.0 if arm == "base" else 5.000001]]] * 2
+        if name == "regrouped":
+            digests = [[3, 3.0, 5.0], [2, 1.0, 2.0]]
+            record["weights"] = [digests if arm == "base" else digests[::-1]] * 2
         return dataclasses.replace(found, record=record) if found else None
 
     machine._cells = cells
@@ -1406,6 +1410,7 @@ def test_a_smaller_step_of_ones_own_is_not_compared_unless_it_computes_the_same(
         "hidden": "INVALID",
         "compiled": "IMPROVED",
         "still": "INVALID",
+        "regrouped": "INVALID",
         "slow": "FAIL",
         "more_else": "IMPROVED",
         "recipe": "IMPROVED",
@@ -1419,6 +1424,7 @@ def test_a_smaller_step_of_ones_own_is_not_compared_unless_it_computes_the_same(
     assert "(cannot be told: no loss of head is known)" in str(reasons["unknown"])
     unmoved = "(rounding, but a step moves nearly all weights by too little to tell)"
     assert unmoved in str(reasons["still"])
+    assert "(same bits, but optimizers hold the par" in str(reasons["regrouped"])
     assert str(reasons["hidden"]).startswith(
         "flops is not available of head, so it is not compared, and nothing shows that a step "
     )

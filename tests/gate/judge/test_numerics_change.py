@@ -94,7 +94,10 @@ def test_parameters_in_the_hands_of_other_optimizers_are_no_change() -> None:
         base, head = run(*losses, weights=three), run(*losses, weights=after)
         return told((base, head), (base, head))
 
-    assert judged(one, *LOSSES) == "same bits"
+    regrouped = "optimizers hold the parameters in another order, or step at other times"
+    assert judged(one, *LOSSES) == f"same bits, but {regrouped}"
+    rounded = run(LOSSES[0] * (1 + MOST / 4), *LOSSES[1:], weights=one)
+    assert told((run(*LOSSES, weights=three), rounded)) == f"rounding, but {regrouped}"
     assert judged(one) == (
         "cannot be told: optimizers hold the parameters in another order, or step at other times, "
         "and no loss of the base and head is known"
@@ -225,12 +228,30 @@ def test_weights_that_hardly_move_show_no_more_than_that() -> None:
         )
 
     base, unmoved = train(30), "rounding, but a step moves nearly all weights by too little to tell"
-    assert told((base, train(30))) == "same bits"
+    assert told((base, train(30))) == "same bits"  # each bit of a step's movement would show
+    still = run(*LOSSES, weights=weights(*[[30.0, 2.0]] * 3))
+    assert told((still, still)) == (
+        "same bits, but a step moves nearly all weights by too little to tell"
+    )
     assert told((base, train(30, is_nudged=True))) == unmoved
     assert told((base, train(30, is_nudged=True, last=6.0))) == (
         f"{unmoved}, and later sum of squares of parameter 1 at step 72 5 -> 6"
     )
     assert told((train(18), train(18, is_nudged=True))) == "rounding"  # a tenth of them moves
+
+
+def test_elements_that_rounding_has_moved_are_rounding_as_far_as_that_goes() -> None:
+    """m in all: sums differ by at most 2 m beyond the limit, squares by at most 4 m |a|."""
+    base = weighed([[2, 3.0, 4.0]])
+    for place, most in ((1, 2 * 0.01), (2, 4 * 0.01 * 2.0)):
+        for factor, expected in ((0.9, "rounding"), (1.2, "changed: sum")):
+            digest = [2, 3.0, 4.0, 0.01]
+            digest[place] += factor * most
+            head = weighed([digest])
+
+            assert str(told((base, head), (base, head))).startswith(expected)
+    # The base's perfsuite may not know it.
+    assert told((base, weighed([[2, 3.0, 4.0, 0.01]]))) == "same bits"
 
 
 def test_the_first_step_at_which_a_change_shows_is_told_of_losses_and_weights() -> None:

@@ -335,6 +335,40 @@ def test_frozen_weights_of_any_dtype_have_no_digest() -> None:
     assert {step: len(digests) for step, digests in loop.digests().items()} == {1: 1, 2: 1, 5: 1}
 
 
+def test_a_step_tells_the_weights_after_each_of_its_warm_up_and_after_its_last() -> None:
+    class Counting(torch.optim.SGD):
+        def step(self, closure: Any = None) -> Any:
+            return super().step(closure)  # within another step, of the same optimizer
+
+    model = nn.Linear(4, 2)
+    optimizers = [Counting([one], lr=0.1) for one in model.parameters()]
+
+    def step() -> None:
+        model(torch.ones(3, 4)).square().mean().backward()
+        for one in optimizers:
+            one.step()
+
+    told = []
+    for asks in (True, False):
+        mine = UserStep(code("step"), lambda: step, digests_weights=asks)
+
+        def asked(mine: UserStep = mine) -> Iterations[None]:
+            for number in range(5):
+                yield untimed
+                if number < 3:
+                    mine.check()
+                    mine.check()  # as for buffers: no step since
+
+        mine.run(asked(), lambda: None)
+        mine.check()
+        mine.end(2)
+        told.append(mine.digests())
+
+    assert {step: len(digests) for step, digests in told[0].items()} == {1: 2, 2: 2, 3: 2, 5: 2}
+    assert len({digests[0].squares for digests in told[0].values()}) == 4
+    assert told[1] == {}
+
+
 def test_a_numpy_number_is_a_loss() -> None:
     step = UserStep(code("step"), lambda: lambda: np.float32(0.5))
 

@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import gc
+import math
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
+from torch import nn
 from torch._subclasses import FakeTensorMode
+from torch.optim import SGD, AdamW, Optimizer, RMSprop, SparseAdam
 
+from perfsuite.gate.arms.arm import CellRun
+from perfsuite.gate.judge.numerics_change import describe_numerics_change
 from perfsuite.records.cell import TensorDigest
 from perfsuite.worker.measure import weights_digest as module
 from perfsuite.worker.measure.weights_digest import (
     BufferDigests,
+    WeightDigests,
     digest_buffers,
     digest_weights,
 )
@@ -141,3 +149,99 @@ def test_modules_that_end_are_no_change_of_those_that_live_on() -> None:
     digests.end_step(None, 3)
 
     assert digests.moved() == {}
+
+
+SHARE = 2.0**-20  # of the largest gradient
+
+
+@pytest.mark.parametrize(
+    ("make", "expected"),
+    [
+        (SGD, 0.1 * 5 * (8 * SHARE)),
+        # Of five elements one is 0, one is below the error, one 3 and one 6 times as large.
+        (AdamW, 0.1 * (1 + math.hypot(1 / 3, 1 / 6, SHARE))),
+        (RMSprop, 0.1 * (1 + math.hypot(1 / 3, 1 / 6, SHARE))),
+    ],
+)
+def test_what_rounding_may_have_moved_is_told_of_each_weight(
+    make: Callable[..., Optimizer], expected: float
+) -> None:
+    error = 8 * SHARE
+    weight, other = nn.Parameter(torch.ones(5)), nn.Parameter(torch.ones(3))
+    empty, without = nn.Parameter(torch.ones(0)), nn.Parameter(torch.ones(2))
+    optimizer = make([{"params": [weight, empty, without]}, {"params": [other], "lr": 0.0}], lr=0.1)
+    digests = WeightDigests(2)
+    for number in range(3):
+        weight.grad = torch.tensor([0.0, error / 2, 3 * error, 6 * error, 8.0])
+        empty.grad, other.grad = torch.zeros(0), torch.ones(3)
+        optimizer.step()
+        digests.note_update(optimizer)
+        digests.end_step()
+        assert len(digests.by_step) == min(2, number + 1)
+
+    first, second = digests.by_step.values()
+    assert first[0].moved_by_rounding == pytest.approx(expected)
+    assert second[0].moved_by_rounding == pytest.approx(2 * expected)
+    assert [one.moved_by_rounding for one in first[1:]] == [0.0, 0.0, 0.0]
+
+
+def test_gradients_of_any_form_tell_what_rounding_may_have_moved(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "_MOST_AT_ONCE", 2)
+    table = nn.Embedding(4, 2, sparse=True)
+    waves = nn.Parameter(torch.ones(3, dtype=torch.complex64))
+    halves = nn.Parameter(torch.ones(3, dtype=torch.bfloat16))
+    (2.0 * table(torch.tensor([1, 1]))).sum().backward()
+    waves.grad, halves.grad = waves.detach().clone(), halves.detach().clone()
+    told = []
+    for make, weights in ((SparseAdam, table.parameters()), (AdamW, [waves]), (AdamW, [halves])):
+        optimizer = make(weights, lr=0.1)
+        optimizer.step()
+        digests = WeightDigests(1)
+        digests.note_update(optimizer)
+        digests.end_step()
+        told.append(digests.by_step[1][0].moved_by_rounding / (0.1 * SHARE))
+
+    assert told == [pytest.approx(math.sqrt(2)), *[pytest.approx(math.sqrt(3), rel=0.01)] * 2]
+
+
+class Attention(nn.Module):
+    """Its key's bias adds the same to all scores of a query: its gradient is 0, and rounding."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.parts = nn.ModuleList(nn.Linear(48, 48) for _ in range(3))
+        for part in self.parts:
+            nn.init.zeros_(part.bias)
+
+    def forward(self, inputs: torch.Tensor, *, is_fused: bool) -> torch.Tensor:
+        query, key, value = (part(inputs) for part in self.parts)
+        if is_fused:
+            return nn.functional.scaled_dot_product_attention(query, key, value)
+        return torch.softmax(query @ key.mT / math.sqrt(48), dim=-1) @ value
+
+
+def train(make: Callable[..., Optimizer], *, is_fused: bool, rate: float = 3e-4) -> CellRun:
+    torch.manual_seed(3)
+    model = Attention()
+    optimizer, digests = make(model.parameters(), lr=rate), WeightDigests(3)
+    for _ in range(4):
+        model(torch.randn(8, 16, 48), is_fused=is_fused).square().mean().backward()
+        optimizer.step()
+        digests.note_update(optimizer)
+        digests.end_step()
+        optimizer.zero_grad()
+    record: dict[str, Any] = {"weights": [*digests.by_step.values()]}
+    return CellRun(outcome="passed", reason=None, rounds_s=(1.0,), record=record)
+
+
+@pytest.mark.parametrize("make", [SGD, AdamW, RMSprop])
+def test_a_fused_attention_is_rounding_and_a_rate_one_percent_higher_is_none(
+    make: Callable[..., Optimizer],
+) -> None:
+    base, fused = train(make, is_fused=False), train(make, is_fused=True)
+    faster = train(make, is_fused=True, rate=3.03e-4)
+
+    assert str(describe_numerics_change([base] * 2, [fused] * 2)).startswith("rounding")
+    assert str(describe_numerics_change([base] * 2, [faster] * 2)).startswith("changed: ")

@@ -26,10 +26,9 @@ _NUM_SEEDS = 1_000_000_000
 # Reductions that are not compressed; equal to data_parallel._POWERSGD_START_ITER.
 NUM_PLAIN_STEPS = 2
 
-# What a rank adds to the sum, in the dtype of the sum. Dividing first keeps the sum from
-# overflowing. The reducer multiplies dense gradients while it copies them into its bucket (torch's
-# reducer.cpp, mark_variable_ready_dense); the hooks divide the bucket (default_hooks.py), and so
-# does PowerSGD's in a step that it does not compress.
+# What a rank adds to the sum, in its dtype. Dividing first keeps it from overflowing. The reducer
+# multiplies dense gradients while it copies them (torch's reducer.cpp, mark_variable_ready_dense);
+# hooks divide the bucket (default_hooks.py), as PowerSGD's does where it does not compress.
 _SHARES: dict[str, Callable[[Tensor, int], Tensor]] = {
     "none": lambda gradient, num_shards: gradient * (1 / num_shards),
     "fp16": lambda gradient, num_shards: gradient.to(torch.float16) / num_shards,

@@ -1,10 +1,8 @@
 """Cut a model into stages between its blocks, so that each rank of a pipeline holds some.
 
 torch.fx records the code between the blocks, with every module that contains no block as one call;
-the modules themselves stay the user's, with their names, their hooks and their mode. With
-`torch.distributed.pipelining.pipeline`, which exports the whole model, an interpreted graph of
-operators would run instead of the modules, fixed to one batch shape and to train mode, without the
-checkpointing of blocks and autocast.
+the modules themselves stay the user's, with their names, their hooks and their mode.
+`torch.distributed.pipelining.pipeline` would run an exported graph of one batch shape and mode.
 """
 
 import inspect
