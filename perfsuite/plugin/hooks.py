@@ -110,18 +110,20 @@ class Ownership:
             self._begin()
         result = yield
         if self.is_ours and self._measured is not None:
-            self._measured.choose_cells(items)
+            self._begin(items)
         elif self.is_ours:
             recorder.write_nothing(self._config)
         return result
 
-    def _begin(self) -> "MeasuredSession":
-        """Make the session that measures; a UsageError reaches a user from xdist's workers too."""
+    def _begin(self, items: list[pytest.Item] | None = None) -> "MeasuredSession":
+        """Have a session that measures, and chooses; its UsageError leaves xdist's workers, too."""
         from perfsuite.plugin.session.measured_session import MeasuredSession
 
         try:
             self._choices = self._choices or self._resolve()
-            self._measured = MeasuredSession(self._config, self._choices, self)
+            self._measured = self._measured or MeasuredSession(self._config, self._choices, self)
+            if items is not None:
+                self._measured.choose_cells(items)
         except pytest.UsageError as error:
             recorder.write_nothing(self._config)  # nor say that there is nothing to write
             if hasattr(self._config, "workeroutput"):
@@ -131,7 +133,7 @@ class Ownership:
 
     def runner(self) -> "MeasuredSession":
         """Return what the fixtures run cells with."""
-        return self._measured or self._begin()
+        return self._begin()
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any) -> None:

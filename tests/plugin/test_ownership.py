@@ -249,6 +249,24 @@ def test_workers_of_xdist_find_a_fixture_of_ours_and_the_session_is_refused(
     assert ADVICE not in result.outlines
 
 
+def test_workers_of_xdist_refuse_a_wrong_marker_in_one_line(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(
+        test_ours="""
+        import pytest
+
+        @pytest.mark.perf(tolerance="9%", limit="2%")
+        def test_cell(loader_benchmark):
+            pass
+        """
+    )
+
+    result = run(pytester, "-p", "xdist", "-n2", fresh=True)
+
+    assert result.ret == 4
+    result.stderr.fnmatch_lines(["ERROR: *the limit is 2.0 % (perf marker), below the tolerance *"])
+    result.stdout.no_fnmatch_line("*INTERNALERROR*")
+
+
 OVERRIDE = """
     import pytest
 

@@ -93,7 +93,8 @@ class CountChange:
         by = self.head - self.base
         is_visible = self.base > 0 and abs(by) >= _VISIBLE_RATIO * self.base
         change = f"{by / self.base * 100:+.1f} %" if is_visible else f"{by:+,}"
-        line = f"{self.name} {base} -> {head} ({change}), allowed {self.slack}"
+        allowed = f", allowed {self.slack}" if by > 0 else ""
+        line = f"{self.name} {base} -> {head} ({change}){allowed}"
         if 1 < self.accepted_ratio < math.inf:
             line += f", accepted {format_ratio(self.accepted_ratio - 1)}"
         return line

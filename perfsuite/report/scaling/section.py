@@ -223,10 +223,9 @@ def scaling_notes(scaling: Scaling) -> Iterator[str]:
     yield from map(_link_note, scaling.links.values())
     if any(series.estimates for series in scaling.series):
         yield (
-            "By the model a step takes as long as on one process, and then its all_reduces: all "
-            "of them without overlap, and at best what does not fit behind the backward pass. "
-            "Over more devices than were measured this is an estimate: it assumes that every link "
-            "is like those measured, and that nothing else gets slower."
+            "An estimate is the step of one process and its all_reduces: all of them without "
+            "overlap, and at best what does not fit behind the backward pass. It assumes that "
+            "every link is like those measured, and that nothing else gets slower."
         )
 
 
@@ -244,15 +243,13 @@ def _series_notes(cells: Sequence[ScaledCell]) -> Iterator[str]:
         )
     if "rounds" in bases:
         yield (
-            "An interval over rounds covers how the rounds of one launch differ, and not how two "
-            "launches do, which can be several times as much; several tests of one recipe, or "
-            "several runs of one commit, are several launches."
+            "An interval over rounds covers how the rounds of one launch differ; two launches can "
+            "differ several times as much. Tests of one recipe, or runs of one commit, are several."
         )
     if any(cell.exposed_ratio is not None for cell in cells):
         yield (
-            "Exposed is the part of the step that waits for communication or for a slower rank. "
-            "Under ddp backward waits and forward does not, so it is what backward takes beyond "
-            "its proportion on one process: backward(p) - forward(p) backward(1) / forward(1)."
+            "Exposed is the part of the step that waits for communication or a slower rank. Under "
+            "ddp backward alone waits, so it is backward(p) - forward(p) backward(1) / forward(1)."
         )
     scaled = [cell for cell in cells if cell.base is not None]
     for size in dict.fromkeys(filter(None, map(_cores, scaled))):

@@ -138,7 +138,7 @@ def test_a_decrease_asks_for_a_new_stored_run() -> None:
 
     assert grown is None
     assert said == [
-        "test_a: flops 100 -> 90 (-10.0 %), allowed 0 %; store a new run (--benchmark-save=NAME), "
+        "test_a: flops 100 -> 90 (-10.0 %); store a new run (--benchmark-save=NAME), "
         "or an increase up to the old one passes"
     ]
 

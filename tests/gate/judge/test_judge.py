@@ -1417,7 +1417,7 @@ def test_a_smaller_step_of_ones_own_is_not_compared_unless_it_computes_the_same(
     }
     reasons = {trial.name: trial.reason for trial in judgement.trials}
     assert reasons["less"] == (
-        "flops 100 -> 80 (-20.0 %), allowed 0 %, and nothing shows that a step still trains as "
+        "flops 100 -> 80 (-20.0 %), and nothing shows that a step still trains as "
         "much (changed: loss at step 2 0.8 -> 0.7), so that times do not compare; rename the "
         "test if that is intended"
     )
