@@ -160,18 +160,18 @@ def _moved_by_rounding(optimizer: Optimizer) -> dict[int, float]:
             if weight.grad is not None:
                 gradient = local_tensor(weight.grad)
                 values = gradient.coalesce().values() if gradient.is_sparse else gradient
-                known[id(weight)] = float(group["lr"]), values.reshape(-1)
-    gradients = [one for _, one in known.values() if len(one)]
+                known[id(weight)] = float(group["lr"]), values
+    gradients = [one for _, one in known.values() if one.numel()]
     error = _ROUNDED_SHARE * float(nn.utils.get_total_norm(gradients, math.inf))
     if isinstance(optimizer, torch.optim.SGD):
-        return {key: rate * error * len(one) for key, (rate, one) in known.items()}
+        return {key: rate * error * one.numel() for key, (rate, one) in known.items()}
     return {key: rate * _num_undirected(one, error) for key, (rate, one) in known.items()}
 
 
 def _num_undirected(gradient: Tensor, error: float) -> float:
     """Return how many elements are no larger than the error; larger ones count as their noise."""
     count = squares = 0.0
-    for part in torch.split(gradient, _MOST_AT_ONCE):
+    for part in torch.split(gradient.reshape(-1), _MOST_AT_ONCE):
         shares = torch.where(part == 0.0, 0.0, error / part.abs())
         count += float((shares >= 1.0).sum())
         partial = torch.where(shares < 1.0, shares, 0.0)
