@@ -108,13 +108,15 @@ class Memory(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
 class TensorDigest(msgspec.Struct, frozen=True, array_like=True):
     """What is told of a parameter's weights: all elements' sum and sum of squares, in float64.
 
-    `moved_by_rounding` is the sum of what rounded gradients may have moved the elements by so far.
+    `moved_by_rounding` is the sum of what rounded gradients may have moved the elements by in the
+    first steps, and `num_gradients` how many of these steps had a gradient that is not all 0.
     """
 
     num_elements: Count
     total: float
     squares: float
     moved_by_rounding: float = 0.0
+    num_gradients: Count = 0
 
 
 class StepPercentiles(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

@@ -1,21 +1,6 @@
 """The gate's end of the channel, on which two launches take turns and report what they timed.
 
-Each line is a JSON object with a "kind"; "?" marks those that wait for an answer:
-
-    hello {arm}                      first on each connection; a rank opens one of its own, and a
-                                     command that is waited for, which sends it again and again
-    collected {cells, ...} ?         the fields of `Suite`, and takes_turns
-                                     -> {"run": [names in order], "unpinned": [names]}
-    enter {cell} ?                   is before a cell -> {is_alone} when it may be set up
-    shape {iterations, iteration_s, first_s, ...} ?  how long its rounds would be, how many seconds
-                                     of them a first launch is worth, and how it sets the collector
-                                     -> the fields of `Agreed`, for both arms
-    turn ?                           requests a turn -> {} when the other arm is blocked
-    round                            a round is over, and the arm keeps its turn
-    done                             the turn is over
-    waits                            what this process waits for went on in the other arm's turns
-    left {cell, outcome, ...} ?      fields of `CellRun` -> {is_over} when both arms have left it
-    finished                         the session is over
+Each line is a JSON object with a "kind"; decision 0009 lists them.
 """
 
 import contextlib

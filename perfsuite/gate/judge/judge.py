@@ -252,7 +252,8 @@ def _judge_size(trial: Trial) -> None:
     is_own = (trial.last["head"].record or {}).get("recipe", {}) is None
     change = trial.numerics_change or ""
     shows_nothing = change.startswith((CHANGED, UNKNOWN)) or DOUBT in change
-    if trial.word == "FAIL" or not (is_own and told and shows_nothing):
+    needs_pairs = trial.word == "INCONCLUSIVE" and len(trial.runs["base"]) < 2
+    if trial.word == "FAIL" or needs_pairs or not (is_own and told and shows_nothing):
         return
     trial.word, trial.by = "INVALID", "counts"
     trial.reason = (

@@ -46,7 +46,14 @@ class _Trained(msgspec.Struct, frozen=True):
         """Return losses and digests by step; an older perfsuite told those of the first alone."""
         steps = self.weights_steps or itertools.count(1)
         digests = {(n, "parameter"): one for n, one in zip(steps, self.weights or (), strict=False)}
-        digests |= {(step, "buffer"): one for step, one in self.buffers or ()}
+        # A mean that BatchNorm keeps moves as far as the bias before it does.
+        last = (self.weights or [()])[-1]
+        most = sum(one.moved_by_rounding for one in last)
+        each = max((one.moved_by_rounding / (one.num_elements or 1) for one in last), default=0.0)
+        for step, kept in self.buffers or ():
+            digests[step, "buffer"] = tuple(
+                replace(one, moved_by_rounding=min(most, each * one.num_elements)) for one in kept
+            )
         return dict(self.losses_by_step or enumerate(self.losses, 1)), digests
 
     @property
@@ -117,8 +124,8 @@ def _describe_likeness(pairs: Sequence[tuple[_Trained, _Trained]], limit: float,
     visible = max(limit, _VISIBLE)
     later = next(filter(None, (_find_later(*pair, visible) for pair in pairs)), None)
     word, end = "rounding" if limit else "same bits", f", and later {later}" if later else ""
-    if doubt or _hardly_moves(pairs[0][0], limit):
-        return f"{word}{DOUBT}{doubt or _UNMOVED}{end}"
+    if doubt := doubt or (_UNMOVED if _hardly_moves(pairs[0][0], limit) else ""):
+        return f"{word}{DOUBT}{doubt}{end}"
     return f"{word} at first{end}: not judged, as rounding may grow so far" if end else word
 
 
@@ -157,8 +164,10 @@ def _find_later(before: _Trained, after: _Trained, visible: float) -> _Differenc
 
 def _hardly_moves(run: _Trained, limit: float) -> bool:
     """Whether a step moves nine elements of ten by no more than the limit, as wrong ones may."""
+    # Equal bits speak for all steps, and what is within rounding for the first ones alone.
     steps = {step: one for (step, kind), one in run.told()[1].items() if kind == "parameter"}
-    later = [(one, steps[step + 1]) for step, one in steps.items() if step + 1 in steps]
+    both = itertools.pairwise(sorted(steps))
+    later = [(steps[one], steps[two]) for one, two in both if two == one + 1 or limit == 0.0]
     pairs = [pair for both in later for pair in zip(*both, strict=False)]
     moved = [old for old, new in pairs if not _compare_digests(old, new, limit, 0, "").is_rounding]
     return 10 * sum(it.num_elements for it in moved) < sum(it.num_elements for it, _ in pairs)
@@ -176,7 +185,8 @@ def _differences(before: _Trained, after: _Trained, limit: float) -> Iterator[_D
             continue
         pairs = itertools.zip_longest(old_ones, new_ones, fillvalue=_NOTHING)
         for number, both in enumerate(pairs, 1):
-            if len({repr(astuple(one)[:3]) for one in both}) > 1:  # of weights, not gradients
+            is_less_trained = both[0].num_gradients > both[1].num_gradients
+            if is_less_trained or len({repr(astuple(one)[:3]) for one in both}) > 1:
                 yield _compare_digests(*both, limit, step, f"{kind} {number}")
 
 
@@ -190,11 +200,14 @@ def _compare_digests(
     rounding has moved by m in all, in either, add 2 m to the one, and 4 m |a| to the other.
     """
     squares = max(before.squares, after.squares)
-    apart = 2 * max(before.moved_by_rounding, after.moved_by_rounding)
+    apart = 2 * max(before.moved_by_rounding, after.moved_by_rounding) if limit else 0.0
+    # More are no less training; the base's perfsuite may not know them.
+    most_more = math.inf if after.num_gradients >= before.num_gradients else 0.0
     most_squares = 2 * limit * squares + 2 * apart * math.sqrt(squares)
     # (what of the parameter, before, after, the most that the distance explains)
     found = (
         ("size", before.num_elements, after.num_elements, 0.0),
+        ("number of gradients", before.num_gradients, after.num_gradients, most_more),
         ("sum of squares", before.squares, after.squares, most_squares),
         (
             "sum",
@@ -210,6 +223,8 @@ def _compare_digests(
 
 
 def _write(before: float, after: float) -> tuple[str, str]:
+    if isinstance(before, int):
+        return f"{before:,}", f"{after:,}"
     for digits in range(_DIGITS, 17):
         if (texts := (f"{before:.{digits}g}", f"{after:.{digits}g}"))[0] != texts[1]:
             return texts

@@ -34,7 +34,6 @@ from perfsuite.worker.training.trainer import seed_random_numbers
 # would never say that its optimizer steps no more.
 _MOST_OTHERS = 20
 _MOST_ACCUMULATED = 256  # steps that an optimizer may wait for
-_NOT_IN_TWO_STEPS = ("kernel_launches", "collected_objects", "operators")
 
 
 def start_user_code(code: UserCode, start: RankStart) -> activities.Activity:
@@ -150,6 +149,8 @@ class UserStep(_UserCode, activities.Repeatable):
         if step.optimizer is not None and not hasattr(step.optimizer, "param_groups"):
             given = f"{code.name}: Step.optimizer is of the type {type(step.optimizer).__name__}"
             raise WorkloadError(f"{given}; give one optimizer, or None: others are seen to step")
+        if isinstance(step.optimizer, Optimizer):  # which may step once in many steps
+            self._weights.note_update(step.optimizer)
 
     def run(self, asked: Iterations[None], begin_step: Callable[[], None]) -> None:
         """Take steps, and hear what they tell."""
@@ -163,10 +164,9 @@ class UserStep(_UserCode, activities.Repeatable):
 
     def check(self) -> None:
         """Check the losses, and digest the weights: in the warm-up after each step."""
-        has_stepped = bool(self._unchecked)
-        super().check()
-        if has_stepped:
+        if self._unchecked:
             self._weights.end_step()
+        super().check()
 
     def end(self, num_rounds: int) -> dict[str, str]:
         """Return that nothing is missing; raises a WorkloadError where it trains no more."""
@@ -229,7 +229,7 @@ class UserLoop(_UserCode):
         self.num_steps = code.num_steps
         self.num_warmup = code.num_warmup - 1
         why = f"a {code.kind} takes only two steps more than the timed ones"
-        self.missing = dict.fromkeys(_NOT_IN_TWO_STEPS, why)
+        self.missing = dict.fromkeys(("kernel_launches", "collected_objects", "operators"), why)
         self._train = train
         self._largest = largest
         self._class_name = code.optimizer

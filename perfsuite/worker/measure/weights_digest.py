@@ -118,12 +118,14 @@ class WeightDigests:
         self._num_left = min(_MOST_STEPS, most_steps)
         self._optimizers: dict[int, Optimizer] = {}
         self._moved_by_rounding: Counter[int] = Counter()  # by the id of the weight
+        self._num_gradients: Counter[int] = Counter()
 
     def note_update(self, optimizer: Optimizer) -> None:
         """Know from now on what this optimizer updates, and what rounding may make of it."""
         if self._num_left > 0:
             self._optimizers[id(optimizer)] = optimizer
-            self._moved_by_rounding.update(_moved_by_rounding(optimizer))
+            self._moved_by_rounding.update(moved := _moved_by_rounding(optimizer))
+            self._num_gradients.update(moved.keys())
 
     def end_step(self) -> None:
         """Digest the weights, if this is one of the first steps."""
@@ -141,28 +143,32 @@ class WeightDigests:
         held = [weight for group in groups for weight in group["params"]]
         # A frozen one may be quantized, of a dtype or class that sums do not take.
         weights = {id(weight): weight for weight in held if weight.requires_grad}
+        moved = self._moved_by_rounding
         self.by_step[step] = tuple(
-            replace(digest, moved_by_rounding=float(self._moved_by_rounding[key]))
-            for key, digest in zip(weights, digest_weights(weights.values()), strict=True)
+            replace(
+                one, moved_by_rounding=float(moved[key]), num_gradients=self._num_gradients[key]
+            )
+            for key, one in zip(weights, digest_weights(weights.values()), strict=True)
         )
 
 
 @torch.no_grad()
 def _moved_by_rounding(optimizer: Optimizer) -> dict[int, float]:
-    """Return what rounding may have moved each weight by in this step, summed over its elements.
+    """Return what rounding may have moved each weight with a gradient by, summed over its elements.
 
     SGD moves in proportion to a gradient. Others divide by its size: near 0 they move a weight by
     the learning rate, in the direction that rounding has given to the gradient.
     """
     known: dict[int, tuple[float, Tensor]] = {}
     for group in optimizer.param_groups:
-        for weight in group["params"] if group.get("lr") is not None else ():
+        for weight in group["params"]:
             if weight.grad is not None:
                 gradient = local_tensor(weight.grad)
                 values = gradient.coalesce().values() if gradient.is_sparse else gradient
-                known[id(weight)] = float(group["lr"]), values
-    gradients = [one for _, one in known.values() if one.numel()]
-    error = _ROUNDED_SHARE * float(nn.utils.get_total_norm(gradients, math.inf))
+                if values.any():
+                    known[id(weight)] = float(group.get("lr") or 0.0), values
+    largest = nn.utils.get_total_norm([one for _, one in known.values()], math.inf)
+    error = _ROUNDED_SHARE * float(largest)
     if isinstance(optimizer, torch.optim.SGD):
         return {key: rate * error * one.numel() for key, (rate, one) in known.items()}
     return {key: rate * _num_undirected(one, error) for key, (rate, one) in known.items()}

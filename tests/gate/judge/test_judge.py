@@ -1428,3 +1428,7 @@ def test_a_smaller_step_of_ones_own_is_not_compared_unless_it_computes_the_same(
     assert str(reasons["hidden"]).startswith(
         "flops is not available of head, so it is not compared, and nothing shows that a step "
     )
+    # One pair shows no change of the mathematics.
+    budget = Budget(max_pairs=3, max_s=0.0, timeout_s=30.0)
+    early = run(machine, ["less"], budget=budget, policies=policies)
+    assert words(early) == {"less": "INCONCLUSIVE"}

@@ -74,8 +74,10 @@ def test_the_last_weights_tell_what_the_first_ones_hide() -> None:
     base, head = (run(weights=kept, weights_steps=[1, 72]) for kept in (one, other))
     frozen = run(weights=weights([2.0, 4.0], [2.0]), weights_steps=[1, 72])
 
-    assert told(*[(base, base)] * 2) == "same bits"
+    assert str(told(*[(base, base)] * 2)).startswith("same bits, but a step moves")
     assert told(*[(base, head)] * 2) == "changed: size of parameter 2 at step 72 4 -> 6"
+    moving = weighed(*DIGESTS[:2])
+    assert told((moving, moving)) == "same bits"
     assert told(*[(base, frozen)] * 2) == "changed: size of parameter 2 at step 72 4 -> 0"
 
 
@@ -252,6 +254,36 @@ def test_elements_that_rounding_has_moved_are_rounding_as_far_as_that_goes() -> 
             assert str(told((base, head), (base, head))).startswith(expected)
     # The base's perfsuite may not know it.
     assert told((base, weighed([[2, 3.0, 4.0, 0.01]]))) == "same bits"
+
+
+def test_a_parameter_that_has_a_gradient_in_fewer_steps_is_less_trained() -> None:
+    trained, held = (weighed([[2, 3.0, 5.0, 0.0, 1], [1, 2.0, 4.0, 0.0, n]]) for n in (1, 0))
+    older = weighed([[2, 3.0, 5.0], [1, 2.0, 4.0]])
+
+    less = "changed: number of gradients of parameter 2 at step 1 1 -> 0"
+    assert told(*[(trained, held)] * 2) == less
+    # More are no less training; the base's perfsuite may not know them.
+    assert told((held, trained)) == told((older, trained)) == "same bits"
+
+
+def test_a_mean_moves_as_far_as_rounding_may_move_the_bias_before_it() -> None:
+    """m of a bias, or for each of the buffer's elements as much as for one of any weight's."""
+    first = [[8, 3.0, 5.0, 0.001], [4, 2.0, 4.0, 0.2]]
+    least = min(0.2 + 0.001, 0.2 / 4 * 6)
+    for size, most in ((6, 2 * least), (2, 2 * 0.2 / 4 * 2)):
+        for factor, expected in ((0.9, "rounding"), (1.1, "changed: sum of buffer 1 at step 3")):
+            base, head = (
+                run(weights=[first], buffers=[[3, [[size, total, 900.0]]]], recipe=None)
+                for total in (1.0, 1.0 + factor * most)
+            )
+            text = str(told((base, head), (base, head)))
+            assert text.startswith(expected), (size, factor, text)
+
+
+def test_a_size_is_a_whole_number() -> None:
+    base, head = (weighed([[size, 3.0, 5.0]]) for size in (4096, 12288))
+
+    assert told(*[(base, head)] * 2) == "changed: size of parameter 1 at step 1 4,096 -> 12,288"
 
 
 def test_the_first_step_at_which_a_change_shows_is_told_of_losses_and_weights() -> None:

@@ -369,6 +369,18 @@ def test_a_step_tells_the_weights_after_each_of_its_warm_up_and_after_its_last()
     assert told[1] == {}
 
 
+def test_the_weights_of_an_optimizer_that_the_user_names_are_told_before_it_steps() -> None:
+    model = nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    mine = UserStep(
+        code("step"), lambda: perfsuite.Step(lambda: None, model, optimizer), digests_weights=True
+    )
+    mine.run(ask(1), lambda: None)
+    mine.check()
+
+    assert [one.num_elements for one in mine.digests()[1]] == [8, 2]
+
+
 def test_a_numpy_number_is_a_loss() -> None:
     step = UserStep(code("step"), lambda: lambda: np.float32(0.5))
 

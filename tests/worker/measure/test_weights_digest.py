@@ -183,6 +183,23 @@ def test_what_rounding_may_have_moved_is_told_of_each_weight(
     assert first[0].moved_by_rounding == pytest.approx(expected)
     assert second[0].moved_by_rounding == pytest.approx(2 * expected)
     assert [one.moved_by_rounding for one in first[1:]] == [0.0, 0.0, 0.0]
+    # Without elements, or with none, there is no gradient.
+    assert [one.num_gradients for one in first] == [1, 0, 0, 1]
+    assert [one.num_gradients for one in second] == [2, 0, 0, 2]
+
+
+def test_a_gradient_of_zeros_is_none_and_a_rate_need_not_be_known() -> None:
+    weights = [nn.Parameter(torch.ones(2)) for _ in range(3)]
+    weights[0].grad, weights[1].grad = torch.zeros(2), torch.tensor([0.0, 1e-30])
+    optimizer = SGD(weights, lr=torch.tensor(0.1))
+    optimizer.add_param_group({"params": [nn.Parameter(torch.ones(1))], "lr": None})
+    optimizer.param_groups[1]["params"][0].grad = torch.ones(1)
+    digests = WeightDigests(1)
+    digests.note_update(optimizer)
+    digests.end_step()
+
+    assert [one.num_gradients for one in digests.by_step[1]] == [0, 1, 0, 1]
+    assert digests.by_step[1][3].moved_by_rounding == 0.0
 
 
 def test_gradients_of_any_form_tell_what_rounding_may_have_moved(

@@ -2,16 +2,7 @@
 
 It is copied into the launches as `sitecustomize`, so every Python process imports it that inherits
 their environment. Each process pays for what it imports: only a little of the standard library. The
-gate's end is `perfsuite.gate.arms.loaded`. A line has a process id, a kind and a text in quotes:
-
-    process  that has this log, and the one that started it
-    file     source, archive, library or text that it opens, any file that the gate watches, any of
-             its own tree that it may read, and any other that was written during the session
-    old      as file, of its own tree, written before the launch; by the name that it had then
-    made     file outside of its tree that it opens to write
-    program  that it starts
-    silent   command that may run Python in a process that cannot have this log
-    shell    command of a shell or unknown program, or changed environment: children may not log
+gate's end is `perfsuite.gate.arms.loaded`; decision 0023 has the kinds of its lines.
 """
 
 from __future__ import annotations
