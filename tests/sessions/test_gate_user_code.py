@@ -272,7 +272,7 @@ def test_loops_are_told_apart_by_their_times_and_by_what_they_compute(tmp_path: 
         "*::test_mathematics[norming] FAIL *",
         "*::test_mathematics[renamed] PASS *",
         "*::test_mathematics[reordered] PASS *",
-        "*::test_steps[held_in_a_warm_up] INVALID*",
+        "*::test_steps[held_in_a_warm_up] FAIL *",
         "*::test_steps[shrinking] FAIL *",
         "*::test_steps[silent_step] FAIL *",
         "*::test_times[slower-1] FAIL +*",
@@ -287,9 +287,8 @@ def test_loops_are_told_apart_by_their_times_and_by_what_they_compute(tmp_path: 
         "*::test_keeps: kept_bytes 0 B -> 16.0 KiB (+16,384), allowed 4.00 KiB*",
         "*::test_mathematics[faster_rate]: mathematics: changed: * of parameter 1 at step 1 *",
         "*::test_mathematics[freezing]: mathematics: changed: size of parameter 1 at step 25 16*",
-        "*::test_steps[held_in_a_warm_up]: flops 1.54 k -> 768 (-50.0 %), and nothing "
-        "shows that a step still trains as much (changed: number of gradients of parameter 1 at "
-        "step 1 1 -> 0), so that times do not compare*",
+        "*::test_steps[held_in_a_warm_up]: mathematics: changed: number of gradients of parameter "
+        "1 at step 1 1 -> 0; *counts: flops *",
         "*::test_steps[shrinking]: mathematics: changed: loss at step 64 * -> *; counts: flops "
         "512 -> 256*",
         "*::test_steps[silent_step]: mathematics: changed: * of parameter 1 at step 1 *",
@@ -314,7 +313,7 @@ def test_loops_are_told_apart_by_their_times_and_by_what_they_compute(tmp_path: 
         "test_mathematics[faster_rate]": ("FAIL", "numerics", "changed"),
         "test_mathematics[freezing]": ("FAIL", "numerics", "changed"),
         "test_mathematics[norming]": ("FAIL", "numerics", "changed"),
-        "test_steps[held_in_a_warm_up]": ("INVALID", "counts", "changed"),
+        "test_steps[held_in_a_warm_up]": ("FAIL", "numerics", "changed"),
         "test_steps[shrinking]": ("FAIL", "numerics", "changed"),
         "test_steps[silent_step]": ("FAIL", "numerics", "changed"),
         "test_times[slower-1]": ("FAIL", "pairs", "same bits"),

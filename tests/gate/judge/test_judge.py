@@ -1370,7 +1370,9 @@ def test_a_change_of_the_mathematics_is_told_and_fails_a_cell_where_that_is_aske
         assert by == {"same": "pairs", "changed": decided, "silent": decided, "slow": "pairs"}
 
 
-def test_a_smaller_step_of_ones_own_is_not_compared_unless_it_computes_the_same(run: Run) -> None:
+def test_a_smaller_step_of_ones_own_is_not_compared_unless_it_computes_the_same(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
     heads = {  # flops and losses of head; the base has 100
         "same": (80, [0.9, 0.8], None),
         "less": (80, [0.9, 0.7], None),
@@ -1429,6 +1431,9 @@ def test_a_smaller_step_of_ones_own_is_not_compared_unless_it_computes_the_same(
         "flops is not available of head, so it is not compared, and nothing shows that a step "
     )
     # One pair shows no change of the mathematics.
-    budget = Budget(max_pairs=3, max_s=0.0, timeout_s=30.0)
+    clock = itertools.count(0.0, 100.0)
+    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    budget = Budget(max_pairs=8, max_s=150.0, timeout_s=30.0)
     early = run(machine, ["less"], budget=budget, policies=policies)
+    assert "one launch of the base does not" in str(early.trials[0].numerics_change)
     assert words(early) == {"less": "INCONCLUSIVE"}
