@@ -116,7 +116,10 @@ class Ownership:
         return result
 
     def _begin(self, items: list[pytest.Item] | None = None) -> "MeasuredSession":
-        """Have a session that measures, and chooses; its UsageError leaves xdist's workers, too."""
+        """Return the session that measures, and let it choose its cells of the items, if given.
+
+        A UsageError reaches the user from xdist's workers, too.
+        """
         from perfsuite.plugin.session.measured_session import MeasuredSession
 
         try:

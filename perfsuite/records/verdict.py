@@ -60,7 +60,7 @@ class Verdict(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
         tolerance: The slowdown that was accepted of this very cell, 0.02 = 2 %: its marker's if it
             has one, a reviewed exception included. None where its time was not to be judged.
         limit: The slowdown that must not pass, likewise.
-        numerics_change: "same bits", "rounding…", "changed: …" or "cannot be told: …", of head's
+        numerics_change: "same bits…", "rounding…", "changed: …" or "cannot be told: …", of head's
             losses against the base's; None without a pair.
         policy: Why it changes no exit code; None where it may.
     """

@@ -1,7 +1,7 @@
 """Head's benchmark files, laid over the base's tree: which they are, and how they get there.
 
 docs/reference/benchmark-files.md has the rules. What is laid over the base is compared with itself,
-so that code under test must never be. A symbolic link stays one; none is written through.
+so that code under test must never be. A link stays one; none of the base's is written through.
 """
 
 import ast

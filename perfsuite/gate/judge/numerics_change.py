@@ -202,19 +202,15 @@ def _compare_digests(
     squares = max(before.squares, after.squares)
     apart = 2 * max(before.moved_by_rounding, after.moved_by_rounding) if limit else 0.0
     # More are no less training; the base's perfsuite may not know them.
-    most_more = math.inf if after.num_gradients >= before.num_gradients else 0.0
+    most_gradients = math.inf if after.num_gradients >= before.num_gradients else 0.0
+    most_total = limit * math.sqrt(before.num_elements * squares) + apart
     most_squares = 2 * limit * squares + 2 * apart * math.sqrt(squares)
     # (what of the parameter, before, after, the most that the distance explains)
     found = (
         ("size", before.num_elements, after.num_elements, 0.0),
-        ("number of gradients", before.num_gradients, after.num_gradients, most_more),
+        ("number of gradients", before.num_gradients, after.num_gradients, most_gradients),
         ("sum of squares", before.squares, after.squares, most_squares),
-        (
-            "sum",
-            before.total,
-            after.total,
-            limit * math.sqrt(before.num_elements * squares) + apart,
-        ),
+        ("sum", before.total, after.total, most_total),
     )
     differing = [one for one in found if repr(one[1]) != repr(one[2])]
     beyond = [one for one in differing if not abs(one[2] - one[1]) <= one[3]]

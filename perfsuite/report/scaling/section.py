@@ -244,7 +244,7 @@ def _series_notes(cells: Sequence[ScaledCell]) -> Iterator[str]:
     if "rounds" in bases:
         yield (
             "An interval over rounds covers how the rounds of one launch differ; two launches can "
-            "differ several times as much. Tests of one recipe, or runs of one commit, are several."
+            "differ several times as much. Each test of a recipe, in each run, is its own launch."
         )
     if any(cell.exposed_ratio is not None for cell in cells):
         yield (

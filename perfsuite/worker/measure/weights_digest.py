@@ -1,4 +1,4 @@
-"""A digest of weights: two numbers of each parameter, which two trees may compare without them."""
+"""A digest of weights: a few numbers of each parameter, which two trees compare without them."""
 
 import itertools
 import math
