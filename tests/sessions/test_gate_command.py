@@ -130,7 +130,7 @@ def test_the_arms_of_a_command_take_turns_or_run_launch_after_launch(
 def test_the_verb_needs_no_benchmark_and_leaves_the_repository_as_it_is(
     repository: Repository, path: str
 ) -> None:
-    slower = MODEL.replace("100_000", "1_000_000")
+    slower = MODEL.replace("100_000", "4_000_000")
     repository.write(model=slower)
     repository.commit()
     result = repository.path.parent / "gate.json"

@@ -1,7 +1,7 @@
 """The gate on training loops of a user's own: two arms that take turns at step borders.
 
 One session has all cells, each with a part of the change. Times may differ by any factor
-that a machine makes, up to ten: what decides is fifty times the work.
+that a machine makes, up to ten: what decides is a hundred times the work.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.slow
 
 # Of each module what the base has, and head in its place.
 CHANGES = {
-    "work": ("20_000", "1_000_000"),
+    "work": ("30_000", "6_000_000"),
     "length": ("40", "26"),
     "twin": ("same", "the same"),
     "names": ("outputs", "scores"),
@@ -34,7 +34,7 @@ CHANGES = {
     "held": ("False", "True"),
 }
 MODULES = {
-    "work": "def think():\n    sum(range(20_000))\n",
+    "work": "def think():\n    sum(range(30_000))\n",
     "length": "NUM_STEPS = 40\n",
     "twin": "# same\n",
     "names": "def score(network, inputs):\n    outputs = network(inputs)\n    return outputs\n",
@@ -243,7 +243,10 @@ CELLS = """
     def test_collector(loop_benchmark):
         loop_benchmark(uncollected, steps=40, warmup=3)
 
-    @pytest.mark.parametrize(("loop", "ranks"), [(slower, 1), (tidied, 1), (twin, 2)])
+    # Three pairs decide of it beside other work, where the base's short steps differ by a factor.
+    costly = pytest.param(slower, 1, marks=pytest.mark.perf(tolerance="50%", limit="100%"))
+
+    @pytest.mark.parametrize(("loop", "ranks"), [costly, (tidied, 1), (twin, 2)])
     def test_times(loop_benchmark, loop, ranks):
         loop_benchmark(loop, ranks=ranks, steps=10, warmup=3)
 """

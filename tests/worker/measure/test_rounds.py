@@ -455,15 +455,17 @@ def test_the_collector_is_left_as_it_was_when_an_iteration_fails(was_enabled, wa
     try:
         if not was_enabled:
             gc.disable()
-        if not was_frozen:
-            gc.unfreeze()
+        gc.unfreeze()
+        if was_frozen:
+            clock.freeze_loaded()
         with pytest.raises(ZeroDivisionError):
             measure(FakeHost(), fail)
         assert gc.isenabled() is was_enabled
         assert (gc.get_freeze_count() > 0) is was_frozen
     finally:
         gc.enable()
-        gc.freeze()
+        gc.unfreeze()
+        clock.freeze_loaded()
 
 
 @pytest.mark.parametrize(
