@@ -63,7 +63,7 @@ _VISIBLE_RATIO = 0.0005
 _LEAST_VARYING = 6
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class CountChange:
     """A count that changed, per iteration of the busiest rank; an exception may accept a ratio."""
 
@@ -72,6 +72,7 @@ class CountChange:
     head: int
     slack: Slack
     accepted_ratio: float = 1.0
+    is_recomputed: bool = False  # what it counts more of is computed a second time
 
     @property
     def kind(self) -> Literal["increase", "accepted", "decrease"] | None:
@@ -97,7 +98,8 @@ class CountChange:
         line = f"{self.name} {base} -> {head} ({change}){allowed}"
         if 1 < self.accepted_ratio < math.inf:
             line += f", accepted {format_ratio(self.accepted_ratio - 1)}"
-        return line
+        again = "; model_flops is as before: the backward pass computes more anew"
+        return line + again * self.is_recomputed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -168,6 +170,7 @@ def _compare(
     changes: list[CountChange] = []
     unavailable: list[str] = []
     varies = False
+    model = [{*_values(cells, "model_flops")} for cells in (bases, heads)]
     kinds = [None if one.memory is None else one.memory.metric for one in (bases[-1], heads[-1])]
     peak_slack = _ALLOCATOR_SLACK if "max_memory_allocated" in kinds else _EXACT_PEAK_SLACK
     for name in COUNT_NAMES:
@@ -189,9 +192,8 @@ def _compare(
         elif (moved := _nearest(before, after)) is not None:
             base, head = moved
             ratio, slack = accepted_ratio(name), min(wanted, key=lambda one: one.allowance(base))
-            changes.append(
-                CountChange(name=name, base=base, head=head, slack=slack, accepted_ratio=ratio)
-            )
+            again = name == "flops" and head > base and bool(model[0]) and model[0] == model[1]
+            changes.append(CountChange(name, base, head, slack, ratio, is_recomputed=again))
     return CountComparison(changes=tuple(changes), unavailable=tuple(unavailable), varies=varies)
 
 

@@ -241,6 +241,27 @@ def test_an_accepted_increase_passes_up_to_its_ratio() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("base", "head", "is_told"),
+    [((100, 90), (103, 90), True), ((100, 90), (103, 93), False), ((103, 90), (100, 90), False)],
+)
+def test_more_flops_of_the_same_model_are_told_to_be_recomputed(
+    base: tuple[int, int], head: tuple[int, int], is_told: bool
+) -> None:
+    before, after = (cell(flops=flops, model_flops=model) for flops, model in (base, head))
+
+    (change,) = compare_counts(before, after).changes
+
+    told = "; model_flops is as before: the backward pass computes more anew"
+    assert str(change).endswith(told) == is_told
+
+
+def test_without_the_models_flops_nothing_is_told_of_recomputation() -> None:
+    (change,) = compare_counts(cell(flops=100), cell(flops=103)).changes
+
+    assert str(change) == "flops 100 -> 103 (+3.0 %), allowed 0 %"
+
+
 def test_any_increase_from_zero_can_be_accepted() -> None:
     change = CountChange(name="collectives", base=0, head=3, slack=EXACT)
 

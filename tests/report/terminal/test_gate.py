@@ -100,6 +100,17 @@ def test_what_holds_for_many_cells_is_said_once() -> None:
     assert last == "b.py::t0, b.py::t1, b.py::t2 and 2 more: data of an earlier run"
 
 
+def test_the_last_line_says_how_a_slowdown_or_a_count_that_is_meant_is_accepted() -> None:
+    told = (
+        "if a FAIL is meant: perfsuite baseline accept CELL --slowdown RATIO, or --increase COUNT"
+    )
+
+    assert [*verdict_lines([cell("FAIL"), cell()], None, {})][-1] == told
+    assert [*verdict_lines([cell(), cell("FAIL", by="counts")], None, {})][-1] == told
+    for failed in (cell(), cell("FAIL", by="numerics"), cell("FAIL", policy="quarantined")):
+        assert told not in verdict_lines([failed], None, {})
+
+
 def test_a_refusal_says_why_and_shows_no_table() -> None:
     assert list(verdict_lines([], "there is no base", {"head": "a folder"})) == [
         "head: a folder",

@@ -87,15 +87,12 @@ class _Bucket:
 
 
 class PowerSGD:
-    """Averages gradients as DDP does under `powerSGD_hook`, with the memory that the ranks keep.
+    """Averages the gradients of `parameters`, by name, as DDP does under `powerSGD_hook`.
 
     Each rank adds to its gradients what compression lost of its earlier ones (error feedback), and
     the approximation starts from the last step's q (warm start). The hook also counts the
     difference of an uncompressed gradient from its mean as lost. So the sums grow with every step,
     and so does the rounding that depends on the order of more than two ranks.
-
-    `parameters` are the model's by name, for their shapes, strides and dtypes; `average` compresses
-    after `num_plain_steps` calls.
     """
 
     def __init__(
@@ -113,9 +110,7 @@ class PowerSGD:
 
         Two ranks on a CPU with as many threads compute the same bits. As under the hook, a
         compressed matrix that is zero on all ranks becomes NaN, in this step and all later ones.
-
-        `layout` names the parameters of each bucket, in the order of reduction. It is unused in a
-        plain step, and must be the same in all others.
+        `layout` names the parameters of each bucket in order, the same in all compressed steps.
         """
         if self._num_plain_steps > 0:
             self._num_plain_steps -= 1
