@@ -1,11 +1,13 @@
 """What the verbs have in common when they speak: lines, and `--json FILE`."""
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
 import typer
 
+from perfsuite.errors import SettingError
 from perfsuite.system.files import check_writable, write_atomically
 from perfsuite.system.untrusted import printable_lines
 
@@ -24,6 +26,15 @@ JsonFile = Annotated[
 def say(text: str) -> None:
     """Show lines of progress, beside what the verb prints as its result."""
     typer.echo(printable_lines(text), err=True)
+
+
+def require_apart(inputs: Iterable[str | Path], outputs: Iterable[Path | None]) -> None:
+    """Raise a SettingError for an output that is an input, or another output."""
+    taken = {Path(one).resolve() for one in inputs}
+    for path in filter(None, outputs):
+        if path.resolve() in taken:
+            raise SettingError(f"{path} is given twice, to read or to write; name another file")
+        taken.add(path.resolve())
 
 
 def pick(value: object, keys: str, **fields: str) -> dict[str, Any]:

@@ -9,15 +9,16 @@ from statistics import geometric_mean
 
 import msgspec
 
+from perfsuite.errors import SettingError
 from perfsuite.gate.baselines.accepted import EVERY_CELL, Accepted, Rename, Slowdown
 from perfsuite.gate.baselines.select import choose_runs, trunk_of
 from perfsuite.gate.git.find_base import find_trunk
-from perfsuite.gate.git.repository import count_commits, find_top, read_log
+from perfsuite.gate.git.repository import count_commits, find_top, is_shallow, read_log
 from perfsuite.records.run_file import StoredRun, Unusable
 from perfsuite.stats.trend import Trend, as_ratio, find_trend
 from perfsuite.system.environment import Environment
 from perfsuite.system.urls import AnyPath
-from perfsuite.units import short_commit
+from perfsuite.units import counted, short_commit
 
 _WEEK = timedelta(weeks=1)
 _Dated = tuple[datetime, StoredRun]
@@ -247,12 +248,18 @@ def read_history(
     target: str | None,
     num_runs: int,
 ) -> StoredHistory:
-    """Return the newest stored runs of an environment, `num_runs` at most, by `trunk_of`."""
+    """Return the newest stored runs of an environment, `num_runs` at most, by `trunk_of`.
+
+    Raises a SettingError in a shallow clone, which does not have the commits of all runs.
+    """
     root, trunk = find_top(folder), trunk_of(folder, target)
     log: dict[str, datetime] = {}
     if root is not None and (branch := find_trunk(root, target)) is not None:
         log = read_log(root, branch)
         trunk = trunk._replace(is_in_history=log.__contains__)
     choice = choose_runs(storage, True, here, trunk)
+    if root is not None and choice.refused and is_shallow(root):
+        left_out = f"{counted(len(choice.refused), 'stored run')} left out, as {choice.refused[0]}"
+        raise SettingError(f"this clone is shallow, and {left_out}; run 'git fetch --unshallow'")
     runs = order_runs(choice.usable, log)[-num_runs:]
     return StoredHistory(root=root, runs=runs, refused=choice.refused, accepted=accepted)

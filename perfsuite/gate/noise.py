@@ -107,7 +107,7 @@ def _between_sessions(sessions: Sequence[Sequence[float]], variance: float) -> d
     return {
         "session_sd": math.sqrt(max(0.0, statistics.variance(means) - explained)),
         "bias": statistics.fmean(means),
-        "bias_error": math.sqrt(statistics.variance(means) / len(means)),
+        "bias_error": math.sqrt(max(statistics.variance(means), explained) / len(means)),
     }
 
 

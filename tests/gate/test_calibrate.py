@@ -12,6 +12,7 @@ from types import SimpleNamespace
 
 import msgspec
 import pytest
+from command_line import call_verb
 from json_schemas import assert_valid
 from made_up_machine import Machine
 from made_up_pairs import plain_pairs
@@ -128,7 +129,8 @@ def test_identical_code_is_judged_first_and_its_noise_is_known_to_the_rest(judge
     assert result.noise["a"].round_sd == pytest.approx(0.01)
     assert result.noise["a"].order_effect == pytest.approx(-0.03, abs=2e-3)
     assert result.noise["a"].bias == pytest.approx(0.0, abs=1e-9)
-    assert result.noise["a"].bias_error == pytest.approx(0.005)
+    # The means lie nearer than their pairs explain, 0.005, which is no knowledge.
+    assert result.noise["a"].bias_error == pytest.approx(result.noise["a"].sd / math.sqrt(8))
 
 
 def test_the_lines_say_alarms_power_and_what_the_machine_supports(judge: Gate) -> None:
@@ -246,3 +248,17 @@ def test_identical_code_alone_can_be_judged(judge: Gate) -> None:
     assert machine.was_held
     assert judge.planted == [None, None]
     assert result.planted == ()
+
+
+@pytest.mark.parametrize("text", ["0%", "0.0", "nan%", "leek"])
+def test_what_is_no_slowdown_cannot_be_planted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], text: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    assert call_verb("calibrate", "--planted", text) == 2
+
+    assert capsys.readouterr().err == (
+        f"perfsuite: --planted is '{text}'; use a slowdown such as 5%, FIELD=VALUE, leak or "
+        "synchronization\n"
+    )

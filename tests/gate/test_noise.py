@@ -43,6 +43,8 @@ def test_sessions_that_differ_by_less_than_their_pairs_explain_differ_by_nothing
 
     assert noise is not None
     assert (noise.session_sd, noise.bias) == (0.0, pytest.approx(0.0105))
+    # Four pairs of a spread of 0.02 / sqrt(2), however near the two means lie by chance.
+    assert noise.bias_error == pytest.approx(0.02 / math.sqrt(2) / 2)
 
 
 def test_one_session_knows_nothing_of_others() -> None:

@@ -1,5 +1,6 @@
 """The verb `calibrate`: the gate's error rates on this machine, and the noise behind them."""
 
+import contextlib
 from typing import Annotated, Any
 
 import msgspec
@@ -71,11 +72,11 @@ def _plant(text: str) -> Plant:
     if "=" in text:
         parse_recipe("--planted", [text])
     elif text not in INJECTABLE_FAULTS:
-        try:
-            return Plant(ratio=parse_ratio(text))
-        except ValueError as error:
-            allowed = f"a slowdown such as 5%, FIELD=VALUE, {' or '.join(INJECTABLE_FAULTS)}"
-            raise SettingError(f"--planted is {text!r}; use {allowed}") from error
+        with contextlib.suppress(ValueError):
+            if (ratio := parse_ratio(text)) > 0:
+                return Plant(ratio=ratio)
+        allowed = f"a slowdown such as 5%, FIELD=VALUE, {' or '.join(INJECTABLE_FAULTS)}"
+        raise SettingError(f"--planted is {text!r}; use {allowed}")
     return Plant(in_recipe=text)
 
 

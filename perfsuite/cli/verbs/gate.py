@@ -12,11 +12,12 @@ import typer
 import typer.core
 
 from perfsuite.cli import options
-from perfsuite.cli.output import JsonFile, pick, say, write_json
+from perfsuite.cli.output import JsonFile, pick, require_apart, say, write_json
 from perfsuite.errors import SettingError
 from perfsuite.gate.arms.build import find_interpreter
 from perfsuite.gate.arms.command import Command
 from perfsuite.gate.git.find_base import target_branch
+from perfsuite.gate.judge.counts import differing_environments
 from perfsuite.gate.judge.explain import explain_stored
 from perfsuite.gate.judge.kept_pairs import PAIRS_FILE
 from perfsuite.gate.judge.trial import LAUNCH_TIMEOUT_S, Budget
@@ -201,11 +202,14 @@ def explain(
     json_file: JsonFile = None,
 ) -> None:
     """Say why cells moved between two runs: the stage that moved most, the counts that changed."""
+    require_apart([base, head], [json_file])
     before, after = _read(base, "BASE"), _read(head, "HEAD")
     common = [name for name in after.cells if name in before.cells]
     if cell is not None and cell not in common:
         first = f", {common[0]!r} for one" if common else ""
         raise SettingError(f"{cell!r} is not a cell of both runs; they share {len(common)}{first}")
+    if not common:
+        raise SettingError("the two runs share no cell; compare two runs of the same benchmarks")
     cells = []
     for name in common if cell is None else [cell]:
         old, new = before.cells[name], after.cells[name]
@@ -214,9 +218,12 @@ def explain(
         change = format_change(new.median_s / old.median_s)
         if math.isinf(new.median_s / old.median_s):  # of a time that no clock measures
             change = f"{old.median_s} s -> {new.median_s} s, too large for a ratio"
-        typer.echo(printable(f"{name}: {change}; {explanation_text(explanation)}"))
-    if not cells:
-        typer.echo("the two runs share no cell")
+        text = f"{name}: {change}; {explanation_text(explanation)}"
+        if differs := differing_environments(old, new):
+            text += f"; the environments differ: {differs}"
+        typer.echo(printable(text))
+    if num_others := len(before.cells.keys() ^ after.cells.keys()):
+        typer.echo(f"of one run alone, and not compared: {counted(num_others, 'cell')}")
     write_json(json_file, cells=cells)
 
 

@@ -75,9 +75,14 @@ def history(
         target=target_branch(os.environ),
         num_runs=num_runs,
     )
+    refused = [{"path": str(one.path), "reason": one.reason} for one in stored.refused]
     if not stored.runs:
         _show_refused(stored)
+        write_json(json_file, cells=[], refused=refused)
         raise typer.Exit(ExitCode.REFUSED)
+    if refused:
+        left_out = f"{units.counted(len(refused), 'stored run')} left out, as {stored.refused[0]}"
+        typer.echo(printable(f"{left_out}; see 'perfsuite baseline list'"), err=True)
     if cell is None:
         found = _show_all(stored, least)
     else:
@@ -90,7 +95,6 @@ def history(
         | {"is_long_enough": one.trend is not None, **pick(one, "changes drift")}
         for one in found
     ]
-    refused = [{"path": str(one.path), "reason": one.reason} for one in stored.refused]
     write_json(json_file, cells=cells, refused=refused)
     if fails_on_change and any(one.is_slower for one in found):
         raise typer.Exit(ExitCode.REGRESSION)

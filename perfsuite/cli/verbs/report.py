@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from perfsuite.cli.options import explained
-from perfsuite.cli.output import JsonFile, pick, write_json
+from perfsuite.cli.output import JsonFile, pick, require_apart, write_json
 from perfsuite.errors import ExitCode
 from perfsuite.report.charts.learning_curves import read_trainings
 from perfsuite.report.formats import trackers
@@ -70,6 +70,9 @@ def report(
     and missing, else 0.
     """
     bounds = option_bounds(tolerance, limit)
+    files = {to_markdown: markdown, to_latex: latex, to_csv: csv, trackers.to_bencher: bencher}
+    files |= {trackers.to_hud: hud, trackers.to_action_benchmark: github_action_benchmark}
+    require_apart([*runs, *(profiles or ())], [*files.values(), json_file])
     paths = [locate(run, "RUN.json") for run in runs]
     found = merge_shards(tuple(map(with_reasons, read_runs(paths))))
     trainings = read_trainings(profiles or ())
@@ -80,8 +83,6 @@ def report(
     if html is not None:
         write_folder(made, html)
         typer.echo(f"written to {html / PAGE}")
-    files = {to_markdown: markdown, to_latex: latex, to_csv: csv, trackers.to_bencher: bencher}
-    files |= {trackers.to_hud: hud, trackers.to_action_benchmark: github_action_benchmark}
     for write, path in files.items():
         if path is not None:
             write_atomically(path, write(made).encode())

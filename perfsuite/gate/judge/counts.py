@@ -142,6 +142,12 @@ def parse_slacks(counts: Mapping[str, object]) -> dict[str, Slack | None]:
     return slacks
 
 
+def differing_environments(base: StoredCell, head: StoredCell) -> str:
+    """Return how the environments of two stored cells differ, "" where one tells none."""
+    there, here = (cell.environment or cell.fingerprint for cell in (base, head))
+    return difference(there, here) if there and here else ""
+
+
 def compare_counts(
     base: StoredCell,
     head: StoredCell,
@@ -154,8 +160,7 @@ def compare_counts(
     `slacks` stand in place of the usual ones: None switches a count off, of several the strictest
     holds. `accepted_ratio` returns how many times the base's an exception lets a count be.
     """
-    there, here = (cell.environment or cell.fingerprint for cell in (base, head))
-    if there and here and (differs := difference(there, here)):
+    if differs := differing_environments(base, head):
         reason = f"{_NOT_COMPARED}: the base ran in another environment: {differs}"
         return CountComparison(unavailable=(reason,))
     return _compare((base,), (head,), slacks, accepted_ratio)

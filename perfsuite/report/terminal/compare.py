@@ -53,10 +53,11 @@ def _rows(
 ) -> Iterator[tuple[str, float | None, float | None, Callable[[float], str]]]:
     a, b = records["a"], records["b"]
     yield "time per step", step_times_s["a"], step_times_s["b"], format_seconds
+    for stage in StageTimes.__struct_fields__:
+        a_s, b_s = getattr(a.stages_s, stage), getattr(b.stages_s, stage)
+        yield f"  {stage} (last pair)", a_s, b_s, format_seconds
     a_s, b_s = (step_times_s[side] / num_samples[side] for side in ("a", "b"))
     yield "time per sample", a_s, b_s, format_seconds
-    for stage in StageTimes.__struct_fields__:
-        yield f"  {stage}", getattr(a.stages_s, stage), getattr(b.stages_s, stage), format_seconds
     a_bytes, b_bytes = (one.memory.peak_bytes if one.memory else None for one in (a, b))
     yield "peak memory", a_bytes, b_bytes, format_bytes
     for name in Counts.__struct_fields__:

@@ -21,6 +21,10 @@ STATEFUL = (
     "the forward pass gives another result each time: the model or the loss keeps a state that is "
     "no buffer, such as a counter; keep it in a buffer"
 )
+FILLED = (
+    "one side has a gradient of zeros where the other has none, and momentum and decay move a "
+    "weight by zeros"
+)
 # Two bugs that both leave less than this share of the error differ only in rounding.
 _SAME = 1e-3
 

@@ -19,6 +19,7 @@ from perfsuite.worker.equivalence.references.single_process import Reference
 from perfsuite.worker.equivalence.trace.trace import Step, Trace
 from perfsuite.worker.measure.device import is_accelerator
 
+KEPT_WEIGHTS = "the weights stay as they are"
 _KEPT_BUFFERS = "the buffers stay as they are"
 
 

@@ -452,14 +452,54 @@ def test_without_a_usable_run_there_is_no_history(
         for number in range(7)
     ]
 
-    assert history(CELL) == 12
+    assert history(CELL, "--json", "history.json") == 12
 
     reason = f"was made in another environment: ba9876543210 -> {HERE}"
+    told = json.loads((tmp_path / "history.json").read_text())
+    assert told["cells"] == []
+    assert [one["reason"] for one in told["refused"]] == [reason] * 7
     assert capsys.readouterr().err.splitlines() == [
         *(f"{path.relative_to(tmp_path)}: {reason}" for path in paths[:5]),
         "and 2 more; see 'perfsuite baseline list'",
         "no stored run of this environment can be used",
     ]
+
+
+def test_a_shallow_clone_is_no_history(
+    history: Call,
+    commits: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    clone = tmp_path / "clone"
+    fetched = ["git", "clone", "--quiet", "--depth=3", f"file://{tmp_path}", str(clone)]
+    subprocess.run(fetched, check=True)
+    monkeypatch.chdir(clone)
+    runs = ("--storage", str(tmp_path / "baselines"))
+
+    assert history("--all", "--fail-on-change", *runs) == 2
+
+    told = capsys.readouterr().err
+    assert told.startswith("perfsuite: this clone is shallow, and 37 stored runs left out, as ")
+    assert told.endswith("; run 'git fetch --unshallow'\n")
+    subprocess.run(["git", "fetch", "--quiet", "--unshallow"], check=True)
+    assert history("--all", "--fail-on-change", *runs) == 10
+
+
+def test_runs_that_are_left_out_are_told(
+    history: Call, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store_run(tmp_path / "baselines", 1, {CELL: 0.1})
+    path = store_run(tmp_path / "baselines", 2, {CELL: 0.1}, fingerprint="ba9876543210")
+
+    assert history(CELL) == 0
+
+    why = f"was made in another environment: ba9876543210 -> {HERE}"
+    assert capsys.readouterr().err == (
+        f"1 stored run left out, as {path.relative_to(tmp_path)}: {why}; see 'perfsuite baseline "
+        "list'\n"
+    )
 
 
 def test_an_unknown_cell_is_answered_with_the_nearest(

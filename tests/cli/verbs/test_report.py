@@ -54,6 +54,23 @@ def test_without_an_option_the_table_and_the_advice_are_printed(
     )
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [("--csv", "run.json"), ("--json", "./run.json"), ("--csv", "x.out", "--markdown", "x.out")],
+)
+def test_no_output_overwrites_a_run_or_another_output(
+    verb: Verb, tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...]
+) -> None:
+    before = (tmp_path / "run.json").read_bytes()
+
+    assert verb("run.json", *arguments) == 2
+
+    said = "is given twice, to read or to write; name another file"
+    assert said in capsys.readouterr().err
+    assert (tmp_path / "run.json").read_bytes() == before
+    assert [one.name for one in tmp_path.iterdir()] == ["run.json"]
+
+
 def test_what_is_reported_is_written_as_json_too(verb: Verb, tmp_path: Path) -> None:
     assert verb("run.json", "--require-verdicts", "--json", "report.json") == 0
 

@@ -25,6 +25,9 @@ def test_what_both_have_stands_beside_its_change() -> None:
 
     assert "time per step 2.00 ms 1.00 ms -50.0 %" in table
     assert "time per sample 62.5 us 15.6 us -75.0 %" in table
+    # Stages are of a step, and of the last launch of each.
+    load_at, sample_at = table.index("load (last pair)"), table.index("time per sample")
+    assert table.index("time per step") < load_at < sample_at
     assert "saved activation bytes 2.00 KiB 1.00 KiB -50.0 %" in table
     assert "peak memory 1.00 KiB 1.00 KiB +0.0 %" in table
     assert "numerics - -" in table

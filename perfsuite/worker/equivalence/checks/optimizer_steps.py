@@ -6,6 +6,7 @@ run keeps master weights, so that no mistake of the training step is on both sid
 gradients that are right at every step this proves the whole run by induction.
 """
 
+import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import replace
@@ -18,14 +19,12 @@ from perfsuite.errors import WorkloadError
 from perfsuite.units import listed
 from perfsuite.worker.equivalence import comparison
 from perfsuite.worker.equivalence.comparison import Discrepancy, Tensors, judge_update
-from perfsuite.worker.equivalence.diagnosis import explain_non_finite, explain_start
+from perfsuite.worker.equivalence.diagnosis import FILLED, explain_non_finite, explain_start
 from perfsuite.worker.equivalence.limits import BITWISE, Limit, update_limit
-from perfsuite.worker.equivalence.proof import Case, Proof
+from perfsuite.worker.equivalence.proof import KEPT_WEIGHTS, Case, Proof
 from perfsuite.worker.equivalence.trace.trace import Step, Weights, read_weights
 from perfsuite.worker.measure.device import is_accelerator
 from perfsuite.worker.training.mixed_precision import PRECISION_POLICIES
-
-_KEPT = "the weights stay as they are"
 
 
 def check_optimizer_steps(case: Case, proof: Proof) -> None:
@@ -44,21 +43,35 @@ def check_optimizer_steps(case: Case, proof: Proof) -> None:
         return
     # Weights that do not move are wrong in any case; what else changes no bit cannot be: Adam's
     # step hardly depends on the length of a gradient.
-    proof.planted[_KEPT] = False
-    for number, step in enumerate(case.trace.steps, start=1):
+    proof.planted[KEPT_WEIGHTS] = False
+    for number, recorded in enumerate(case.trace.steps, start=1):
         case.on_step()
+        step = _without_fillings(case, recorded)
         expected, before = replay.take_step(step), step.before.parameters
         limit = _limit(case, step, number, expected, replay.optimizer)
         proof.evidence += _find_non_finite(step, number, replay.optimizer)
         after = step.after.parameters
-        proof.evidence.append(judge_update("parameter", after, expected, before, number, limit))
+        found = judge_update("parameter", after, expected, before, number, limit)
+        proof.evidence.append(found if step is recorded else replace(found, cause=FILLED))
         if step.after.buffers:
             buffers = _rounded_like(step.after.buffers, replay.weights().buffers)
             _check_buffers(step, buffers, number, limit, proof)
         wrong = {name: mistake.take_step(step) for name, mistake in mistakes.items()}
-        for name, tested in {_KEPT: before, **wrong}.items():
-            found = judge_update("parameter", tested, expected, before, number, limit)
-            proof.plant_at_step(name, [found])
+        for name, tested in {KEPT_WEIGHTS: before, **wrong}.items():
+            planted = judge_update("parameter", tested, expected, before, number, limit)
+            proof.plant_at_step(name, [planted])
+
+
+def _without_fillings(case: Case, step: Step) -> Step:
+    """The step without zeros in place of no gradient, by which momentum and decay move weights."""
+    zeros = {name for name, gradient in step.gradients.items() if not gradient.any()}
+    if not zeros:
+        return step
+    reference = case.reference()
+    reference.load(step.before)
+    filled = zeros - reference.run([*itertools.chain(*step.shards)]).gradients.keys()
+    kept = {name: one for name, one in step.gradients.items() if name not in filled}
+    return replace(step, gradients=kept)
 
 
 def _judge_start(case: Case, start: Weights) -> Iterator[Discrepancy]:

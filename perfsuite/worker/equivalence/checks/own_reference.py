@@ -23,13 +23,13 @@ from perfsuite.units import counted, listed
 from perfsuite.worker.equivalence import comparison, limits
 from perfsuite.worker.equivalence.checks.expected_step import ExpectedStep
 from perfsuite.worker.equivalence.comparison import Discrepancy, Tensors
-from perfsuite.worker.equivalence.diagnosis import explain_batchnorm, explain_gradients
+from perfsuite.worker.equivalence.diagnosis import FILLED, explain_batchnorm, explain_gradients
 from perfsuite.worker.equivalence.limits import is_low_precision, nudge
 from perfsuite.worker.equivalence.planted_bugs import Bug, gradient_bugs, wrong_scale
-from perfsuite.worker.equivalence.proof import Proof
+from perfsuite.worker.equivalence.proof import KEPT_WEIGHTS, Proof
 from perfsuite.worker.equivalence.trace.draws import draw_one, modules_that_drew, read_random_state
 from perfsuite.worker.equivalence.trace.own_steps import MOST_UPDATES, BeforeUpdate, OwnSteps
-from perfsuite.worker.equivalence.trace.trace import RankStep, Step, Trace
+from perfsuite.worker.equivalence.trace.trace import RankStep, Step, Trace, copy_tensor
 
 _AUTOCAST = {"bf16": torch.bfloat16, "amp-bf16": torch.bfloat16, "amp-fp16": torch.float16}
 # Of `ExpectedStep.bugs`.
@@ -184,6 +184,9 @@ def _take_steps(case: OwnCase, truth: _Reference, plain: _Reference) -> Iterator
 def _take_over(grads: Tensors, _: Sequence[nn.Parameter], new: Mapping[str, nn.Parameter]) -> None:
     for name, parameter in new.items():
         given, own = grads.get(name), parameter.grad
+        both = [copy_tensor(one) for one in (given, own) if one is not None]
+        if len(both) == 1 and not both[0].any():
+            continue  # zeros in place of none, by which momentum and decay move a weight
         if given is not None:
             # Copied, because an optimizer may change it in place.
             given = given.to(parameter.device, parameter.dtype, copy=True)
@@ -286,8 +289,9 @@ def _first_part(trace: Trace, parameters: Mapping[str, nn.Parameter]) -> str | N
 def _plant(proof: Proof, case: OwnCase, steps: Sequence[_OwnStep]) -> None:
     if (first := next((one for one in steps if one.has_gradients), None)) is not None:
         proof.plant(first.bugs(), first.judge_gradients)
-        idle = first.judge_weights(first.step.before.parameters)
-        proof.plant_at_step("the weights stay as they are", idle)
+        for one in (one for one in steps if one.has_gradients and one.updated):
+            proof.planted.setdefault(KEPT_WEIGHTS, False)
+            proof.plant_at_step(KEPT_WEIGHTS, one.judge_weights(one.step.before.parameters))
         return
     proof.planted |= _plant_in_losses(case, steps)
     if not proof.planted:
@@ -365,6 +369,8 @@ def _find_cause(
     unlike = [*map(repr, sorted(one.step.gradients.keys() ^ one.truth.gradients.keys()))]
     if any(" (update " in name for name in unlike):
         return f"ranks and reference do not step equally often: one side alone has {listed(unlike)}"
+    if found.what == "update" and unlike:
+        return f"{FILLED} ({listed(unlike)})"
     if found.what == "update":
         other = "another learning rate or optimizer, or weights that something else changes"
         return f"of the same gradients the reference makes other weights: {other}"

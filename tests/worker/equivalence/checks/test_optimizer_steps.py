@@ -279,6 +279,38 @@ def test_gradients_that_are_not_clipped_are_seen() -> None:
     assert (row.status, " differs at step 1 by " in row.reason) == ("mismatch", True)
 
 
+class Unused(nn.Module):
+    """A head that no forward pass uses."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x
+
+
+def test_zeros_in_place_of_no_gradient_are_seen_where_they_move_a_weight() -> None:
+    trained = workload(build_model=lambda: nn.Sequential(nn.Linear(6, 3), Unused()))
+    trace, name = record(trained, Recipe()), "1.weight"
+    first = trace.steps[0]
+    assert name not in first.gradients
+    filled = {**first.gradients, name: torch.zeros(3)}
+
+    row = check(trained, Recipe(), with_step(trace, 0, gradients=filled))
+    assert row.status == "equivalent", row
+
+    decayed = {**first.after.parameters, name: torch.ones(3) * (1 - 0.1 * 0.01)}
+    after = Weights(parameters=decayed, buffers={})
+    row = check(trained, Recipe(), with_step(trace, 0, gradients=filled, after=after))
+    assert row.status == "mismatch"
+    assert row.reason.startswith("the parameter of '1.weight' differs at step 1 by ")
+    assert row.reason.endswith(
+        "likeliest cause: one side has a gradient of zeros where the other has none, and momentum "
+        "and decay move a weight by zeros"
+    )
+
+
 def test_an_optimizer_that_does_not_move_shows_nothing() -> None:
     still = workload(build_optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.0))
 

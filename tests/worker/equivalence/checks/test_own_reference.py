@@ -288,6 +288,74 @@ def test_what_shows_nothing_has_no_power() -> None:
     assert "all gradients of step 1 are zero" in row.reason
 
 
+def test_weights_that_no_step_moves_show_nothing_of_the_optimizer() -> None:
+    row, _ = check(of(optimizer=warming(0.1, 5)), optimizer=warming(1.0, 5))
+    assert (row.status, row.power) == ("no power", "4/5")
+    assert row.reason == "it does not find a planted bug: the weights stay as they are"
+
+    row, _ = check(of(optimizer=warming(0.1, 2)), optimizer=warming(0.1, 2))
+    assert row.status == "equivalent", row
+    row, _ = check(of(optimizer=warming(0.1, 2)), optimizer=warming(1.0, 2))
+    assert row.status == "mismatch"
+
+
+def warming(rate: float, num_steps: int) -> Callable[[Any], torch.optim.Optimizer]:
+    """Return an optimizer whose rate is 0 for so many steps."""
+
+    def optimizer(parameters: Any) -> torch.optim.Optimizer:
+        found = torch.optim.SGD(parameters, lr=0.0)
+        steps = itertools.count(1)
+
+        def warm(*_: object) -> None:
+            found.param_groups[0]["lr"] = 0.0 if next(steps) <= num_steps else rate
+
+        found.register_step_pre_hook(warm)
+        return found
+
+    return optimizer
+
+
+class Unused(nn.Module):
+    """A head that no forward pass uses."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(3))
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return inputs
+
+
+def fill(model: nn.Module) -> None:
+    """Put zeros in place of no gradient, as before a reduction by hand."""
+    for parameter in model.parameters():
+        if parameter.grad is None:
+            parameter.grad = torch.zeros_like(parameter)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "status"),
+    [(torch.optim.AdamW, "mismatch"), (torch.optim.Adam, "equivalent"), (sgd, "equivalent")],
+)
+def test_zeros_in_place_of_no_gradient_are_a_mistake_where_they_move_a_weight(
+    optimizer: Any, status: str
+) -> None:
+    fields: dict[str, Any] = {"optimizer": optimizer, "layers": lambda: (Unused(),)}
+
+    for tested, reference in ((fill, None), (None, fill)):
+        changes = [{"change": one} if one else {} for one in (tested, reference)]
+        row, _ = check(of(**fields, **changes[1]), **fields, **changes[0])
+        assert row.status == status, row
+        told = (
+            "likeliest cause: one side has a gradient of zeros where the other has none, and "
+            "momentum and decay move a weight by zeros ('3.weight')"
+        )
+        assert row.reason.endswith(told) == (status == "mismatch")
+    both = fields | {"change": fill}
+    row, _ = check(of(**both), **both)
+    assert row.status == "equivalent"
+
+
 class Skipping(torch.optim.SGD):
     """Leaves its second step out, as a GradScaler does."""
 
