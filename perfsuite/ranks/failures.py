@@ -107,7 +107,13 @@ def latest(positions: Mapping[int, Position], stacks: Mapping[int, Sequence[str]
 
 
 def rank_error(
-    rank: int, failure: Failed | Died, *, position: Position, world_size: int, log: Sequence[str]
+    rank: int,
+    failure: Failed | Died,
+    *,
+    position: Position,
+    world_size: int,
+    log: Sequence[str],
+    all_waited: bool = False,
 ) -> RankFailureError:
     """Return the error of a rank that died or raised."""
     exit_code: int | None = None
@@ -125,7 +131,8 @@ def rank_error(
         what = "ended" if exit_code is None else f"ended with exit code {exit_code}"
     tail = last_output(log)
     blocks = _block("traceback", traceback) + _block("its last output", tail)
-    why = _DIFFERENT if any("collective mismatch" in line for line in tail) else ""  # gloo's
+    is_mismatch = all_waited or any("collective mismatch" in line for line in tail)  # gloo's
+    why = _DIFFERENT if is_mismatch else ""
     text, peer = f"rank {rank} of {world_size} {what}, in {position}{why}{blocks}", failure.peer
     return RankFailureError(
         text, rank=rank, exit_code=exit_code, signal_name=signal_name, log_lines=tail, peer=peer

@@ -202,8 +202,14 @@ class RankGroup:
             is_one_ranks = kind in (errors.NonFiniteError, errors.DataLoadError) and world_size > 1
             where = f" (rank {rank} of {world_size})" if is_one_ranks else ""
             raise kind(failure.message + where)
-        log, position = self._log_lines(rank), self.position(rank)
-        raise failures.rank_error(rank, failure, position=position, world_size=world_size, log=log)
+        raise failures.rank_error(
+            rank,
+            failure,
+            position=self.position(rank),
+            world_size=world_size,
+            log=self._log_lines(rank),
+            all_waited=world_size > 1 and {one.peer for one in failed.values()} == {"late"},
+        )
 
     def _stuck(self, waiting: Sequence[int]) -> RankFailureError:
         stacks = {one: self.where_it_hangs(one) for one in waiting}

@@ -198,6 +198,21 @@ def test_a_rank_that_stays_away_from_a_collective_is_blamed_not_the_one_that_wai
     assert "in stay_away" in caught.value.log_lines[0]
 
 
+def test_ranks_that_wait_for_each_other_ran_different_collectives(
+    impatient_ranks: RunRanks,
+) -> None:
+    def wait_for_the_other() -> None:
+        import torch
+        import torch.distributed as dist
+
+        dist.recv(torch.zeros(1), src=1 - dist.get_rank())
+
+    with pytest.raises(RankFailureError) as caught:
+        impatient_ranks(2, wait_for_the_other)
+
+    assert "in phase 'call'; the ranks ran different collectives, as where" in str(caught.value)
+
+
 _OLD_WATCHDOG = (
     "[rank0]:[E1122 ProcessGroupNCCL.cpp:685] [Rank 0] Watchdog caught collective operation "
     "timeout: WorkNCCL(SeqNum=7, OpType=ALLREDUCE, Timeout(ms)=30000) ran for 30021 milliseconds"

@@ -181,7 +181,7 @@ def _take_steps(case: OwnCase, truth: _Reference, plain: _Reference) -> Iterator
         )
 
 
-def _take_over(grads: Tensors, _: Sequence[nn.Parameter], new: Mapping[str, nn.Parameter]) -> None:
+def _take_over(grads: Tensors, _: object, new: Mapping[str, nn.Parameter]) -> None:
     for name, parameter in new.items():
         given, own = grads.get(name), parameter.grad
         both = [copy_tensor(one) for one in (given, own) if one is not None]
@@ -227,9 +227,9 @@ def _nothing_cast() -> Iterator[None]:
 def _describe_dropout(model: nn.Module) -> str | None:
     active = []
     for name, one in model.named_modules():
-        is_layer = isinstance(one, nn.modules.dropout._DropoutNd)
         # An nn.MultiheadAttention or nn.LSTM has the number itself.
-        share = one.p if is_layer else getattr(one, "dropout", 0.0)
+        name_of_p = "p" if isinstance(one, nn.modules.dropout._DropoutNd) else "dropout"
+        share = getattr(one, name_of_p, 0.0)
         if one.training and isinstance(share, float) and share > 0:
             active.append(name)
     if not active:
@@ -333,6 +333,10 @@ def _why_vacuous(trace: Trace, truth: _Reference, steps: Sequence[_OwnStep]) -> 
         yield f"all ranks return the same loss, so a missing reduction might not show: {advice}"
     if not truth.follows:
         return
+    ours, theirs = trace.start.parameters, truth.own.weights().parameters
+    is_coarser = comparison.coarsest_epsilon(ours) > comparison.coarsest_epsilon(theirs)
+    if is_coarser and steps[0].recipe.precision != "bf16":
+        yield "weights have fewer bits on the ranks than in the reference, and round at each step"
     for one in steps:
         if not one.has_gradients:
             yield (

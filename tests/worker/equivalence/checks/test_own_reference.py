@@ -800,6 +800,19 @@ def test_weights_of_a_lower_precision_than_the_references_are_compared(rate: flo
     assert row.status == ("no power" if rate < 1e-3 else "mismatch"), row
 
 
+@pytest.mark.parametrize("precision", ["fp32", "amp-bf16"])
+def test_weights_that_lost_their_bits_on_the_ranks_alone_are_told(precision: str) -> None:
+    optimizer = functools.partial(torch.optim.AdamW, lr=0.1)
+    fields: dict[str, Any] = {"optimizer": optimizer, "dtype": torch.bfloat16}
+
+    row, _ = check(of(optimizer=optimizer), precision=precision, **fields)
+    assert row.status == ("mismatch" if precision == "fp32" else "no power"), row
+    told = "weights have fewer bits on the ranks than in the reference, and round at each step"
+    assert (told in row.reason) == (precision != "fp32")
+    row, _ = check(of(**fields), precision=precision, **fields)
+    assert told not in row.reason
+
+
 def test_where_no_mistake_can_be_planted_losses_that_agree_prove_nothing() -> None:
     class ByHand:
         def __init__(self, parameters: Any) -> None:
