@@ -192,10 +192,8 @@ def combine_stages(
     """Return seconds per iteration of each stage: the maximum over ranks of the rank's mean.
 
     The stages may come from different ranks, so they need not add up to the step time. `other` is
-    a rank's duration less its stages. On an accelerator it is the time when the device did nothing
-    of the kind: copies, and the wait for a batch. The host loads while the device computes, so
-    that "load" counts in full and is no part of the duration; `load_exposed` is what of it the
-    device may have waited for.
+    a rank's duration less its stages: on an accelerator copies, and the wait for a batch. There
+    the host's "load" is beside the duration, which may have waited for `load_exposed` of it.
     """
     means = [_mean_stages(rounds, num_iterations, overlaps_loading) for rounds in rounds_by_rank]
     names = cell.StageTimes.__struct_fields__
@@ -223,11 +221,9 @@ def own_stage_times(
 ) -> dict[str, tuple[float, ...]] | None:
     """Return seconds per iteration of each stage on each rank, without waiting for a later rank.
 
-    A rank that enters a stage before the last one does may wait for that one inside, in a
-    collective. So its time in the stage counts up to what the group's progress took: from when the
-    last rank entered it to when the last rank left it. Where a rank is late within the very stage
-    that the others wait in, only watched iterations tell. None where spans were not kept, or the
-    ranks ran different stages.
+    A rank's time counts up to what the group's progress took: from when the last rank entered the
+    stage to when the last rank left it. Where a rank is late within the very stage that the others
+    wait in, only watched iterations tell. None where spans were not kept, or stages differ.
     """
     totals: dict[str, list[float]] = {}
     num_rounds = 0

@@ -75,9 +75,8 @@ def bisect(
 
     The request is that of a step, and its call of pytest names the cell. `bounds` are tolerance and
     limit of every step; None uses those of the gate for the bad end, and for the others a quarter
-    and three quarters of its slowdown. The machine is entered once revisions and cell are known: it
-    may wait for another session. Raises a SettingError where a revision is no commit, they are in
-    the wrong order or the cell is not one.
+    and three quarters of its slowdown. The machine is entered, and waited for, last. Raises a
+    SettingError where a revision is no commit, they are in the wrong order or the cell is not one.
     """
     ends = _find_ends(request.command.folder, good, bad)
     suite, cell = _collect(request)

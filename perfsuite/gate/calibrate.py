@@ -25,8 +25,7 @@ class Plant:
     """What is done to head in some sessions: nothing, or one of these."""
 
     ratio: float = 0.0  # a slowdown of every iteration, 0.05 = 5 %
-    # In cells of perfsuite alone, a field of every recipe, "precision=fp32", or one of
-    # `ranks.messages.INJECTABLE_FAULTS`.
+    # In cells of perfsuite alone: a recipe's field, "precision=fp32", or an `INJECTABLE_FAULTS`.
     in_recipe: str | None = None
 
     @property

@@ -75,9 +75,8 @@ def run_gate(
 ) -> GateResult:
     """Return the verdict of every cell.
 
-    The machine is entered once the request was found to be one that can be answered, and before
-    anything is timed. Raises a SettingError where the base is not known or a path is not there, a
-    WriteError where a tree cannot be made.
+    The machine is entered once the request can be answered, and before anything is timed. Raises a
+    SettingError for a base or a path that is not there, a WriteError where no tree can be made.
     """
     worktree.sweep_stale_trees(request.command.folder)
     if request.kept is None:

@@ -92,9 +92,8 @@ def train_benchmark(request: pytest.FixtureRequest, benchmark: Any) -> Measure:
     """Measure training steps: `train_benchmark(workload, recipe, *, rounds=None, iterations=None)`.
 
     First checks, once for all numbers of loader workers, that the recipe computes the same as one
-    process; raises EquivalenceError, and times nothing, where it does not. Every round goes to
-    pytest-benchmark; the record goes into its `extra_info`. Skips, with the reason, what this
-    machine cannot exercise.
+    process; raises EquivalenceError, and times nothing, where it does not. Rounds go to
+    pytest-benchmark, the record to its `extra_info`. Skips what this machine cannot exercise.
     """
     return _measuring(request, benchmark, "train")
 

@@ -40,9 +40,8 @@ _SHARED_MEMORY = Path("/dev/shm")
 RESTARTS = "TORCHELASTIC_RESTART_COUNT"
 # torchrun sets these, and init_process_group("env://") reads them.
 REQUIRED_VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-# All that torchrun sets. A rank runs without them: its place comes from its controller, code that
-# reads them would join the process group of the controllers, and references are computed without
-# any group (`worker.equivalence.references`).
+# All that torchrun sets. A rank runs without them: code that reads them would join the group of the
+# controllers, and references are computed without any.
 TORCHRUN_VARIABLES = (
     *REQUIRED_VARIABLES,
     *("LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE"),

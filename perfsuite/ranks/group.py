@@ -41,8 +41,7 @@ def run_group(request: GroupRequest) -> list[Reply]:
     """Run a job on fresh ranks and return their replies in rank order.
 
     Whatever happens, no process, temporary file or shared memory of the group stays. Raises an
-    error of ours that a rank raised, else a RankFailureError that names the first rank that
-    crashed, was killed, hung, or raised.
+    error of ours that a rank raised, else a RankFailureError that names the first one that failed.
     """
     with RankGroup(request) as group:
         while (replies := group.poll(POLL_S)) is None:

@@ -1,9 +1,8 @@
 """Makes the forkserver end all processes that its controller and ranks leave. Runs in the server.
 
 The server imports this before torch; in any other process the import changes nothing. When the
-controller and the ranks have ended, however they ended, the server kills the processes that they
-left running, and ends. A server that is still loading torch cannot, so a watcher process, detached
-from both, kills it and removes the files of all of them.
+controller and the ranks have ended, the server kills what they left running, and ends. Where it is
+still loading torch, a watcher process, detached from both, kills it and removes all their files.
 """
 
 import ctypes

@@ -122,8 +122,7 @@ def find_correlation(parts: Sequence[Floats]) -> float:
 def shuffle(values: Floats, correlation: float, generator: np.random.Generator) -> Floats:
     """Return a series of shuffled values with the same correlation.
 
-    The innovation of each value, its difference from its share of the one before, is shuffled, and
-    the series rebuilt from them.
+    The differences of values from their shares of those before are shuffled, and added up anew.
     """
     if not correlation:
         return generator.permutation(values)

@@ -1,10 +1,8 @@
 """What the pairs of a cell say: two locations, their spreads, and the bounds that decide.
 
-A pair has two logarithms of head / base: that of its typical round, which stalls do not move, and
-that of its total time, which they do.
-
-The spread for FAIL is the pairs' own (decision 0019). For everything else it is moderated by s0 and
-d0 of earlier A/A pairs on this machine (decision 0008).
+A pair has two logarithms of head / base: of its typical round, which stalls do not move, and of its
+total time. The spread for FAIL is the pairs' own (decision 0019); for everything else it is
+moderated by s0 and d0 of earlier A/A pairs on this machine (decision 0008).
 
 Shapes: S sessions, n pairs each. One session is S = 1, a simulation many thousand: the same code.
 """

@@ -105,8 +105,7 @@ class Decision:
     mean_differs: bool
     interval: tuple[float, float]  # the two bounds of the ratio that decide
     num_pairs: int
-    # The smallest slowdown, 0.034 = 3.4 %, that these pairs would have proven to exceed the
-    # tolerance in four of five sessions.
+    # The smallest slowdown, 0.034 = 3.4 %, that four of five such sessions would have proven.
     detectable: float
 
 

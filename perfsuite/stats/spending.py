@@ -1,9 +1,8 @@
 """Where the rule looks, and which part of its error rates it spends there.
 
 The looks at the first 20 pairs spend four fifths of alpha and beta. Later pairs form parts, and so
-do those of a re-run of the same two trees. Each part spends a fifth of what the one before spent.
-So all looks together spend no more than alpha and beta, and pairs that only a noisy cell needs cost
-the others no power.
+do those of a re-run of the same two trees; each part spends a fifth of what the one before spent.
+So pairs that only a noisy cell needs cost the others no power.
 """
 
 import bisect

@@ -182,10 +182,9 @@ def locate_shift(before: Sequence[float], after: Sequence[float]) -> tuple[float
 def measure_drift(times: Values, values: Values, bounds: Sequence[int]) -> Drift | None:
     """Return how a series drifts between its changes; None where all times there are equal.
 
-    The median of the slopes between its values (Theil 1950; Sen 1968, "Estimates of the Regression
-    Coefficient Based on Kendall's Tau") within segments, as within the seasons of Hirsch, Slack and
-    Smith (1982), "Techniques of Trend Analysis for Monthly Water Quality Data"; with one it is
-    `scipy.stats.theilslopes`. `bounds` are those of the segments: [0, ..., len(values)].
+    The median of the slopes between its values (Theil 1950; Sen 1968) within segments, as within
+    the seasons of Hirsch, Slack and Smith (1982), "Techniques of Trend Analysis for Monthly Water
+    Quality Data". `bounds` are those of the segments: [0, ..., len(values)].
     """
     import numpy as np
     from scipy.special import ndtr, ndtri

@@ -1,10 +1,8 @@
 """What works beside the main thread of a process; copied into an arm: the standard library alone.
 
-While the other arm has its turn, the other processes of a launch are stopped. Threads cannot be:
-their processor time is counted. What either waits for goes on, and is noticed. When the gate is
-killed, all that a launch started is ended.
-
-As a program it runs a command that ends so too: `PID NAME=VALUE COMMAND`, see `end_with`.
+While the other arm has its turn, the other processes of a launch are stopped, and the processor
+time of threads is counted. What either waits for goes on, and is noticed. When the gate is killed,
+all that a launch started is ended. As a program it runs a command that ends so too: see `end_with`.
 """
 
 import contextlib
@@ -345,9 +343,8 @@ def wait_for_end(pid: int, timeout_s: float | None = None) -> bool:
 def end_with(gate: int, variable: str) -> int:
     """Have this process, and all that it starts, end when the gate, its parent, has ended.
 
-    What it starts is known by a variable of its environment, NAME=VALUE. It forks a process that
-    outlives this one, and returns a pipe to it: processes whose ids are written there are resumed
-    when this one has ended.
+    What it starts is known by a variable of its environment, NAME=VALUE. Returns a pipe to
+    a process that outlives this one, and then resumes processes whose ids were written there.
     """
     # Not between the gate's fork and exec: Python's own handlers around it lose a Ctrl-C.
     prctl = ctypes.CDLL(None).prctl

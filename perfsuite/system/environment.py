@@ -40,8 +40,7 @@ _OWN_VARIABLES = {
 # Characters of a line on environments: a file may hold a name of any length.
 MOST_SHOWN = 400
 
-# Where a process id means one process: others may share a folder of temporary files, and a
-# container may have the name of its host.
+# Where a process id means one process: containers may share temporary files and a host's name.
 _IDS = Path("/proc/self/ns/pid")
 _PLACE = f"{platform.node()} {_IDS.stat().st_ino if _IDS.exists() else ''}"
 PID_NAMESPACE = hashlib.sha256(_PLACE.encode()).hexdigest()[:6]

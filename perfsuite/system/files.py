@@ -1,8 +1,7 @@
 """Writing files so that a reader, or a crash, never meets half of one.
 
-A WriteError names the path and the reason. Sources of the method: rename(2), "newpath will be
-atomically replaced", and the need to fsync file and folder from "All File Systems Are Not Created
-Equal" (Pillai et al., OSDI 2014).
+A WriteError names the path and the reason. Sources: rename(2), "newpath will be atomically
+replaced"; fsync of file and folder: "All File Systems Are Not Created Equal", OSDI 2014.
 """
 
 import contextlib

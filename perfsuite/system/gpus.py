@@ -42,11 +42,10 @@ def visible_gpus(environ: Mapping[str, str] = os.environ) -> list[GpuFacts]:
     """Return the GPUs that a process with these variables sees, in its order; [] without NVML.
 
     CUDA_VISIBLE_DEVICES is read as CUDA reads it: indices, or UUIDs or unambiguous beginnings of
-    them; the list ends at the first entry that names no device, so "" and "-1" name none, and
-    a device named twice makes it empty. Indices are in NVML's order, by PCI bus, which is CUDA's
-    own wherever the GPUs are alike or CUDA_DEVICE_ORDER is PCI_BUS_ID. Where a GPU is cut into MIG
-    instances, CUDA shows the first instance, or the first that is named, and no other GPU (NVIDIA
-    Multi-Instance GPU User Guide, "CUDA Device Enumeration"). Raises a DeviceError for a lost GPU.
+    them, up to the first entry that names no device; none where a device is named twice. Indices
+    are in NVML's order, by PCI bus, which is CUDA's wherever the GPUs are alike or
+    CUDA_DEVICE_ORDER is PCI_BUS_ID. Of a GPU cut into MIG instances CUDA shows the first, or the
+    first that is named, and no other GPU. Raises a DeviceError for a lost GPU.
     """
     with visible_handles(environ) as handles:
         return [_facts(handle) for handle in handles]

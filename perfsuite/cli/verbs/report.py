@@ -66,8 +66,7 @@ def report(
     session are one run. Files of 'perfsuite profile --json' add their learning curves; those that
     differ only in precision share a chart. Without an option the table is printed.
 
-    Exit code: 12 where several shards leave out a part of their session, or a verdict is required
-    and missing, else 0.
+    Exit code: 12 where shards leave out a part of their session, or a required verdict is missing.
     """
     bounds = option_bounds(tolerance, limit)
     files = {to_markdown: markdown, to_latex: latex, to_csv: csv, trackers.to_bencher: bencher}

@@ -127,8 +127,7 @@ class PairPlan:
     # Cells that one arm runs after the other: memory has no room for both, or what they wait for
     # would go on in the other arm's turn.
     one_by_one: frozenset[str] = frozenset()
-    # One launch runs after the other, because they want one port, file or daemon; the second is
-    # given what the first `agreed` on.
+    # Launch after launch: they want one port, file or daemon; the second gets what is `agreed`.
     is_apart: bool = False
     agreed: Mapping[str, dict[str, int]] = field(default_factory=dict)
     names: Sequence[str] | None = None  # the cells to run, in order; None for all that both have

@@ -53,11 +53,10 @@ def first_num_rounds(round_s: float, launch_s: float) -> int:
 def plan_num_rounds(pairs: Sequence[PairCost], *, tolerance: float, limit: float) -> int:
     """Return how many rounds the next launch is given.
 
-    As many as make four pairs enough, if rounds can do that at all. Never more than the split of
-    time between launches and rounds with the least variance for its cost, sd of a round / sd of a
-    launch * sqrt(cost of a launch / cost of a round) (Kalibera and Jones 2013, "Rigorous
-    Benchmarking in Reasonable Time", section 8). Until three pairs show what launches vary by,
-    rounds take no longer than what is paid beside them.
+    As many as make four pairs enough, if rounds can. Never more than the split with the least
+    variance for its cost, sd of a round / sd of a launch * sqrt(cost of a launch / cost of a round)
+    (Kalibera and Jones 2013, "Rigorous Benchmarking in Reasonable Time", section 8). Until three
+    pairs show what launches vary by, rounds take no longer than what is paid beside them.
     """
     round_variance = statistics.median([pair.error**2 * pair.num_rounds for pair in pairs])
     round_s = statistics.median([pair.round_s for pair in pairs])

@@ -7,9 +7,8 @@ class Scheduler:
     """Grants turns within a cell, in the order A B B A A B B A, and keeps the arms in one cell.
 
     An arm that requests a turn waits until the other requests one too, or has left the cell: what
-    an arm does before its first turn would otherwise disturb what the other times. Where memory has
-    no room for two, one arm enters the cell after the other. By default a method returns the arms
-    whose turn begins now.
+    it does before its first turn would disturb what the other times. Where memory has no room for
+    two, one enters after the other. By default a method returns the arms whose turn begins now.
     """
 
     def __init__(self, arms: Sequence[str], *, first: str) -> None:

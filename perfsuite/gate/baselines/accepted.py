@@ -1,7 +1,7 @@
 """Reviewed exceptions: the entries of `baselines/accepted.toml`.
 
-A gate heeds those that the change itself brings; the merge of the change spends them. A quarantine
-it heeds from then on.
+A gate heeds those that the change itself brings; the merge of the change spends them; a
+quarantine holds from then on.
 """
 
 import dataclasses

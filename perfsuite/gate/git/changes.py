@@ -13,8 +13,7 @@ from perfsuite.gate.git.command import find_commit, output
 from perfsuite.gate.git.repository import changed_files, find_top, listed_files, working_files
 
 # Documentation touches no cell: texts and these folders at the top of a checkout but for their
-# modules, and a text with one of these names anywhere. Another text in a package may be a page that
-# the package shows.
+# modules, and a text with one of these names anywhere. Another text may be a page that it shows.
 _TEXTS = frozenset({".md", ".rst"})
 _TEXT_FOLDERS = frozenset({"docs", ".github"})
 _TEXT_NAMES = frozenset({"readme", "changelog", "contributing"})
@@ -87,8 +86,7 @@ def uncommitted_files(
 def digest_tree(root: Path, *, outputs: Sequence[Path] = ()) -> str | None:
     """Return the name of what a cell could load from a tree: equal trees have equal names.
 
-    It is the same before and after a commit of it. None without any commit, and where a submodule
-    is not as it was committed.
+    The same before and after a commit of it. None without a commit, or with a changed submodule.
     """
     top, root = find_top(root), root.resolve()
     if top is None or find_commit(root, "HEAD") is None:

@@ -8,8 +8,7 @@ from perfsuite.stats.spending import FIRST_FULL_LOOK, FIRST_LOOK
 from perfsuite.units import counted
 
 # The slowest of N cells of identical code takes so many pairs beyond the first look, where a pair's
-# sd is two thirds of the gap from tolerance to limit: within a quarter of what
-# `tests/support/simulation.py` finds for 1 to 24 cells.
+# sd is two thirds of the gap from tolerance to limit (`tests/support/simulation.py`).
 _MORE_PAIRS = 3.0
 _MORE_PAIRS_PER_DOUBLING = 1.2
 # A pair over what its tests took when they were stored, alone, but proven and counted. Median of

@@ -1,7 +1,6 @@
 """What pytest-benchmark stores of a session: whole files, stamped, and none over another.
 
-Its JSON and its saves stay its own; only how they reach the disk is replaced, and whether they may
-serve as a baseline is added.
+Its JSON and its saves stay its own, but for how they reach the disk, and if they may be a baseline.
 """
 
 import json

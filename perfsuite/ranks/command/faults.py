@@ -12,8 +12,7 @@ from perfsuite.units import counted
 
 # Torch begins each line of a rank's traceback so, and torchrun (--tee) each line of a rank.
 _RANK = re.compile(r"^(?:\[[\w-]+\d\]: ?)+", re.MULTILINE)
-# A progress bar may stand before it. The lines after its first are indented, up to the one that
-# says what was raised.
+# A progress bar may stand before it. Its lines are indented, up to what was raised.
 _TRACEBACK = re.compile(r"Traceback \(most recent call last\):\n(?:[ \t].*\n|\n)+(\S.*)$", re.M)
 _OF_LAUNCHER, _LOG_OF_LAUNCHER = "torch.distributed.elastic", "torch/distributed/elastic/"
 # What C++ says where torch's threads outlive Python: the exception that ended Python is the cause.

@@ -11,8 +11,7 @@ _COLUMNS = columns_of(
     *("spread_ratio", "samples_per_s", "tokens_per_s", "tflops", "mfu", "hfu", "load_ratio"),
     *("peak_bytes", "numerics"),
 )
-# GitHub refuses a comment of over 65,536 characters, and cuts a step summary at a MiB; the rest is
-# in the other formats.
+# GitHub refuses a comment of over 65,536 characters; the rest is in the other formats.
 _MOST_CHARACTERS = 60_000
 # What would end a code span or a table's cell; any other character is literal in a code span.
 _ENDS_CODE = re.compile(r"[`|\\]")

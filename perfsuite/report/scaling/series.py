@@ -1,9 +1,7 @@
 """How speed grows with devices: cells as series of weak and strong scaling, with their efficiency.
 
 Weak: each device has the same batch. Strong: all have it together. The batch of a cell is its
-samples per second times its step, so a recipe need not name it.
-
-An estimate is never a measurement: decision 0015.
+samples per second times its step, so a recipe need not name it. Estimates: decision 0015.
 """
 
 import math

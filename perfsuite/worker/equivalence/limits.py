@@ -68,10 +68,9 @@ def reduction_limit(
 ) -> Limit:
     """The limit of T0: the same gradients summed over the ranks in two different orders.
 
-    With two ranks a + b and b + a are the same number, so on a CPU, where nothing else changes the
-    order of a sum, the gradients are equal bit for bit. `epsilon` is of the dtype that
-    gradients are reduced in. `is_ordered` says whether each element is a single sum over the ranks;
-    False for sparse gradients, which may hold a row in `pieces` that are added one after another.
+    With two ranks a + b and b + a are the same number, so on a CPU gradients are equal bit for bit.
+    `epsilon` is of the dtype that they are reduced in. `is_ordered` says whether each element is a
+    single sum over the ranks; False for sparse gradients, whose rows may be in several `pieces`.
     """
     num_ranks, num_steps = recipe.plan.world_size, recipe.grad_accumulation_steps
     if is_ordered and num_ranks <= 2 and num_steps == 1 and device.type == "cpu":
@@ -136,9 +135,8 @@ def update_limit(
     """The limit of the weights p after a step D that is off by a share e of itself, in steps |D|.
 
     e |D| / (u |p|) of the elements of p are rounded to the other side, by u |p| each. The norm of
-    that is at most sqrt(e u |p| |D|), by Cauchy and Schwarz. A sparse gradient may hold a row in k
-    `pieces`, and adding them one by one rounds every element k times, at random. `size` is
-    |p| / |D|, and `formula` that of e.
+    that is at most sqrt(e u |p| |D|), by Cauchy and Schwarz. A sparse gradient's row in k `pieces`
+    rounds every element k times, at random. `size` is |p| / |D|, and `formula` that of e.
     """
     value, how = share + math.sqrt(share * epsilon * size), "e + sqrt(e u |p| / |D|)"
     if pieces:

@@ -18,8 +18,7 @@ from perfsuite.worker.measure.device import synchronize
 
 # Whether this module switched the collector off; whether code thawed what it froze.
 _is_off, _is_thawed = False, False
-# What `get_objects` has unless it is frozen, from before and since this module froze all: to count
-# what is frozen would take 30 ms.
+# What `get_objects` has unless frozen, before and since this module froze: counting takes 30 ms.
 _before, _since = None, list[Any]()
 _LOOKS = {"get_objects": gc.get_objects, "get_referrers": gc.get_referrers}
 

@@ -76,8 +76,7 @@ def count_iteration() -> Iterations[IterationCounts]:
     counter, own = _Counter(), threading.get_ident()
 
     def look(module: Any, _: object) -> None:
-        # A replica of nn.DataParallel has them elsewhere. Autograd's threads, which compute a
-        # checkpointed part anew, are watched.
+        # DataParallel's replicas have them elsewhere; autograd's threads, which recompute, count.
         parameters = getattr(module, "_former_parameters", module._parameters)
         is_other = threading.get_ident() != own and torch._C._current_graph_task_id() == -1
         counter.found.in_threads |= bool(parameters) and is_other

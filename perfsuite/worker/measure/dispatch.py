@@ -24,8 +24,7 @@ from perfsuite.ranks.messages import Watched
 class StepMode(_python_dispatch.TorchDispatchMode, ABC):  # type: ignore[no-untyped-call]
     """Sees every operator that runs in its `with` block, on plain tensors, except in loading.
 
-    - A tensor subclass such as DTensor is unwrapped first: the operators on its local tensors are
-      seen, including collectives.
+    - A subclass such as DTensor is unwrapped first: operators on its local tensors are seen.
     - Loading is left out because it would be seen only where no worker process does it.
     - Operators of other threads than this one and autograd's are not seen. So each collective is
       waited for at once, and the rest of a DDP communication hook runs in this thread.
@@ -122,8 +121,7 @@ _MOVE_NOTHING = (
 _POINT_TO_POINT = ("batch_p2p_ops", "irecv", "isend", "recv_", "recv_any_source_", "send")
 
 # gloo's threads release a collective's tensors some microseconds after its end. Without a pause
-# 1 to 15 % of the iterations of an FSDP2 model had a larger peak; with 0.2 ms none of 400 had, even
-# with other processes on every core.
+# 1 to 15 % of the iterations of an FSDP2 model had a larger peak; with 0.2 ms none of 400 had.
 _SETTLE_S = 0.001
 
 
@@ -145,9 +143,8 @@ def await_collective(func: Any, result: Any) -> bool:
     """Return when the collective that `func` began or waited for has ended.
 
     Returns whether `func` is of torch.distributed at all. gloo's threads run the callbacks of a
-    collective that is not waited for, where a dispatch mode does not see them, and torch 2.14.1's
-    all-reduce of sparse tensors may corrupt the heap while the rank goes on. Point-to-point
-    communication is not waited for: two ranks that both receive before they send would deadlock.
+    collective that is not waited for, unseen, and torch 2.14.1's all-reduce of sparse tensors may
+    corrupt the heap. Point-to-point communication would deadlock, and is not waited for.
     """
     name = _name_in_torch_distributed(func)
     if name is None or name in _POINT_TO_POINT:

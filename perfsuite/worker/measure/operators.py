@@ -63,9 +63,8 @@ def costliest_operators(averages: Iterable[Any], device: torch.device) -> tuple[
 def measure_communication(events: Iterable[Any], device: torch.device) -> Communication | None:
     """Return how long collectives ran, and how much of it computing hid; None without collectives.
 
-    On a GPU NCCL's kernels, which begin when their rank has come and wait for the others, are
-    compared with all other kernels; on a CPU, or where ranks share a GPU through gloo, gloo's
-    background work with ATen's operators.
+    On a GPU NCCL's kernels, which begin when their rank has come, are compared with all others; on
+    a CPU, or through gloo, gloo's background work with ATen's operators.
     """
     communicated, computed = [], []
     for event in events:

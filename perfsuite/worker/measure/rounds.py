@@ -1,9 +1,8 @@
 """Rounds: iterations between two device synchronisations; each round yields one sample.
 
 A training loop does not wait for its accelerator between steps: the host queues the next step while
-the device computes this one. So there a round is long enough to show that, begins when the host has
-run ahead by one iteration, and lasts from border to border in the device's own time: what a step of
-the training takes is seen, and filling and draining the queue is not.
+the device computes this one. So there a round begins when the host has run ahead by one iteration,
+and lasts from border to border in the device's time, without filling and draining the queue.
 """
 
 import math
@@ -50,9 +49,8 @@ def choose_num_iterations(
     """Return how many iterations make a round of about so many seconds, and no fewer than `least`.
 
     A power of two, so that a noisy estimate of the iteration's time rarely changes the choice.
-    Where an epoch is shorter than two such rounds, the next whole number of epochs instead: then
-    every round has the same number of epoch starts, which cost more than other steps;
-    `steps_per_epoch` is None if nothing happens then.
+    Where an epoch is shorter than two such rounds, whole epochs instead, for as many starts of
+    epochs in each, which are dear; `steps_per_epoch` is None if nothing happens then.
     """
     if not 0 < iteration_s < math.inf:
         found = f"an iteration of {iteration_s!r} s cannot be timed in rounds"

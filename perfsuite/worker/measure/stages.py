@@ -21,9 +21,8 @@ class StageClock:
 
     A stage may be entered many times. On a GPU all stages but "load" are timed by events on the
     current stream, because the host only queues their work; nothing waits for an event before
-    `collect`. On a CPU, and for "load" everywhere, the host's clock is read. Stages do not nest,
-    because the seconds of an inner stage would count twice. `on_enter` is called with the name of
-    each stage before its time starts.
+    `collect`. On a CPU, and for "load" everywhere, the host's clock is read. Stages do not nest, or
+    seconds would count twice. `on_enter` is called with a stage's name before its time starts.
     """
 
     def __init__(

@@ -39,11 +39,10 @@ _END = object()
 class EpochBatches(Iterator[Any], contextlib.AbstractContextManager["EpochBatches"]):
     """An iterator of batches (inputs, target) without end; as a context manager it closes itself.
 
-    The order of the samples depends on seed and epoch alone, never on the number of workers; a
-    dataset's own random numbers do. Training data are shuffled anew in each epoch; samples that
-    would leave a shard shorter than the others, or a batch not full, are left out of that epoch.
-    Other splits keep their order, and, unless `drops_last` and there is a full one, their last,
-    smaller batch; shards that would be shorter repeat samples from the start of the split.
+    The order of the samples depends on seed and epoch alone, not on the number of workers. Training
+    data are shuffled anew in each epoch; samples that would leave a shard shorter than the others,
+    or a batch not full, are left out of it. Other splits keep their order, and (without
+    `drops_last`) their last, smaller batch; shorter shards repeat samples from the split's start.
     """
 
     epoch = 0  # of the last batch

@@ -216,9 +216,8 @@ class MasterWeights(Optimizer):
     """Steps float32 copies of a model's low-precision parameters, then copies them back.
 
     Its parameter groups are the inner optimizer's and hold the copies, so `GradScaler.unscale_` and
-    clipping work on float32 gradients. One step is: clear the model's gradients, backward,
-    `collect_gradients`, unscale, clip, `step`. Gradients of several micro-batches are summed in the
-    model's own dtype.
+    clipping work on float32 gradients. One step is: clear the model's gradients, backward (summed
+    in the model's own dtype), `collect_gradients`, unscale, clip, `step`.
     """
 
     def __init__(

@@ -13,8 +13,7 @@ from perfsuite.worker.training.trainer import Trainer
 
 def check_finite(trainer: Trainer, losses: Sequence[Tensor], first_step: int) -> None:
     """Check the losses of the steps from `first_step` on, and the parameters after the last."""
-    # Gradients only serve to name a culprit: under a dynamic loss scale a step with infinite ones
-    # is skipped, as it should be.
+    # Gradients only name a culprit: a dynamic loss scale skips steps with infinite ones.
     values = torch.stack(list(losses)).tolist() if losses else []
     for step, value in enumerate(values, start=first_step):
         if not math.isfinite(value):

@@ -26,9 +26,8 @@ def train_step(trainer: Trainer, batches: Iterator[Any], stage: Stage) -> Tensor
     """Take one optimizer step and return the mean loss of this rank's micro-batches.
 
     That is a detached scalar; None where this rank holds no loss (a pipeline's earlier stage).
-    `stage` marks "load" around each `next(batches)` alone, "forward" around the model's call,
-    "backward" around loss and backward, and "optimizer" around clearing the gradients, waiting for
-    their reduction, unscaling, clipping and stepping. No stage holds the copy to the device.
+    `stage` marks "load" around each `next(batches)`, "forward" around the model's call, "backward"
+    around loss and backward, and "optimizer" around the rest, but for the copy to the device.
     """
     num_micro_batches = trainer.recipe.grad_accumulation_steps
     losses = []

@@ -28,8 +28,7 @@ def build_lenet() -> nn.Sequential:
 
     LeCun, Bottou, Bengio and Haffner, "Gradient-Based Learning Applied to Document Recognition",
     1998, with today's usual full connections and plain classifier. Its tanh and averages stay: they
-    are smooth, so a rounding error does not grow to another branch of the gradient, as it does at
-    the kinks of relu and max.
+    are smooth, so that no rounding grows to another branch of the gradient, as at kinks.
     """
     return nn.Sequential(
         OrderedDict(

@@ -1,7 +1,6 @@
 """torchvision's ResNet-18 on handwritten digits: a deep convolutional network with BatchNorm.
 
-BatchNorm normalises over one rank's micro-batch, so this model under data parallelism differs from
-one that sees the whole batch.
+BatchNorm normalises over one rank's micro-batch: data parallelism makes it another computation.
 """
 
 from functools import partial

@@ -3,8 +3,8 @@
 Built like Liu et al., "RoBERTa: A Robustly Optimized BERT Pretraining Approach", 2019: learned
 positions, each sublayer's sum normalised after it (post-LN), a head on the first token.
 
-Nothing is downloaded: weights and sentences are drawn. The class of a pair is the topic of its
-first sentence; the other has another topic, so that only their order tells two classes apart.
+Weights and sentences are drawn. The class of a pair is the topic of its first sentence; the other
+has another topic, so that only their order tells two classes apart.
 Shapes: B sequences of a batch, T tokens, D width, C classes.
 """
 
@@ -52,12 +52,10 @@ LORA_ALPHA = 16
 _MICRO_BATCH_SIZE = 8
 # The loss falls below 0.3 within 100 steps from each of four seeds; at 1e-3 from one of them.
 _LEARNING_RATE = 5e-4
-# The random base cannot help, so LoRA needs larger steps. Loss after 100 of them, from 1.4: 1.2 at
-# 1e-3, 0.3 at 3e-3, 1.1 at 1e-2.
+# A random base needs larger steps. Loss after 100, from 1.4: 1.2 at 1e-3, 0.3 at 3e-3, 1.1 at 1e-2.
 _LORA_LEARNING_RATE = 3e-3
-# Llama 2's own (Touvron et al. 2023, section 2.2); torch's default of 1e-8 is 0 in float16, where
-# squares of gradients below 5e-3 vanish: RoBERTa's 1e-6 then makes steps so long that O3 diverges
-# within 6 of them from 3 of 12 seeds.
+# Llama 2's own (Touvron et al. 2023, section 2.2); torch's default of 1e-8 is 0 in float16, and
+# RoBERTa's 1e-6 makes steps so long that O3 diverges within 6 of them from 3 of 12 seeds.
 _EPSILON = 1e-5
 
 

@@ -353,8 +353,7 @@ def _reason(report: pytest.TestReport | pytest.CollectReport) -> str:
 
 def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:
     """Connect to the gate, and register the hooks, which need the connection."""
-    # Every launch sets cache_dir. Where a suite has switched pytest's cache off, --strict-config
-    # would refuse it as unknown.
+    # Every launch sets cache_dir, which --strict-config would refuse where the cache is off.
     parser.addini("cache_dir", "Cache directory path", default=".pytest_cache")
     # For a suite whose arms have no perfsuite.
     parser.addini("perf_share", "files that both arms may use", type="args", default=[])

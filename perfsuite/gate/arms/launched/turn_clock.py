@@ -21,8 +21,7 @@ class TurnClock:
     """A clock that is read in pairs: the first read waits for the arm's turn, the second ends it.
 
     Where no other arm is in the cell, it keeps the turn until the cell ends: in a pause its threads
-    would fetch ahead what later rounds then need not wait for. The name keeps pytest-benchmark from
-    storing one that holds an address.
+    would fetch ahead for later rounds. The name keeps pytest-benchmark from storing an address.
     """
 
     clock: Callable[[], float]
@@ -101,10 +100,9 @@ class TurnClock:
 class SharedCore:
     """The core on which a cell runs in both arms, if it keeps no second one busy; else None.
 
-    A difference between two cores would be taken for one between the arms. But what starts on one
-    core stays there, where parallel work is as slow as serial work. So the first turns, while
-    pytest-benchmark calibrates, are not pinned; they show what the cell uses. It `is_late` where a
-    cell that was pinned turned out to use more than a thread: what it started was pinned too.
+    A difference between two cores would be taken for one between the arms. But parallel work that
+    starts on one core stays there. So the first turns, while pytest-benchmark calibrates, are not
+    pinned, and show what the cell uses. It `is_late` where a pinned cell used more than a thread.
     """
 
     number: int | None

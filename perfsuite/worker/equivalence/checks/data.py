@@ -1,8 +1,7 @@
 """Whether the ranks see the right data: each sample once, in a new order each epoch.
 
 Judges the indices that the ranks' samplers draw, and the first few batches themselves: pairs
-(inputs, target) of nested containers, as `default_collate` makes them. S batches of an epoch on a
-shard, B samples each.
+(inputs, target) of nested containers, as `default_collate` makes them. S batches, B samples.
 """
 
 import itertools

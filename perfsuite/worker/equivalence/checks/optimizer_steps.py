@@ -1,8 +1,7 @@
 """Each step ends in the weights that the optimizer makes of the recorded gradients.
 
 One process steps the workload's own optimizer from the recorded weights with the recorded
-gradients, in plain torch. It unscales and clips them itself, and steps float32 weights where the
-run keeps master weights, so that no mistake of the training step is on both sides. Together with
+gradients, in plain torch: it unscales, clips and keeps master weights itself. Together with
 gradients that are right at every step this proves the whole run by induction.
 """
 
@@ -173,9 +172,8 @@ def _limit(case: Case, step: Step, number: int, expected: Tensors, optimizer: Op
     """Equal bits, except where the ranks round differently from one process.
 
     Ranks that split parameters add up norms from their parts: the one for clipping, and those of
-    single tensors in LARS and LAMB. And where they step parts of a parameter of 16 bits, it matters
-    where a part ends: a CPU rounds after each operation in the last elements of a part, and once in
-    the others, which it computes in float32. The optimizer's momentum carries that on.
+    single tensors in LARS and LAMB. And where they step parts of a parameter of 16 bits, a CPU
+    rounds the last elements of a part more often, and the optimizer's momentum carries that on.
     """
     recipe, epsilon = case.recipe, comparison.coarsest_epsilon(expected)
     policy, mode = PRECISION_POLICIES[recipe.precision], recipe.plan.properties

@@ -1,9 +1,8 @@
 """T1 and T2 of a user's own step: the ranks compute what the user's own reference computes.
 
-The reference is one process that takes what all ranks take together. Before each step it is given
-the ranks' weights, and before its optimizer steps the ranks' gradients: so a limit covers the
-rounding of one step, and the weights afterwards show what the optimizers do. Without `Step.model`
-there are losses alone; what they show, references with a mistake in their gradients tell.
+One process takes what all ranks take together. Before each step it is given the ranks' weights, and
+before its optimizer steps their gradients: so a limit covers the rounding of one step. Without
+`Step.model` there are losses alone; what they show, references with a mistake tell.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence

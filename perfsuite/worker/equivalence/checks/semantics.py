@@ -2,8 +2,7 @@
 
 The truth is one process in float64 with the samples of all ranks in one batch. The limit of T1, for
 float32 and finer, is the rounding of a sum; that of T2, for low precisions, is the error of plain
-training in the same precision. Only these checks show that a BatchNorm, or a mean of means, makes
-a parallel path a different computation.
+training. Only these checks show that a BatchNorm, or a mean of means, is another computation.
 """
 
 import dataclasses

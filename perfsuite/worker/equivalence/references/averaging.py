@@ -1,8 +1,7 @@
 """The mean of the gradients of several ranks in one process, rounded as DDP and its hooks round it.
 
-PowerSGD is of Vogels et al. 2019, "PowerSGD: Practical Low-Rank Gradient Compression", with the
-choices of torch's `powerSGD_hook`. Written anew, because a comparison with the hook itself would
-prove nothing; but with the hook's operators on its layout in memory, so all rounding is the same.
+PowerSGD is of Vogels et al. 2019, "PowerSGD: Practical Low-Rank Gradient Compression", written anew
+with the operators of torch's `powerSGD_hook` on its layout in memory, so all rounding is the same.
 
 Shapes: N numbers of one bucket; the gradient of one parameter as a matrix of n rows and m columns,
 (1, n, m), which p, (1, n, 1), times the transpose of q, (1, m, 1), approximates.
@@ -91,8 +90,7 @@ class PowerSGD:
 
     Each rank adds to its gradients what compression lost of its earlier ones (error feedback), and
     the approximation starts from the last step's q (warm start). The hook also counts the
-    difference of an uncompressed gradient from its mean as lost. So the sums grow with every step,
-    and so does the rounding that depends on the order of more than two ranks.
+    difference of an uncompressed gradient from its mean as lost: sums, and rounding, grow.
     """
 
     def __init__(

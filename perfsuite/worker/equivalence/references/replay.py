@@ -23,11 +23,9 @@ class Replay(DrawMode):  # type: ignore[no-untyped-call]
     `parts` are the draws of consecutive parts of a batch; None where none were recorded. The pass
     sees the samples from the first up to the second of the third in `rows`. One dimension may hold
     both the samples and the heads of attention: with `heads_first` sample by sample for each head.
-
     Afterwards `has_heads` says whether a dimension of several parts held several times their
     samples, `is_packed` whether it held another number, `given` what was drawn for the whole batch,
-    `wrong` how the run's draws differ from what one process draws, the most telling first, and
-    `unknown` why they cannot be given to this pass.
+    `wrong` how the run's draws differ from one process's, and `unknown` why none can be given.
     """
 
     def __init__(

@@ -1,10 +1,8 @@
 """What one process computes at given weights from given data: the references of all checks.
 
 Each step starts from the weights that the tested run had before it, so a limit covers the rounding
-of one step and not what many steps of training make of it. `checks.optimizer_steps` proves that
-each step ends in the right weights; both together prove the whole run.
-
-Must run where torch.distributed is not initialised.
+of one step; `checks.optimizer_steps` proves that it ends in the right weights. Must run where
+torch.distributed is not initialised.
 """
 
 import dataclasses
@@ -104,8 +102,7 @@ class Reference:
         """Return the results of the passes over all micro-batches, at the present weights.
 
         Each is run with its recorded random state and draws, in chunks along its first dimension.
-        `scale` is the factor of the loss, where the precision scales it. With `draws_anew` it draws
-        other random numbers.
+        `scale` is the loss's factor. With `draws_anew` it draws other random numbers.
         """
         trainer, device = self.trainer, self.trainer.device
         set_tf32(trainer.precision, device)  # another reference may have switched it since

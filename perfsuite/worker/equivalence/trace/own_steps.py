@@ -63,9 +63,8 @@ class OwnSteps:
 
     An optimizer may step within another's step, and its base class within its own: the innermost
     one makes the update. `outer` has the other looks of the last step; what changes gradients must
-    know these beforehand, step by step (`known`). Classes in `looks_again` call `super().step()`:
-    where they do not, they update nothing. `unnamed` holds what optimizers ever updated that is not
-    the model's, and `idle` names those of its trained `parameters` that none did.
+    know these beforehand (`known`). Classes in `looks_again` call `super().step()`, or update
+    nothing. `unnamed` are others that optimizers updated, `idle` those `parameters` that none did.
     """
 
     def __init__(self, model: nn.Module | None, take: Callable[[], float | None]) -> None:

@@ -39,11 +39,9 @@ def record_run(
 ) -> trace.RankTrace:
     """Train until `num_steps` optimizer steps were taken, and return what this rank saw of them.
 
-    A collective where torch.distributed is initialised. DTensors still hold this rank's shard;
-    `share_trace` completes them.
-
-    The trainer is freshly built and not used again; `batches` do not end. Fewer steps are recorded
-    if the scaler skips too many. `on_step` is called before each step, to show progress.
+    A collective. DTensors still hold this rank's shard; `share_trace` completes them. The trainer
+    is freshly built and not used again; `batches` do not end. Fewer steps are recorded if the
+    scaler skips too many. `on_step` is called before each step, to show progress.
     """
     recorder = _Recorder(trainer)
     trainer.strategy = cast(Strategy, recorder)

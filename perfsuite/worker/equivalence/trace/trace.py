@@ -30,8 +30,7 @@ class MicroBatch:
 
     batch: Any
     random_state: RandomState  # before its forward pass
-    # torch's, in consecutive parts of the batch: the chunks of a pipeline, else one part; None
-    # where they were not recorded.
+    # torch's, in consecutive parts of the batch, as of a pipeline; None: not recorded.
     draws: list[list[Draw]] | None = None
     # (begin, end, size) where `batch` is a slice of a larger one that the draws are for.
     rows: tuple[int, int, int] | None = None

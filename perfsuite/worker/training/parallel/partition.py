@@ -35,7 +35,6 @@ def partition_model(
     The first stage also holds all code before the first block, the last stage all code after the
     last block. Values made of the model's inputs without any weight, such as a mask, are computed
     anew in each stage that needs them; all others go from stage to stage. No module is copied.
-
     `blocks` are in the order of the calls. `given` are the parameters of the model's forward that
     calls will name; the others keep their defaults, and the recording holds for these alone.
     """

@@ -1,9 +1,8 @@
 """Who computes which chunk of a batch when: the schedules of torch.distributed.pipelining.
 
 Only activations and a chunk's number pass through a schedule, because its own splitting knows no
-nested targets and its merging no nested outputs. Its stages get all shapes, because otherwise they
-run the model on made-up numbers to learn them, which before torch 2.15 moves the statistics of
-BatchNorm and draws random numbers.
+nested targets and its merging no nested outputs. Its stages get all shapes, or they would run the
+model on made-up numbers, which before torch 2.15 moves BatchNorm's statistics and draws numbers.
 """
 
 from collections.abc import Callable, Mapping, Sequence
