@@ -13,22 +13,22 @@ import typer
 from perfsuite.cli.options import explained
 from perfsuite.cli.output import JsonFile, write_json
 from perfsuite.errors import SettingError
+from perfsuite.gate.git.repository import find_top
 from perfsuite.system.files import append_line, write_atomically
+from perfsuite.system.untrusted import printable
 
 _FILES = files("perfsuite.cli.starter")
 # The starter files, where they go from the repository's root.
 _STARTERS = ("benchmarks/test_training_step.py", ".github/workflows/performance.yml")
 _ON_GPUS = ".github/workflows/gate-gpu.yml"
 _COMMENTS = ".github/workflows/performance-comment.yml"
-# pytest takes its configuration from the first file that has one of these sections (pytest's
-# documentation, "Configuration file formats").
+# pytest takes the first file that has one of these ("Configuration file formats").
 _PYTEST_SECTIONS = {
     **dict.fromkeys(("pytest.toml", ".pytest.toml", "pytest.ini", ".pytest.ini"), ("pytest",)),
     "pyproject.toml": ("tool.pytest", "tool.pytest.ini_options"),
     "tox.ini": ("pytest",),
     "setup.cfg": ("tool:pytest",),
 }
-# What the starter benchmark needs, and the workflows install.
 _REQUIREMENT = "perfsuite[torch,workloads]"
 _PATH_ADVICE = (
     "no runner has this path: use a release (perfsuite[...]==VERSION), or a commit "
@@ -51,8 +51,7 @@ def init(
 ) -> None:
     """Write a starter benchmark, a configuration and a workflow into a repository.
 
-    It keeps files that exist, and names them. It adds the line that makes --benchmark-compare the
-    gate to the file that configures pytest.
+    It keeps files that exist, names them, and turns the gate on where pytest is configured.
     """
     if not folder.is_dir():
         raise SettingError(f"{folder} is not a folder; name the root of a repository")
@@ -63,10 +62,12 @@ def init(
     for path in kept:
         is_off = "off" in _GATE.findall(_text(folder / path))
         typer.echo(f"kept  {path}, which {'has perf_gate off' if is_off else 'was there already'}")
-    requirement, advice = _requirement()
-    for path in written:
-        if advice and path.endswith(".yml"):
+    (requirement, advice), top = _requirement(), find_top(folder)
+    for path in (one for one in written if one.endswith(".yml")):
+        if advice:
             typer.echo(f"change {path}: it installs {requirement}; {advice}")
+        if top is not None and top != folder.resolve():
+            typer.echo(printable(f"move {path} to {top}: GitHub reads workflows there alone"))
     typer.echo(f"next: pip install '{requirement}'; pytest benchmarks")
     typer.echo(
         "then: commit; 'pytest benchmarks --benchmark-compare' judges the next change; before one, "
@@ -82,7 +83,6 @@ def write_starters(
     if (configured := _pytest_configuration(folder)) is not None:
         configuration = _with_gate(folder / configured)
     else:
-        # The gate's arms import from these in any case (`import_roots`); so do other sessions.
         pythonpath = "src ." if (folder / "src").is_dir() else "."
         configured, configuration = "pytest.ini", (_FILES / "starter.ini").read_text()
         configuration = configuration.format(pythonpath=pythonpath)

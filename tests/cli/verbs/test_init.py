@@ -337,6 +337,19 @@ def test_a_workflow_that_may_write_comments_is_written_where_it_is_asked_for(
     assert write_starters(tmp_path, comments=True)[1][:3] == [*WRITTEN[:2], path]
 
 
+def test_a_workflow_below_the_repositorys_root_is_said_to_run_nowhere(tmp_path: Path) -> None:
+    subprocess.run(["git", "init", "--quiet", str(tmp_path)], check=True)
+    folder = tmp_path / "package"
+    folder.mkdir()
+
+    below = CliRunner().invoke(app, ["init", str(folder)])
+    at_root = CliRunner().invoke(app, ["init", str(tmp_path)])
+
+    told = "move .github/workflows/performance.yml to {}: GitHub reads workflows there alone"
+    assert told.format(tmp_path) in below.output.splitlines()
+    assert "move " not in at_root.output
+
+
 def test_a_folder_that_is_none_is_refused(tmp_path: Path) -> None:
     result = CliRunner().invoke(app, ["init", str(tmp_path / "nowhere")])
 
