@@ -28,7 +28,7 @@ from perfsuite.worker.equivalence.planted_bugs import Bug, gradient_bugs, wrong_
 from perfsuite.worker.equivalence.proof import KEPT_WEIGHTS, Proof
 from perfsuite.worker.equivalence.trace.draws import draw_one, modules_that_drew, read_random_state
 from perfsuite.worker.equivalence.trace.own_steps import MOST_UPDATES, BeforeUpdate, OwnSteps
-from perfsuite.worker.equivalence.trace.trace import RankStep, Step, Trace, copy_tensor
+from perfsuite.worker.equivalence.trace.trace import RankStep, Step, Trace
 
 _AUTOCAST = {"bf16": torch.bfloat16, "amp-bf16": torch.bfloat16, "amp-fp16": torch.float16}
 # Of `ExpectedStep.bugs`.
@@ -183,14 +183,11 @@ def _take_steps(case: OwnCase, truth: _Reference, plain: _Reference) -> Iterator
 def _take_over(grads: Tensors, _: object, new: Mapping[str, nn.Parameter]) -> None:
     for name, parameter in new.items():
         given, own = grads.get(name), parameter.grad
-        both = [copy_tensor(one) for one in (given, own) if one is not None]
-        if len(both) == 1 and not both[0].any():
-            continue  # zeros in place of none, by which momentum and decay move a weight
-        if given is not None:
-            # Copied, because an optimizer may change it in place.
-            given = given.to(parameter.device, parameter.dtype, copy=True)
-            given = given.to_sparse(1) if own is not None and own.is_sparse else given
-        parameter.grad = given
+        if given is None or own is None:
+            continue  # what has no gradient is not stepped, and by one of zeros a weight may move
+        # Copied, because an optimizer may change it in place.
+        given = given.to(parameter.device, parameter.dtype, copy=True)
+        parameter.grad = given.to_sparse(1) if own.is_sparse else given
 
 
 def _do_draws_matter(case: OwnCase, truth: _Reference, first: _OwnStep) -> bool:

@@ -347,13 +347,36 @@ def test_zeros_in_place_of_no_gradient_are_a_mistake_where_they_move_a_weight(
         row, _ = check(of(**fields, **changes[1]), **fields, **changes[0])
         assert row.status == status, row
         told = (
-            "likeliest cause: one side has a gradient of zeros where the other has none, and "
-            "momentum and decay move a weight by zeros ('3.weight')"
+            "likeliest cause: one side has a gradient where the other has none, and even by one of "
+            "zeros momentum and decay move a weight ('3.weight')"
         )
         assert row.reason.endswith(told) == (status == "mismatch")
     both = fields | {"change": fill}
     row, _ = check(of(**both), **both)
     assert row.status == "equivalent"
+
+
+class Faint(Unused):
+    """A bias that hardly shows, whose gradient is below the limit of its own share."""
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return inputs + 1e-9 * self.weight.sum() * inputs
+
+
+def lose(model: nn.Module) -> None:
+    """Lose the gradient of the last parameter, by which Adam would move it as far as any."""
+    *_, last = model.parameters()
+    last.grad = None
+
+
+def test_a_gradient_too_small_to_be_compared_is_missed_by_what_it_does() -> None:
+    fields: dict[str, Any] = {"optimizer": torch.optim.Adam, "layers": lambda: (Faint(),)}
+
+    row, _ = check(of(**fields), **fields)
+    assert row.status == "equivalent", row
+    row, _ = check(of(**fields), **fields, change=lose)
+    assert row.status == "mismatch"
+    assert row.reason.startswith("the update of '3.weight' differs at step 1 by ")
 
 
 class Skipping(torch.optim.SGD):
