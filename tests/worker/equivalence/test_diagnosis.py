@@ -55,6 +55,15 @@ def test_a_path_with_a_known_bug_is_explained_by_it_in_spite_of_rounding(bug: Bu
     assert explain(tested) == bug.cause
 
 
+def test_of_bugs_that_differ_by_the_rounding_of_bfloat16_the_first_is_named() -> None:
+    summed = Bug("sum", "the loss sums", {name: 3 * one for name, one in EXPECTED.items()})
+    rounded = {name: one.bfloat16().float() for name, one in summed.gradients.items()}
+    exact = Bug("means", "a mean of means", rounded)
+
+    assert explain(rounded, [summed, exact]) == "the loss sums"
+    assert explain(EXPECTED | {"a": 2 * EXPECTED["a"]}, [summed, exact]) is None
+
+
 def test_a_shifted_gradient_is_explained() -> None:
     tested = {**EXPECTED, "a": EXPECTED["a"].roll(1)}
 
