@@ -33,8 +33,7 @@ class CellNoise(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     Attributes:
         round_sd: The part of it that the rounds of the pairs explain; None where that is not known.
         order_effect: How much slower head was where it ran first than where the base did.
-        session_sd: By how much the means of sessions differ beyond what their pairs explain; None
-            of a single session. No standard error of a session's own pairs has it in it.
+        session_sd: By how much means of sessions differ beyond what their pairs explain, or None.
         bias: By how much head was slower than a fresh checkout of itself.
     """
 

@@ -2,8 +2,7 @@
 
 Its own fixture, table, JSON and storage stay in use. It has no hooks for what is changed here (its
 clock, when it looks for stored runs, where and how it stores its own), so attributes of its session
-and of its fixture are set. Checked against pytest-benchmark 5.3. What a gate's launches
-change is in `gate/arms/launched/arm_plugin.py`, which can import nothing of this.
+and of its fixture are set (pytest-benchmark 5.3). What launches change: `arm_plugin`.
 """
 
 from collections.abc import Callable, Sequence

@@ -280,14 +280,20 @@ def test_commands_that_go_wrong_fail_in_one_sentence_and_leave_nothing(
     assert_nothing_is_left()
 
 
-def test_a_command_that_has_taken_its_steps_may_end_as_it_likes(
-    project: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def polls_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a busy machine, a command ends before its replies are read."""
+
     def poll_late(group: CommandGroup, timeout_s: float) -> list[Reply] | None:
-        group._process.wait()  # on a busy machine, a command ends before its replies are read
+        group._process.wait()
         return RankGroup.poll(group, timeout_s)
 
     monkeypatch.setattr(CommandGroup, "poll", poll_late)
+
+
+def test_a_command_that_has_taken_its_steps_may_end_as_it_likes(
+    project: pytest.Pytester, polls_late: None
+) -> None:
     # As torch does where gloo's threads live longer than Python.
     project.makepyfile(aborts="import atexit, os\natexit.register(os.abort)\nimport train")
     calls = {"stopped": '["python", "aborts.py"], steps=20, warmup=3, name="stopped"'}
@@ -298,6 +304,10 @@ def test_a_command_that_has_taken_its_steps_may_end_as_it_likes(
     assert records_of(project)["test_stopped"]["world_size"] == 1
 
 
+_UNEVEN = (
+    "WorkloadError: train: rank 1 ended by itself after * steps, and rank 0, which had taken *, "
+    "went on; give all ranks equally many steps"
+)
 WAITING = {
     "hang": (
         '["python", "train.py", "hang"], steps=20, warmup=3',
@@ -318,11 +328,7 @@ WAITING = {
         'TORCHRUN + ["stop-at-border"], steps=20, warmup=3',
         "RankFailureError: rank 0 of 2 * in phase *, step *",  # of the first border that waits
     ),
-    "uneven": (
-        'TORCHRUN + ["uneven"], steps=20, warmup=3',
-        "WorkloadError: train: rank 1 ended by itself after * steps, and rank 0, which had taken "
-        "*, went on; give all ranks equally many steps",
-    ),
+    "uneven": ('TORCHRUN + ["uneven"], steps=20, warmup=3', _UNEVEN),
 }
 
 
@@ -338,6 +344,17 @@ def test_a_command_that_waits_for_ever_is_ended_with_the_rank_that_it_waits_for(
     stop = ["  where it is:", "    it is stopped: process * was sent SIGSTOP, as a debugger does"]
     result.stdout.fnmatch_lines([hang, on_ranks, stopped, *stop, at_border, *stop, uneven])
     assert_nothing_is_left()
+
+
+def test_a_rank_that_ended_by_itself_is_named_however_late_its_controller_looks(
+    project: pytest.Pytester, polls_late: None
+) -> None:
+    limits = "--perf-timeout=4", "--perf-collective-timeout=2"
+
+    result = run(project, {"uneven": WAITING["uneven"][0]}, *limits)
+
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines([_UNEVEN])
 
 
 LOGS = """

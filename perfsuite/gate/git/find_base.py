@@ -39,9 +39,8 @@ def find_base(
     """Return the commit that head is to be compared with, or why there is none, with advice.
 
     `revision` where it is given; a SettingError where it names no commit. Else by the rules of
-    docs/explanation/why-pairs.md, where a continuous integration names the branch `target`. Nothing
-    else is guessed: a slow commit passes unseen where the one after it has it as its base.
-    See `uncommitted_files` for `outputs` and `folders`.
+    docs/explanation/why-pairs.md, where a continuous integration names the branch `target`; nothing
+    else is guessed. See `uncommitted_files` for `outputs` and `folders`.
     """
     if (refusal := why_not_a_checkout(root)) is not None:
         return refusal

@@ -8,6 +8,7 @@ import contextlib
 import dataclasses
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -76,9 +77,8 @@ class CommandLaunch:
 def run_command(request: GroupRequest, launch: CommandLaunch) -> list[Reply]:
     """Run a command until its ranks have done a job, and return their replies in rank order.
 
-    Whatever happens, no process and no temporary file of it stays, but what it wrote elsewhere.
-    Raises what `run_group` does, a SettingError where its program is not there, and a WorkloadError
-    where it ended before the first step of an optimizer, or never came to one.
+    No process and no temporary file of it stays, but what it wrote elsewhere. Raises what
+    `run_group` does, a SettingError without its program, a WorkloadError without a first step.
     """
     with CommandGroup(request, launch) as group:
         return group.run()
@@ -246,16 +246,24 @@ class CommandGroup(RankGroup):
             return faults.read_end(self._joined[rank], self._process, self._output, at_s=at_s)
 
     def _raise_first_failure(self) -> None:
-        for rank, reply in self._replies.items():
-            waits = isinstance(reply, Failed) and reply.peer is not None
-            if waits and self.position(rank).phase == "exit" and (running := self._waiting()):
-                other, num_steps = running[0], counted(self.position(rank).step, "step")
-                raise WorkloadError(
-                    f"{self._name}: rank {rank} ended by itself after {num_steps}, and rank "
-                    f"{other}, which had taken {self.position(other).step}, went on; give all "
-                    "ranks equally many steps"
-                )
+        at = {rank: self.position(rank) for rank in self._ranks}
+        # Torch's threads may outlive Python at an exit, and a launcher then ends the other ranks.
+        ended = [n for n in self._replies if at[n].phase == "exit" and self._follows(n, "SIGABRT")]
+        others = [n for n in at if at[n].phase != "exit" and self._follows(n, "SIGTERM")]
+        if ended and others:
+            raise WorkloadError(
+                f"{self._name}: rank {ended[0]} ended by itself after "
+                f"{counted(at[ended[0]].step, 'step')}, and rank {others[0]}, which had taken "
+                f"{at[others[0]].step}, went on; give all ranks equally many steps"
+            )
         super()._raise_first_failure()
+
+    def _follows(self, rank: int, name: str) -> bool:
+        """Whether a rank runs, lost another, or was ended by this signal."""
+        reply = self._replies.get(rank)
+        if isinstance(reply, Failed | Died) and reply.peer is None:
+            return isinstance(reply, Died) and reply.exit_code == -signal.Signals[name]
+        return reply is None or isinstance(reply, Failed)
 
     def where_it_hangs(self, rank: int) -> tuple[str, ...]:
         """Say whether a rank is stopped: its signals are the command's own."""

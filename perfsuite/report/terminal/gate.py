@@ -19,9 +19,7 @@ _COLUMNS: tuple[Column[CellVerdict], ...] = (
     Column("", "between", interval_text),
     Column("", "pairs", lambda cell: cell.num_pairs or ""),
 )
-_IF_MEANT = (
-    "if a FAIL is meant: perfsuite baseline accept CELL --slowdown RATIO, or --increase COUNT"
-)
+_MEANT = "if a FAIL is meant: perfsuite baseline accept CELL --slowdown RATIO, or --increase COUNT"
 _COMMANDS = {"FAIL": "error", "INCONCLUSIVE": "warning", "INVALID": "warning"}
 # What ends a command, or one of its properties (actions/toolkit, packages/core/src/command.ts).
 _IN_MESSAGE = str.maketrans({"%": "%25", "\r": "%0D", "\n": "%0A"})
@@ -53,7 +51,7 @@ def verdict_lines(
     for text in exceptions_of(cells):
         yield printable(f"accepted: {text}")
     if any(cell.word == "FAIL" and cell.by != "numerics" and not cell.policy for cell in cells):
-        yield _IF_MEANT
+        yield _MEANT
 
 
 def annotation_lines(
