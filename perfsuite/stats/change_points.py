@@ -122,7 +122,7 @@ def find_correlation(parts: Sequence[Floats]) -> float:
 def shuffle(values: Floats, correlation: float, generator: np.random.Generator) -> Floats:
     """Return a series of shuffled values with the same correlation.
 
-    The differences of values from their shares of those before are shuffled, and added up anew.
+    Innovations, values less their share of the one before, are shuffled, and the series rebuilt.
     """
     if not correlation:
         return generator.permutation(values)

@@ -2,7 +2,7 @@
 
 The looks at the first 20 pairs spend four fifths of alpha and beta. Later pairs form parts, and so
 do those of a re-run of the same two trees; each part spends a fifth of what the one before spent.
-So pairs that only a noisy cell needs cost the others no power.
+So all spend no more than alpha and beta, and pairs of a noisy cell cost the others no power.
 """
 
 import bisect

@@ -1,7 +1,7 @@
 """The gate on training loops of a user's own: two arms that take turns at step borders.
 
 One session has all cells, each with a part of the change. Times may differ by any factor
-that a machine makes, up to ten: what decides is a hundred times the work.
+that a machine makes, up to ten: what decides is 200 times the work.
 """
 
 from __future__ import annotations

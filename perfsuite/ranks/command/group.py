@@ -261,9 +261,9 @@ class CommandGroup(RankGroup):
     def _follows(self, rank: int, name: str) -> bool:
         """Whether a rank runs, lost another, or was ended by this signal."""
         reply = self._replies.get(rank)
-        if isinstance(reply, Failed | Died) and reply.peer is None:
-            return isinstance(reply, Died) and reply.exit_code == -signal.Signals[name]
-        return reply is None or isinstance(reply, Failed)
+        if isinstance(reply, Died):
+            return reply.exit_code == -signal.Signals[name]
+        return reply is None or (isinstance(reply, Failed) and reply.peer is not None)
 
     def where_it_hangs(self, rank: int) -> tuple[str, ...]:
         """Say whether a rank is stopped: its signals are the command's own."""

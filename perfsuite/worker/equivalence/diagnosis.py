@@ -22,8 +22,8 @@ STATEFUL = (
     "no buffer, such as a counter; keep it in a buffer"
 )
 FILLED = (
-    "one side has a gradient where the other has none, and even by one of zeros momentum and decay "
-    "move a weight"
+    "one side has a gradient where the other has none; even by a gradient of zeros, momentum and "
+    "decay move a weight"
 )
 # Two bugs that both leave less than this share of the error differ only in bfloat16's rounding.
 _SAME = 1e-2

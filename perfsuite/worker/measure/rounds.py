@@ -49,8 +49,8 @@ def choose_num_iterations(
     """Return how many iterations make a round of about so many seconds, and no fewer than `least`.
 
     A power of two, so that a noisy estimate of the iteration's time rarely changes the choice.
-    Where an epoch is shorter than two such rounds, whole epochs instead, for as many starts of
-    epochs in each, which are dear; `steps_per_epoch` is None if nothing happens then.
+    Where an epoch is shorter than two such rounds, whole epochs instead: their starts cost more
+    than other steps, and each round has as many; `steps_per_epoch` is None if they cost nothing.
     """
     if not 0 < iteration_s < math.inf:
         found = f"an iteration of {iteration_s!r} s cannot be timed in rounds"

@@ -306,8 +306,8 @@ def test_zeros_in_place_of_no_gradient_are_seen_where_they_move_a_weight() -> No
     assert row.status == "mismatch"
     assert row.reason.startswith("the parameter of '1.weight' differs at step 1 by ")
     assert row.reason.endswith(
-        "likeliest cause: one side has a gradient where the other has none, and even by one of "
-        "zeros momentum and decay move a weight"
+        "likeliest cause: one side has a gradient where the other has none; even by a gradient of "
+        "zeros, momentum and decay move a weight"
     )
 
 

@@ -347,8 +347,8 @@ def test_zeros_in_place_of_no_gradient_are_a_mistake_where_they_move_a_weight(
         row, _ = check(of(**fields, **changes[1]), **fields, **changes[0])
         assert row.status == status, row
         told = (
-            "likeliest cause: one side has a gradient where the other has none, and even by one of "
-            "zeros momentum and decay move a weight ('3.weight')"
+            "likeliest cause: one side has a gradient where the other has none; even by a gradient "
+            "of zeros, momentum and decay move a weight ('3.weight')"
         )
         assert row.reason.endswith(told) == (status == "mismatch")
     both = fields | {"change": fill}
