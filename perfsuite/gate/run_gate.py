@@ -98,8 +98,7 @@ def run_gate(
                 session = session.against(side.base.instead)
                 cells, judgement = session.compare()
         if files is not None and (new := {*tree_files(side.head.top)}.difference(files)):
-            new_files = listed(sorted(map(str, new)))
-            differs["head's tree"] = f"new since, and left there: {new_files}"
+            differs["head's tree"] = f"new since, and left there: {listed(sorted(map(str, new)))}"
     return GateResult(
         cells=tuple(sorted(map(session.leniency.mark, cells), key=lambda cell: cell.name)),
         differs=differs,
@@ -251,7 +250,7 @@ class _Session:
         request, suite = self.side.request, self.side.suite
         arms = self.side.arms(tree, alone)
         collected = functools.partial(collect, arms[0], request.budget.timeout_s)
-        replaced, changed = head_files.give_back(tree, collected, changed, own_files, policies)
+        replaced, changed = head_files.give_back(arms, collected, changed, own_files, policies)
         if replaced and not changed:
             self.differs["benchmark files"] = "each side runs its own Python files"
             self.say(f"benchmark files: {self.differs['benchmark files']}")

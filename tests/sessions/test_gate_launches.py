@@ -48,6 +48,33 @@ def test_what_a_test_keeps_under_the_name_of_a_record_is_no_record(shop: Reposit
     assert cell["extra_info"]["perfsuite"]["verdict"]["word"] == "FAIL"
 
 
+IN_FUNCTION = """
+    import pytest
+    from work_clock import CLOCK
+
+    @pytest.mark.benchmark(timer=CLOCK)
+    def test_price(benchmark):
+        from shop import price
+        benchmark.pedantic(price, args=(CLOCK,), rounds=5)
+"""
+
+
+def test_a_module_that_a_benchmark_imports_as_it_runs_may_be_renamed(shop: Repository) -> None:
+    shop.write(benchmarks__test_steps=IN_FUNCTION)
+    shop.commit()
+    (shop.path / "shop.py").unlink()
+    shop.write(store=SLOW_SHOP, benchmarks__test_steps=IN_FUNCTION.replace("shop", "store"))
+
+    gated = shop.gate()
+
+    gated.expect(
+        10,
+        f"{PRICE} FAIL +200.0 % *",
+        f"{PRICE}: *the base runs its own benchmarks/test_steps.py, as it cannot import head's: it "
+        "lacks store.py*",
+    )
+
+
 EDITED = """
     import os
     from pathlib import Path

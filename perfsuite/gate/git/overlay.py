@@ -303,7 +303,7 @@ def _importers(top: Path, folder: Path) -> Iterator[Path]:
             continue
         text = _text(top / file)
         if folder.name.encode() in text and any(
-            _leads_to(folder.parts, parts) for parts in _imports(file, text)
+            _leads_to(folder.parts, parts) for parts in imports(file, text)
         ):
             yield file
 
@@ -313,7 +313,7 @@ def _text(file: Path) -> bytes:
     return file.read_bytes() if file.is_file() else b""
 
 
-def _imports(file: Path, text: bytes) -> Iterator[tuple[str, ...]]:
+def imports(file: Path, text: bytes) -> Iterator[tuple[str, ...]]:
     """Yield the parts of what a file imports; a relative import begins with "" and is whole."""
     try:
         module = ast.parse(text)

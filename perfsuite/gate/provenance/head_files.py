@@ -4,7 +4,7 @@ import itertools
 from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 
-from perfsuite.gate.arms.arm import Launch, Suite
+from perfsuite.gate.arms.arm import Arm, Launch, Suite
 from perfsuite.gate.git import overlay
 from perfsuite.gate.git.changes import IMPORTABLE, is_left_out
 from perfsuite.gate.git.repository import find_top, listed_files
@@ -20,24 +20,26 @@ _MOVE = "move the benchmark into a file of its own, such as bench_NAME.py"
 
 
 def give_back(
-    tree: Path,
+    arms: tuple[Arm, Arm],
     collected: Callable[[], Launch],
     changed: Collection[Path],
     own_files: Mapping[Path, bytes],
     cells: Collection[str],
 ) -> tuple[dict[str, str], list[Path]]:
-    """Put the base's own files where it cannot collect head's; return why, by cell, and what stays.
+    """Put the base's own files where it cannot run head's; return why, by cell, and what stays.
 
     At first test files alone; where that helps no cell, all that `changed`, with conftest.py.
     """
-    replaced: dict[str, str] = {}
+    tree, replaced = arms[0].tree, dict[str, str]()
     if not changed:
         return replaced, []
     laid = collected()
     why_not = (laid.why_not_collected or "").splitlines()[-1:]
     for name in cells:
         file = Path(name.partition("::")[0])
-        if laid.suite is not None and file in own_files and (why := laid.suite.why_broken(name)):
+        if laid.suite is None or file not in own_files:
+            continue
+        if why := laid.suite.why_broken(name) or _name_lacked(*arms, file):
             _put(tree / file, own_files[file])
             replaced[name] = f"the base runs its own {file}, as it cannot import head's: {why}"
     laid = collected() if replaced else laid
@@ -52,6 +54,19 @@ def give_back(
         return dict.fromkeys(cells, told), []
     own = {name.partition("::")[0] for name in replaced}
     return replaced, [file for file in changed if str(file) not in own]
+
+
+def _name_lacked(base: Arm, head: Arm, file: Path) -> str | None:
+    """Why the base cannot run head's test file: it lacks a module that a function there imports."""
+    for parts in overlay.imports(file, overlay.read_source(head.tree / file)):
+        names, roots = [*filter(None, parts)], head.import_roots if parts[0] else [head.tree]
+        for root, end in itertools.product(roots, range(1, len(names) + 1)):
+            place = root.joinpath(*names[:end]).relative_to(head.tree)
+            forms = place.with_name(f"{place.name}.py"), place / "__init__.py", place
+            found = [one for one in forms if (head.tree / one).is_file()]
+            if found and not any((base.tree / one).exists() for one in forms):
+                return f"it lacks {found[0]}"
+    return None
 
 
 def _put(file: Path, source: bytes) -> None:

@@ -24,7 +24,6 @@ _NO_MODULE = re.compile(r"No module named '([\w.]+)'")
 _NO_NAME = re.compile(r"cannot import name '(\w+)' from (?:partially [a-z ]+ )?'([\w.]+)'")
 _BUILD = "build it in the base's tree with --base-build CMD (pytest: --perf-base-build)"
 _SHARE = "name it in pytest's perf_share where both may use head's"
-_AT_TOP = "import it at the top of the benchmark file, and the base runs its own file"
 _REMOVE = "remove it where the code makes it anew"
 _ARCHIVES = (".zip", ".egg", ".whl", ".pyz")
 _CODE = (".py", ".so", *_ARCHIVES)
@@ -315,14 +314,10 @@ def name_lacking(reason: str, head: Path, base: Path, roots: Sequence[Path]) -> 
     """Return what head's root alone has, and the base failed for, by its `reason`; what to do."""
     for path in _candidates(reason, head, base, roots):
         is_lacking = path.exists() and not (base / path.relative_to(head)).exists()
-        if is_lacking and find_top(head) is not None:
-            told = f"head has {path.relative_to(head)}, which "
-            if tracked_files(head, [path]):
-                helps = path.suffix == ".py" and "the base runs its own" not in reason
-                return f"{told}the base lacks; {_AT_TOP}" if helps else None
+        if is_lacking and find_top(head) is not None and not tracked_files(head, [path]):
             is_text = path.is_dir() or b"\0" not in read_start(path, 4096)
             advice = f"git add it if it is new code, {_SHARE}, or {_BUILD}" if is_text else _BUILD
-            return f"{told}git does not track: {advice}"
+            return f"head has {path.relative_to(head)}, which git does not track: {advice}"
     return None
 
 

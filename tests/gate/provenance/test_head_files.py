@@ -127,9 +127,10 @@ def test_a_benchmark_is_given_back_in_place_of_a_link_and_not_through_it(tmp_pat
     )
 
     arm = Arm(name="base", tree=tree, import_roots=(), pytest_arguments=())
+    head = replace(arm, name="head", tree=own.parent)
     launches = [Launch(arm=arm, suite=laid), Launch(arm=arm, suite=replace(laid, broken={}))]
     replaced, stays = give_back(
-        tree,
+        (arm, head),
         functools.partial(launches.pop, 0),
         [Path("test_a.py")],
         {Path("test_a.py"): b"the base's"},
@@ -139,3 +140,50 @@ def test_a_benchmark_is_given_back_in_place_of_a_link_and_not_through_it(tmp_pat
     assert ([*replaced], stays) == (["test_a.py::test_a"], [])
     assert (tree / "test_a.py").read_bytes() == b"the base's"
     assert own.read_text() == "the user's"
+
+
+@pytest.mark.parametrize(
+    ("imported", "lacks"),
+    [
+        ("from shop.prices import price", "it lacks src/shop/prices.py"),
+        ("import shop.prices as prices", "it lacks src/shop/prices.py"),
+        ("from shop import prices", "it lacks src/shop/prices.py"),
+        ("import rates.today", "it lacks rates/__init__.py"),
+        ("from ..rates import today", "it lacks rates/__init__.py"),
+        ("from shop.stock import count", None),  # a file in the base, a folder in head
+        ("import shop.stock, json, numpy.linalg", None),
+        ("import wandb", None),  # a folder of its runs has its name
+    ],
+)
+def test_a_module_that_a_function_imports_and_the_base_lacks_gives_the_file_back(
+    tmp_path: Path, imported: str, lacks: str | None
+) -> None:
+    base, head, file = tmp_path / "base", tmp_path / "head", Path("bench/test_a.py")
+    both = ("src/shop/__init__.py", str(file))
+    in_head = ("src/shop/prices.py", "src/shop/stock/__init__.py", "rates/__init__.py", "wandb/run")
+    for path in (
+        *(base / one for one in (*both, "src/shop/stock.py")),
+        *(head / one for one in (*both, *in_head)),
+    ):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+    for tree in (base, head):  # head's, which is laid over the base's
+        (tree / file).write_text(f"def test_a(benchmark):\n    {imported}\n")
+    arms = [
+        Arm(name=tree.name, tree=tree, import_roots=(tree / "src", tree), pytest_arguments=())
+        for tree in (base, head)
+    ]
+    suite = Suite(cells={}, root=base, inifile=None, pythonpath=(), python_files=())
+
+    replaced, stays = give_back(
+        (arms[0], arms[1]),
+        lambda: Launch(arm=arms[0], suite=suite),
+        [file],
+        {file: b"the base's"},
+        [f"{file}::test_a"],
+    )
+
+    told = f"the base runs its own {file}, as it cannot import head's: {lacks}"
+    assert replaced == ({} if lacks is None else {f"{file}::test_a": told})
+    assert stays == ([file] if lacks is None else [])
+    assert ((base / file).read_bytes() == b"the base's") == (lacks is not None)
