@@ -5,6 +5,7 @@ import functools
 import inspect
 import json
 import os
+import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
@@ -163,14 +164,29 @@ def command_call(words: Sequence[str], given: Mapping[str, Any]) -> Command:
     environment = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
     environment |= {"PYTEST_ADDOPTS": "", "PYTEST_PLUGINS": ""}
     program, top = Path(launch.program(os.environ)), find_top(folder)
-    is_inside = top is not None and program.is_relative_to(top)
-    if top is not None and is_inside and not tracked_files(top, [program.relative_to(top)]):
+    if top and program.is_relative_to(top) and not tracked_files(top, [program.relative_to(top)]):
         # As in a virtual environment, which is in no other tree.
         cell["command"][0] = program.name
         paths = str(program.parent), environment.get("PATH", os.defpath)
         environment["PATH"] = os.pathsep.join(paths)
-    arguments = "-c", _INIFILE, f"--rootdir={folder}", f"--command-cell={json.dumps(cell)}"
+    shared, text = f"perf_share={shlex.join(_shared_files(folder))}", json.dumps(cell)
+    arguments = "-c", _INIFILE, f"--rootdir={folder}", "-o", shared, f"--command-cell={text}"
     return Command(folder=folder, arguments=arguments, environment=environment)
+
+
+def _shared_files(here: Path) -> list[str]:
+    """What `perf_share` names inside of a folder, where its pytest has a configuration."""
+    import pytest  # here, because most verbs need none of it
+    from _pytest.config.findpaths import locate_config
+
+    try:
+        root, _, settings, *_ = locate_config(here, [here])
+    except pytest.UsageError as error:
+        raise SettingError(str(error)) from error
+    named: Any = getattr(it := settings.get("perf_share", ()), "value", it)  # since pytest 9
+    named = shlex.split(named) if isinstance(named, str) else named
+    paths = [(root or here) / name for name in named]
+    return [str(path.relative_to(here)) for path in paths if path.is_relative_to(here)]
 
 
 def wait_for_machine() -> TimingLock:

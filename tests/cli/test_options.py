@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 
 import pytest
 import typer
 from typer.testing import CliRunner
 
-from perfsuite.cli.options import WorkloadName, open_session, takes_recipe
+from perfsuite.cli.options import WorkloadName, command_call, open_session, takes_recipe
 from perfsuite.errors import SettingError
 from perfsuite.records.recipe import Recipe
 
@@ -92,3 +93,38 @@ def test_a_device_that_is_none_is_refused() -> None:
         open_session("tpu", 0)
 
     assert str(refused.value) == "--device is 'tpu'; use one of auto, cpu, cuda"
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "shared"),
+    [
+        (None, "", "perf_share="),
+        ("pytest.ini", "[pytest]\nperf_share = data 'a b/c'\n", "perf_share=data 'a b/c'"),
+        ("pyproject.toml", "[tool.pytest.ini_options]\nperf_share=['data']\n", "perf_share=data"),
+        # Those of a folder above are not where the command is called.
+        ("../pytest.ini", "[pytest]\nperf_share = data called/own\n", "perf_share=own"),
+    ],
+    ids=["none", "ini file", "toml file", "of a folder above"],
+)
+def test_of_a_configuration_beside_a_command_its_shared_files_alone_hold(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str | None, text: str, shared: str
+) -> None:
+    (tmp_path / "called").mkdir()
+    monkeypatch.chdir(tmp_path / "called")
+    if file is not None:
+        Path(file).write_text(f"{text}addopts = '--of-a-plugin-that-is-not-here'\n")
+
+    call = command_call(["python", "train.py"], {})
+
+    assert [word for word in call.arguments if "=" in word and "perf_" in word] == [shared]
+    assert not [word for word in call.arguments if "plugin-that" in word]
+
+
+def test_a_configuration_beside_a_command_that_pytest_cannot_read_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("pytest.ini").write_text("[broken")
+
+    with pytest.raises(SettingError, match=r"pytest\.ini:1: "):
+        command_call(["python", "train.py"], {})

@@ -223,7 +223,14 @@ LOGGED = (
 def test_a_command_that_is_not_touched_is_judged_by_its_logs_and_what_it_leaves_is_named(
     repository: Repository, path: str
 ) -> None:
-    repository.write(logged_model="MILLISECONDS = 1.0", logs=LOGS)
+    reads = "import logged_model\n\n    pathlib.Path('shared.txt').read_text()"
+    logs = LOGS.replace("import logged_model", reads)
+    repository.write(logged_model="MILLISECONDS = 1.0", logs=logs)
+    (repository.path / ".gitignore").write_text("shared.txt\n")
+    (repository.path / "shared.txt").touch()
+    # Of a user's configuration this alone holds for a command.
+    ini = "[pytest]\nperf_share = shared.txt\naddopts = --of-a-plugin-that-is-not-here\n"
+    (repository.path / "pytest.ini").write_text(ini)
     repository.commit()
     repository.write(logged_model="MILLISECONDS = 3.0")
     repository.commit()
