@@ -131,8 +131,7 @@ def rank_error(
         what = "ended" if exit_code is None else f"ended with exit code {exit_code}"
     tail = last_output(log)
     blocks = _block("traceback", traceback) + _block("its last output", tail)
-    is_mismatch = all_waited or any("collective mismatch" in line for line in tail)  # gloo's
-    why = _DIFFERENT if is_mismatch else ""
+    why = _DIFFERENT if all_waited or any("collective mismatch" in line for line in tail) else ""
     text, peer = f"rank {rank} of {world_size} {what}, in {position}{why}{blocks}", failure.peer
     return RankFailureError(
         text, rank=rank, exit_code=exit_code, signal_name=signal_name, log_lines=tail, peer=peer

@@ -82,9 +82,8 @@ def _by_mode(group: Sequence[Member], name: str) -> Iterator[Family]:
         by_mode.setdefault(mode_name(one.value), []).append(replace(one, value=one.value.size))
     alone = by_mode.pop("single", [])
     for mode, members in by_mode.items():
-        if all(member.value > 1 for member in members):
-            members = [*alone[:1], *members]
-        yield _family(members, f"{name}, {mode}")
+        is_scaled = all(member.value > 1 for member in members)
+        yield _family([*(alone[:1] if is_scaled else ()), *members], f"{name}, {mode}")
 
 
 def _family(members: Sequence[Member], name: str) -> Family:

@@ -241,7 +241,8 @@ FAULTS = {
     "super": (
         '["python", "train.py", "ten-of-its-own"], steps=20, warmup=9',
         "WorkloadError: train: the command ended by itself after 10 steps, too few for two rounds "
-        "after 9 to warm up; let it take more, or ask for fewer (warmup=, steps=)",
+        "after 9 to warm up; let it take more, also when resumed, or ask for fewer (warmup=, "
+        "steps=)",
     ),
     "daemon": (
         '["sh", "-c", "python train.py endless >/dev/null 2>&1 &"], steps=9, name="in-background"',

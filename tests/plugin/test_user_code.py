@@ -505,14 +505,15 @@ def test_loops_that_go_wrong_fail_in_one_sentence(project: pytest.Pytester) -> N
             "WorkloadError: never: no torch optimizer stepped in the loop; call "
             "perfsuite.step_done() at the end of each step",
             "WorkloadError: short: the loop ended by itself after 4 steps, too few for two rounds "
-            "after 3 to warm up; let it take more, or ask for fewer (warmup=, steps=)",
+            "after 3 to warm up; let it take more, also when resumed, or ask for fewer (warmup=, "
+            "steps=)",
             "RankFailureError: rank 0 of 1 raised ZeroDivisionError: no more data, in phase *",
             "WorkloadError: leaving: the loop ended by sys.exit('no GPU') at *test_inner.py:*",
             "WorkloadError: asking: the loop ended by sys.exit(2) at *argparse.py:* for its "
             "arguments: sys.argv has none here; set it, or have a function take them",
             "WorkloadError: exiting: the loop ended by sys.exit(0) at *test_inner.py:* after 3 "
-            "steps, too few for two rounds after 3 to warm up; let it take more, or ask for fewer "
-            "(warmup=, steps=)",
+            "steps, too few for two rounds after 3 to warm up; let it take more, also when "
+            "resumed, or ask for fewer (warmup=, steps=)",
             "RankFailureError: rank 0 of 1 made no progress for 6 s (--perf-timeout), in phase "
             "'stop by perfsuite.StopLoop (does a bare except catch it[?])', step *",
             "*in deaf*",

@@ -2,7 +2,6 @@
 
 import os
 import shutil
-import subprocess
 import sys
 import sysconfig
 from collections.abc import Mapping
@@ -10,6 +9,7 @@ from pathlib import Path
 
 from perfsuite.gate.arms.launch import NUM_LOG_LINES
 from perfsuite.system import background
+from perfsuite.system.signals import start_apart
 
 
 def find_interpreter(name: str) -> str:
@@ -29,24 +29,11 @@ def build_base(
     """
     site.mkdir()
     paths = str(Path(python).parent), environment.get("PATH", os.defpath)
-    of_site = dict.fromkeys(("PERFSUITE_SITE", "PIP_TARGET"), str(site))
-    variables = {**environment, "PATH": os.pathsep.join(paths), **of_site}
-    before = _installed()
-    log = f"{site}.log"
-    mark = f"{background.LOG}={log}"
-    watcher = [sys.executable, "-IS", background.__file__, str(os.getpid()), mark]
-    # No pipe: its end would come when the last process that the build leaves has ended.
-    said = Path(f"{site}.said")
-    with said.open("wb") as output:
-        process = subprocess.Popen(
-            [*watcher, "sh", "-c", command],
-            cwd=tree,
-            env={**variables, background.LOG: log},
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
+    variables = {**environment, "PATH": os.pathsep.join(paths), background.LOG: f"{site}.log"}
+    variables |= dict.fromkeys(("PERFSUITE_SITE", "PIP_TARGET"), str(site))
+    before, mark, said = _installed(), f"{background.LOG}={site}.log", Path(f"{site}.said")
+    watched = sys.executable, "-IS", background.__file__, str(os.getpid()), mark, "sh", "-c"
+    process = start_apart([*watched, command], folder=tree, variables=variables, output=said)
     try:
         process.wait()
     finally:

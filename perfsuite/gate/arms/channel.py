@@ -214,14 +214,12 @@ class Server:
 
     def _answer(self, kind: str, arms: Iterable[str], answer: Mapping[str, Any] = {}) -> None:
         for arm in arms:
-            connection = self._waiting.pop((arm, kind))
             with contextlib.suppress(OSError):  # the arm may have ended by now
-                connection.sendall(json.dumps(answer).encode() + b"\n")
+                self._waiting.pop((arm, kind)).sendall(json.dumps(answer).encode() + b"\n")
 
     def _agree_on_shape(self, arms: Sequence[str]) -> dict[str, int]:
         """Rounds of one length for both arms: a longer round is timed otherwise."""
-        done = self.launches[arms[0]].cells
-        cell = next((name for name in self._chosen if name not in done), "")
+        cell = next((name for name in self._chosen if name not in self.launches[arms[0]].cells), "")
         if cell in self._plan.agreed:
             return self._plan.agreed[cell]
         shapes = [self._shapes[arm] for arm in arms]

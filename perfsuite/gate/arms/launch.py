@@ -19,6 +19,7 @@ from perfsuite.gate.arms.launched import collected, load_log, turn_clock
 from perfsuite.system import background
 from perfsuite.system.environment import PID_NAMESPACE
 from perfsuite.system.files import explained
+from perfsuite.system.signals import start_apart
 from perfsuite.units import format_bytes
 
 _PLUGIN_NAME = "perfsuite_arm"
@@ -151,17 +152,8 @@ def _process(launch: Launch, plan: PairPlan, scratch: Path) -> Iterator[subproce
     }
     command = [arm.python, *arm.python_options, "-m", "pytest", "-p", _PLUGIN_NAME]
     command += ["-o", f"cache_dir={temporary / 'cache'}", *arm.pytest_arguments]
-    with (scratch / f"{arm.name}.log").open("wb") as log:
-        process = subprocess.Popen(
-            command,
-            cwd=arm.folder or arm.tree,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            # A group of its own: Ctrl-C reaches the gate alone, which decides what to do with it.
-            start_new_session=True,
-        )
+    folder, log = arm.folder or arm.tree, scratch / f"{arm.name}.log"
+    process = start_apart(command, folder=folder, variables=environment, output=log)
     try:
         yield process
     finally:

@@ -326,7 +326,6 @@ def _parse(path: Path, data: bytes) -> tuple[Entry, ...]:
         except msgspec.ValidationError as error:
             place, headers = f"entry {len(entries) + 1}", [*_HEADER.finditer(data)]
             if len(entries) < len(headers):  # an inline list has no headers
-                above = data[: headers[len(entries)].end()]
-                place += f" (line {len(above.splitlines())})"
+                place += f" (line {len(data[: headers[len(entries)].end()].splitlines())})"
             raise SettingError(printable(f"{path}: {place}: {error}; {_ALLOWED}")) from error
     return tuple(entries)

@@ -121,8 +121,7 @@ def describe_numerics_change(base: Sequence[CellRun], head: Sequence[CellRun]) -
 
 def _describe_likeness(pairs: Sequence[tuple[_Trained, _Trained]], limit: float, doubt: str) -> str:
     """Say how alike arms are that differ by no more than the limit: 0 where it is not at all."""
-    visible = max(limit, _VISIBLE)
-    later = next(filter(None, (_find_later(*pair, visible) for pair in pairs)), None)
+    later = next(filter(None, (_find_later(*pair, max(limit, _VISIBLE)) for pair in pairs)), None)
     word, end = "rounding" if limit else "same bits", f", and later {later}" if later else ""
     if doubt := doubt or (_UNMOVED if _hardly_moves(pairs[0][0], limit) else ""):
         return f"{word}{DOUBT}{doubt}{end}"

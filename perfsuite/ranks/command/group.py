@@ -32,6 +32,7 @@ from perfsuite.ranks.group import GRACE_S, POLL_S, REAPED_S, RankGroup
 from perfsuite.ranks.messages import Failed, GroupRequest, Joined, RankStart, Reply
 from perfsuite.ranks.turns import Turns
 from perfsuite.system import background
+from perfsuite.system.signals import start_apart
 from perfsuite.units import counted
 
 # Before the first step a command loads data and compiles.
@@ -123,17 +124,9 @@ class CommandGroup(RankGroup):
         words = [word.replace("{out}", str(self.out)) for word in launch.words[1:]]
         runner = [sys.executable, "-P", background.__file__, str(os.getpid()), self._variable]
         self._log = self._folder / "output.log"
-        with self._log.open("wb") as output:
-            self._process = subprocess.Popen(
-                [*runner, program, *words],
-                cwd=launch.folder,
-                env=variables,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                # A group of its own: Ctrl-C reaches the controller alone, which ends it.
-                start_new_session=True,
-            )
+        self._process = start_apart(
+            [*runner, program, *words], folder=launch.folder, variables=variables, output=self._log
+        )
         self._cleanup.callback(self._end_processes)
 
     def run(self) -> list[Reply]:
@@ -218,13 +211,12 @@ class CommandGroup(RankGroup):
         self._ranks = tuple(sorted(self._joined))
         self._open_board()
         processes = frozenset(joined.process for joined in self._joined.values())
-        assignments = all_assignments(self._world_size, device="cpu", num_gpus=0)
         for rank, joined in self._joined.items():
             policy = dataclasses.replace(self._policy, device=joined.device)
             request = dataclasses.replace(self._request, world_size=self._world_size, policy=policy)
             start = RankStart(
                 request=request,
-                assignment=assignments[rank],
+                assignment=all_assignments(self._world_size, device="cpu", num_gpus=0)[rank],
                 folder=str(self._folder),
                 core=None,
                 cores=tuple(sorted(os.sched_getaffinity(0))),

@@ -61,9 +61,8 @@ def draw_verdict(verdict: Verdict | None, tolerance: float, limit: float) -> Pic
     width = _short(max(upper - lower, 1.0))
     between = " and ".join(map(format_change, verdict.interval))
     bounds = f"tolerance {format_change(1 + tolerance)}, limit {format_change(1 + limit)}"
-    label = f"{format_change(verdict.ratio)}, between {between}; {bounds}"
     return _small(
-        label,
+        f"{format_change(verdict.ratio)}, between {between}; {bounds}",
         ("z", f"M{_short(_WIDTH / 2)} 0v14"),
         ("t", f"M{_short(position(1 + tolerance))} 0v14"),
         ("l", f"M{_short(position(1 + limit))} 0v14"),

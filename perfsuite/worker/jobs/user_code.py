@@ -376,7 +376,7 @@ class UserLoop(_UserCode):
         if num_rounds < 2:
             raise WorkloadError(
                 f"{self._name}: {taken}, too few for two rounds after {self.num_warmup + 1} to "
-                "warm up; let it take more, or ask for fewer (warmup=, steps=)"
+                "warm up; let it take more, also when resumed, or ask for fewer (warmup=, steps=)"
             )
         why_missing = f"{taken}, before the two that are counted"
         if self._is_over:

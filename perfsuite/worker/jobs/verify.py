@@ -67,8 +67,7 @@ def _keep(
     board: BoardWriter,
 ) -> messages.RunRecorded:
     traces.save_trace(traces.share_trace(trace), _trace_path(start, name, start.rank))
-    is_local = start.assignment.rendezvous is None
-    for rank in () if is_local else range(1, start.request.world_size):
+    for rank in () if start.assignment.rendezvous is None else range(1, start.request.world_size):
         board.begin_step()
         path = _trace_path(start, name, rank)
         if start.rank == rank:

@@ -180,6 +180,5 @@ def _num_undirected(gradient: Tensor, error: float) -> float:
     for part in torch.split(gradient.reshape(-1), _MOST_AT_ONCE):
         shares = torch.where(part == 0.0, 0.0, error / part.abs())
         count += float((shares >= 1.0).sum())
-        partial = torch.where(shares < 1.0, shares, 0.0)
-        squares += float(partial.square().sum(dtype=torch.float64))
+        squares += float(torch.where(shares < 1.0, shares, 0.0).square().sum(dtype=torch.float64))
     return count + math.sqrt(squares)

@@ -97,8 +97,7 @@ def use_float8(
     except ImportError as error:  # it is there, and was not built for this torch
         found = f"precision {policy.name!r} needs the package torchao, which cannot be imported"
         raise NotExercisedError(f"{found}: {error}") from error
-    on_cuda = device.type == "cuda"
-    capability = torch.cuda.get_device_capability(device) if on_cuda else None
+    capability = torch.cuda.get_device_capability(device) if device.type == "cuda" else None
     hardware = Hardware(device=device.type, compute_capability=capability)
     config = replace(
         Float8LinearConfig.from_recipe_name(policy.float8_recipe),

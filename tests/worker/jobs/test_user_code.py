@@ -650,7 +650,7 @@ def test_a_step_that_names_several_models_or_optimizers_is_refused_before_it_is_
             lambda: [perfsuite.step_done() for _ in range(3)],
             {},
             "mine: the loop ended by itself after 3 steps, too few for two rounds after 2 to warm "
-            "up; let it take more, or ask for fewer (warmup=, steps=)",
+            "up; let it take more, also when resumed, or ask for fewer (warmup=, steps=)",
         ),
     ],
 )

@@ -183,8 +183,7 @@ def free_device_memory() -> None:
 def collection_s() -> float:
     """Collect what was made since the collector was switched off; return how long garbage took."""
     began_s = time.perf_counter()
-    found = gc.collect(0)
-    return time.perf_counter() - began_s if found else 0.0
+    return time.perf_counter() - began_s if gc.collect(0) else 0.0
 
 
 def growth(before: Mapping[int, float], after: Mapping[int, float]) -> float:

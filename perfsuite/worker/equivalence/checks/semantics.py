@@ -162,8 +162,7 @@ class _References:
                     raise
                 found = f"the model does not take the whole batch: {_first_line(error)}"
                 raise IncomparableError(found) from error
-            unscaled = scaled(plain.gradients, 1 / step.scale)
-            plain = dataclasses.replace(plain, gradients=unscaled)
+            plain = dataclasses.replace(plain, gradients=scaled(plain.gradients, 1 / step.scale))
             if batch.draws is not None and plain.wrong_draw is None:
                 batch = dataclasses.replace(batch, draws=[plain.draws])
             if (reason := self._why_parts_draw(plain)) is not None:

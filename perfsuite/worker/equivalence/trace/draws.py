@@ -89,8 +89,7 @@ class Call:
         drawn.copy_(values)
         if drawn is not self.result:  # native_dropout, which has multiplied by its mask
             inputs, probability = self.args[:2]
-            scale = values.to(inputs.dtype) * (1 / (1 - probability))
-            self.result[0].copy_(inputs * scale)
+            self.result[0].copy_(inputs * (values.to(inputs.dtype) * (1 / (1 - probability))))
 
 
 class DrawMode(dispatch.StepMode):  # type: ignore[no-untyped-call]

@@ -241,10 +241,9 @@ def record_steps(
         handle.remove()
     seen = ((name, one) for step in updates for name, its in step.items() for one in its)
     late = {name for name, one in seen if one.gradient is not None} - steps.parameters.keys()
-    trained = steps.parameters.keys() | late
 
     def group(weights: trace.Weights) -> trace.Weights:
-        return group_weights(weights.parameters | weights.buffers, trained)
+        return group_weights(weights.parameters | weights.buffers, steps.parameters.keys() | late)
 
     return trace.RankTrace(
         shard_index=rank,
