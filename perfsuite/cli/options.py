@@ -181,11 +181,11 @@ def _shared_files(here: Path) -> list[str]:
 
     try:
         root, _, settings, *_ = locate_config(here, [here])
-    except pytest.UsageError as error:
-        raise SettingError(str(error)) from error
-    named: Any = getattr(it := settings.get("perf_share", ()), "value", it)  # since pytest 9
-    named = shlex.split(named) if isinstance(named, str) else named
-    paths = [(root or here) / name for name in named]
+        named: Any = getattr(it := settings.get("perf_share", ()), "value", it)  # since pytest 9
+        named = shlex.split(named) if isinstance(named, str) else named
+        paths = [(root or here) / name for name in named]
+    except (pytest.UsageError, TypeError, ValueError) as error:
+        raise SettingError(f"perf_share of pytest's configuration: {error}") from error
     return [str(path.relative_to(here)) for path in paths if path.is_relative_to(here)]
 
 

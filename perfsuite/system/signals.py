@@ -1,4 +1,4 @@
-"""Signals that end a session: as an exception, so that it cleans up, or held back meanwhile."""
+"""Signals that end a session: as an exception, held back meanwhile, or kept from a process."""
 
 import os
 import signal

@@ -120,11 +120,19 @@ def test_of_a_configuration_beside_a_command_its_shared_files_alone_hold(
     assert not [word for word in call.arguments if "plugin-that" in word]
 
 
-def test_a_configuration_beside_a_command_that_pytest_cannot_read_is_said(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("file", "text", "why"),
+    [
+        ("pytest.ini", "[broken", r"pytest\.ini:1: "),
+        ("pytest.ini", "[pytest]\nperf_share = 'data\n", "No closing quotation"),
+        ("pyproject.toml", "[tool.pytest.ini_options]\nperf_share = [3]\n", "int"),
+    ],
+)
+def test_a_configuration_beside_a_command_that_cannot_be_read_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str, text: str, why: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    Path("pytest.ini").write_text("[broken")
+    Path(file).write_text(text)
 
-    with pytest.raises(SettingError, match=r"pytest\.ini:1: "):
+    with pytest.raises(SettingError, match=f"^perf_share of pytest's configuration: .*{why}"):
         command_call(["python", "train.py"], {})

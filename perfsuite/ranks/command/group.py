@@ -211,12 +211,13 @@ class CommandGroup(RankGroup):
         self._ranks = tuple(sorted(self._joined))
         self._open_board()
         processes = frozenset(joined.process for joined in self._joined.values())
+        assignments = all_assignments(self._world_size, device="cpu", num_gpus=0)
         for rank, joined in self._joined.items():
             policy = dataclasses.replace(self._policy, device=joined.device)
             request = dataclasses.replace(self._request, world_size=self._world_size, policy=policy)
             start = RankStart(
                 request=request,
-                assignment=all_assignments(self._world_size, device="cpu", num_gpus=0)[rank],
+                assignment=assignments[rank],
                 folder=str(self._folder),
                 core=None,
                 cores=tuple(sorted(os.sched_getaffinity(0))),

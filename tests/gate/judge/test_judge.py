@@ -1252,15 +1252,6 @@ def test_a_failure_beside_other_cells_says_that_launches_run_them_in_another_ord
     )
 
 
-def test_a_missing_module_is_not_said_to_come_of_another_order(run: Run) -> None:
-    why = "ModuleNotFoundError: No module named 'shop.prices'"
-    machine = Machine(lambda name, arm, number: ended("failed", why))
-
-    found = run(machine, ["a", "b"], max_pairs=3).trials
-
-    assert [one.reason for one in found] == [f"both arms failed: {why}"] * 2
-
-
 def test_a_budget_in_which_no_pairs_can_decide_is_said(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
