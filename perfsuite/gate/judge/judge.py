@@ -20,14 +20,7 @@ from perfsuite.gate.judge.trial import MAX_UNFIT, Budget, CellPolicy, Judgement,
 from perfsuite.gate.provenance.symmetry import find_asymmetry
 from perfsuite.stats.evidence import Prior
 from perfsuite.stats.sequential import WORDS, Rule
-from perfsuite.system.fitness import (
-    describe_load,
-    describe_power_limit,
-    quietest_core,
-    read_sensors,
-    why_gpus_unfit,
-    why_unfit,
-)
+from perfsuite.system import fitness
 from perfsuite.system.gpus import nvml
 from perfsuite.system.untrusted import printable
 from perfsuite.units import counted, format_change
@@ -36,6 +29,8 @@ from perfsuite.units import counted, format_change
 _MOST_SHOWN = 5
 # Bounds that lie farther apart than by a factor of 100 say nothing yet.
 _WIDEST_SHOWN = math.log(100)
+# After the first pair that does not count: a disturbance may outlast three short pairs.
+_PAUSE_S = 10.0
 _APART = "both arms want one port, file, device or daemon: launch after launch, not round by round"
 
 
@@ -78,11 +73,13 @@ def judge(
         if session.invalid is not None:
             break
         if unfit is not None:
-            say(f"pair {session.num_pairs} does not count: {unfit}")
             session.num_unfit += 1
             if session.num_unfit == MAX_UNFIT:
                 session.unfit = f"the machine was not fit: {unfit}"
                 break
+            pause_s = _PAUSE_S * session.num_unfit
+            say(f"pair {session.num_pairs} does not count: {unfit}; the next in {pause_s:g} s")
+            time.sleep(pause_s)
             continue
         keep(trials)
         for line in _progress(session, undecided, trials):
@@ -125,7 +122,7 @@ class _Session:
             number=self.num_pairs,
             first=self.random_numbers.choice(("base", "head")),
             hash_seed=self.random_numbers.randrange(2**32),  # what PYTHONHASHSEED takes
-            core=quietest_core(),
+            core=fitness.quietest_core(),
             timeout_s=self.budget.timeout_s,
             num_rounds={
                 trial.name: plan_num_rounds(
@@ -144,14 +141,17 @@ class _Session:
         files = [name.partition("::")[0] for name in names]  # together: they share fixtures
         names.sort(key=lambda name: files.index(name.partition("::")[0]))
         with nvml():  # without a client, a driver forgets what it counted
-            before = read_sensors()
+            before = fitness.read_sensors()
             launches = launch_pair(self.arms, plan, names)
-            after = read_sensors()
+            after = fitness.read_sensors()
         num_cores = len(os.sched_getaffinity(0))
-        unfit, remark = why_unfit(before, after, num_cores), describe_load(before, after, num_cores)
+        unfit, remark = (
+            fitness.why_unfit(before, after, num_cores),
+            fitness.describe_load(before, after, num_cores),
+        )
         if pair_evidence.may_use_gpus(launches):
-            unfit = unfit or why_gpus_unfit(before, after)
-            remark = remark or describe_power_limit(before, after)
+            unfit = unfit or fitness.why_gpus_unfit(before, after)
+            remark = remark or fitness.describe_power_limit(before, after)
         self.remark = remark
         wall_s = time.monotonic() - began_s
         self.first_s = self.first_s or wall_s

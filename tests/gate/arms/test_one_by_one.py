@@ -114,7 +114,7 @@ def test_the_judge_falls_back_to_it_by_itself(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     # What else this machine does is not looked at.
-    monkeypatch.setattr(module, "why_unfit", lambda *_: None)
+    monkeypatch.setattr(module.fitness, "why_unfit", lambda *_: None)
     base, head = make_arms(tmp_path, suite(tmp_path))
     # Wide: what is looked at is whether the cells can be judged at all.
     asked = CellPolicy(tolerance=0.9, limit=10.0, floor_s=0.0)

@@ -54,6 +54,7 @@ class Machine:
         self.leaves_daemon = False
         self.broken: dict[str, dict[str, str]] = {}
         self.unfit: list[str | None] = []
+        self.pauses_s: list[float] = []
         self.why_gpus_unfit: str | None = None
         self.load: str | None = None
         self.plans: list[PairPlan] = []
@@ -106,12 +107,13 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Judgement]:
         machine: Machine, names: Sequence[str], *, max_pairs: int = 8, **changes: Any
     ) -> Judgement:
         monkeypatch.setattr(module, "launch_pair", machine.launch_pair)
-        monkeypatch.setattr(module, "quietest_core", lambda: 0)
+        monkeypatch.setattr(module.fitness, "quietest_core", lambda: 0)
         monkeypatch.setattr(
-            module, "why_unfit", lambda *_: machine.unfit.pop(0) if machine.unfit else None
+            module.fitness, "why_unfit", lambda *_: machine.unfit.pop(0) if machine.unfit else None
         )
-        monkeypatch.setattr(module, "why_gpus_unfit", lambda *_: machine.why_gpus_unfit)
-        monkeypatch.setattr(module, "describe_load", lambda *_: machine.load)
+        monkeypatch.setattr(module.time, "sleep", machine.pauses_s.append, raising=False)
+        monkeypatch.setattr(module.fitness, "why_gpus_unfit", lambda *_: machine.why_gpus_unfit)
+        monkeypatch.setattr(module.fitness, "describe_load", lambda *_: machine.load)
         arguments: dict[str, Any] = {
             "budget": Budget(max_pairs=max_pairs, max_s=1e9, timeout_s=30.0),
             "seed": 1,
@@ -139,7 +141,7 @@ def test_what_slowed_both_arms_down_is_told_and_the_pair_counts(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     said: list[str] = []
-    monkeypatch.setattr(module, "describe_power_limit", lambda *_: "GPU 0 was held")
+    monkeypatch.setattr(module.fitness, "describe_power_limit", lambda *_: "GPU 0 was held")
     on_a_gpu = dataclasses.replace(timed(0.001), record={"device": "cuda"})
 
     judgement = run(Machine(lambda *_: on_a_gpu), ["same"], say=said.append)
@@ -704,7 +706,17 @@ def test_a_pair_on_an_unfit_machine_is_run_again(run: Run) -> None:
 
     assert words(judgement) == {"same": "PASS"}
     assert (judgement.num_pairs, len(judgement.trials[0].raw)) == (3, 2)
-    assert "pair 2 does not count: too hot" in said
+    assert "pair 2 does not count: too hot; the next in 10 s" in said
+
+
+def test_pairs_that_do_not_count_are_farther_and_farther_apart(run: Run) -> None:
+    machine = slower_by(same=0.0)
+    machine.unfit = ["a burst", "a burst"]
+
+    judgement = run(machine, ["same"], max_pairs=3)
+
+    assert words(judgement) == {"same": "PASS"}
+    assert machine.pauses_s == [10.0, 20.0]
 
 
 @pytest.mark.parametrize(
