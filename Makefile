@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: install install-examples bytecode bench test test-sessions test-examples test-fast docs soak lint
+.PHONY: install bytecode bench test test-sessions test-examples test-fast docs soak lint
 
 install: $(STAMP)
 
@@ -45,14 +45,13 @@ test-sessions: bytecode
 
 # Trainings of users, with the frameworks that they use, in an environment of its own.
 EXAMPLES := examples/.venv
-install-examples: $(EXAMPLES)/.installed
 $(EXAMPLES)/.installed: pyproject.toml examples/requirements.txt
 	test -x $(EXAMPLES)/bin/python || $(PYTHON) -m venv $(EXAMPLES)
 	$(EXAMPLES)/bin/python -m pip install --quiet --editable . --requirement examples/requirements.txt \
 	  pytest-xdist
 	@touch $@
 
-test-examples: install-examples
+test-examples: $(EXAMPLES)/.installed
 	$(EXAMPLES)/bin/python -m pytest -n 2 --dist worksteal examples/test_examples.py
 
 # The site, and what its pages promise; it is read from site/index.html, without a network.
