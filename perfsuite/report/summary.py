@@ -94,9 +94,11 @@ def reason_text(cell: CellVerdict) -> str:
     is_of_time = cell.word == "INCONCLUSIVE" and cell.by != "numerics"
     if is_of_time and cell.detectable and math.isfinite(cell.detectable):
         change = format_change(1 + cell.detectable)
-        smallest = f"the smallest slowdown that it could have seen is {change}"
+        text = f"the smallest slowdown that it could have seen is {change}"
+        if cell.interval and cell.interval[0] > 1 + cell.detectable:
+            text = "so few pairs are no FAIL, wherever their bounds lie"
         is_known = cell.detectable < _MOST_TOLD
-        texts.append(smallest if is_known else "no slowdown could be seen in so few pairs")
+        texts.append(text if is_known else "no slowdown could be seen in so few pairs")
     return "; ".join(filter(None, texts))
 
 

@@ -247,7 +247,7 @@ FAULTS = {
     "daemon": (
         '["sh", "-c", "python train.py endless >/dev/null 2>&1 &"], steps=9, name="in-background"',
         "WorkloadError: in-background: the command ended with exit code 0 and left 1 process "
-        "running (process *), which were ended; keep it in the foreground: in a shell script, end "
+        "running (process *), ended by now; keep it in the foreground: in a shell script, end "
         "with 'wait'",
     ),
     "two_alone": (

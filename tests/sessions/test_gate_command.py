@@ -245,8 +245,12 @@ def test_a_command_that_is_not_touched_is_judged_by_its_logs_and_what_it_leaves_
     failed.expect(10, "head's tree: new since, and left there: times.jsonl", "ours FAIL +200.0 %*")
 
 
-def test_a_script_among_the_documentation_is_judged(repository: Repository, path: str) -> None:
+def test_a_script_among_the_documentation_is_judged_beside_a_log_of_an_earlier_gate(
+    repository: Repository, path: str
+) -> None:
     script = LOGS.replace("import logged_model", "").replace("logged_model.MILLISECONDS", "{}")
+    (repository.path / ".gitignore").write_text("times.jsonl\n")
+    (repository.path / "times.jsonl").write_text('{"ms": 2.0}\n' * 30)
     repository.write(docs__logs=script.replace("{}", "1.0"))
     repository.commit()
     repository.write(docs__logs=script.replace("{}", "3.0"))

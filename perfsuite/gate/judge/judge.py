@@ -29,8 +29,7 @@ from perfsuite.units import counted, format_change
 _MOST_SHOWN = 5
 # Bounds that lie farther apart than by a factor of 100 say nothing yet.
 _WIDEST_SHOWN = math.log(100)
-# After the first pair that does not count: a disturbance may outlast three short pairs.
-_PAUSE_S = 10.0
+_PAUSE_S = 10.0  # after a first pair that does not count: what disturbed it may outlast short ones
 _APART = "both arms want one port, file, device or daemon: launch after launch, not round by round"
 
 
@@ -175,7 +174,7 @@ def _end(trial: Trial, session: _Session, too_long: str) -> None:
     elif trial.word is None and session.unfit is not None:
         trial.word, trial.reason = "INVALID", session.unfit
     elif trial.word is None:
-        trial.word, trial.reason = "INCONCLUSIVE", too_long
+        trial.word, trial.reason = "INCONCLUSIVE", too_long + trial.why_again
         trial.tell_stalls()
         _conclude(trial)
     if (trial.word, trial.by) == ("INCONCLUSIVE", "pairs") and session.remark is not None:

@@ -183,6 +183,7 @@ def is_postponed(
         trial.is_unpinned = True
         return True
     why_failed = [*failures(trial.name, launches)]
+    trial.why_again = "".join(f"; in the last pair it failed: {why}" for why in why_failed[:1])
     # An allocator that waited for memory may have waited for the other arm's.
     records = [record for record in map(_read, runs) if record is not None]
     has_retried = any((one.counts or {}).get("allocator_retries") for one in records)

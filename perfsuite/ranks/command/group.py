@@ -267,7 +267,7 @@ class CommandGroup(RankGroup):
         if exit_code == 0 and (left := self._left_behind()):
             return WorkloadError(
                 f"{self._name}: the command ended with exit code 0 and left "
-                f"{counted(len(left), 'process')} running (process {left[0]}), which were ended; "
+                f"{counted(len(left), 'process')} running (process {left[0]}), ended by now; "
                 "keep it in the foreground: in a shell script, end with 'wait'"
             )
         has_hook = (self._folder / hook.LOADED).exists() if self._has_hook else None

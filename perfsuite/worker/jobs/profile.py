@@ -56,7 +56,7 @@ def take_profile(
         uuid = None if device.type == "cpu" else visible_gpus()[device.index or 0].uuid
         meter = stack.enter_context(open_meter(uuid))
         board.enter_phase("measure")
-        if not clock.is_frozen_by_user():
+        if not clock.user_has_frozen():
             stack.enter_context(clock.whole_heap())
         clock.start_together()
         usage = None if meter is None else UsageLog(meter)

@@ -74,7 +74,7 @@ def _thaw() -> None:
     _before = None
 
 
-def is_frozen_by_user() -> bool:
+def user_has_frozen() -> bool:
     """Whether the code has frozen objects, which it has no collection look at."""
     return _what_is_frozen()[1]
 
@@ -90,7 +90,7 @@ def _what_is_frozen() -> tuple[bool, bool]:
 
 def collector_state() -> list[int]:
     """Return how the code has set the collector: two that differ cost different times."""
-    return [gc.isenabled(), *gc.get_threshold(), is_frozen_by_user(), len(gc.callbacks)]
+    return [gc.isenabled(), *gc.get_threshold(), user_has_frozen(), len(gc.callbacks)]
 
 
 def living_objects() -> list[Any]:
@@ -163,7 +163,7 @@ def collector_off() -> Iterator[None]:
 
 
 def _be_as_set() -> None:
-    if not is_frozen_by_user():
+    if not user_has_frozen():
         _thaw()
     if _is_off:
         gc.enable()

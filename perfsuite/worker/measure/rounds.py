@@ -14,12 +14,7 @@ from fractions import Fraction
 from perfsuite.errors import PerfsuiteError
 from perfsuite.ranks.messages import RoundTimes
 from perfsuite.records.stages import Stage
-from perfsuite.worker.measure.clock import (
-    collection_s,
-    collector_off,
-    is_frozen_by_user,
-    whole_heap,
-)
+from perfsuite.worker.measure.clock import collection_s, collector_off, user_has_frozen, whole_heap
 from perfsuite.worker.measure.iterations import Iterations
 from perfsuite.worker.measure.stages import StageClock
 
@@ -102,7 +97,7 @@ def measure_rounds(
     device times it, from border to border. A round is longer by `slowdown` of itself: 0.05 = 5 %.
     """
     num_spans = 0
-    whole = nullcontext if is_frozen_by_user() else whole_heap
+    whole = nullcontext if user_has_frozen() else whole_heap
     with nullcontext() if collecting else collector_off():
         synchronize()
         stages.collect()

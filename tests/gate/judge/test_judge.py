@@ -1178,6 +1178,26 @@ def test_arms_that_get_no_further_are_tried_once_more_launch_after_launch(
     assert [plan.is_apart for plan in machine.plans[:3]] == [False, True, not hangs]
 
 
+def test_a_budget_that_ends_before_a_second_try_tells_how_the_first_failed(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now_s = [100.0]
+    monkeypatch.setattr(module.time, "monotonic", lambda: now_s[0])
+
+    def fails(name: str, arm: str, number: int) -> CellRun:
+        now_s[0] += 5.0
+        return ended("failed", f"OSError: [Errno 98] Address already in use ({arm})")
+
+    budget = Budget(max_pairs=64, max_s=15.0, timeout_s=30.0)
+
+    (trial,) = run(Machine(fails), ["a"], budget=budget).trials
+
+    assert trial.word == "INCONCLUSIVE"
+    assert (trial.reason or "").endswith(
+        "; in the last pair it failed: OSError: [Errno 98] Address already in use (base)"
+    )
+
+
 def test_the_cells_of_a_file_are_neighbours_in_each_pair_and_in_a_random_order(run: Run) -> None:
     machine = Machine(lambda name, arm, number: timed(1.0))
     names = [f"{file}.py::test_{number}" for number in range(4) for file in "ab"]

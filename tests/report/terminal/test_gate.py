@@ -137,6 +137,11 @@ def test_a_refusal_says_why_and_shows_no_table() -> None:
             "the smallest slowdown that it could have seen is +3.1 %",
         ),
         (
+            cell("INCONCLUSIVE", ratio=2.6, interval=(2.18, 2.8)),
+            "INCONCLUSIVE: +160.0 % against the base, between +118.0 % and +180.0 % (4 pairs); "
+            "so few pairs are no FAIL, wherever their bounds lie",
+        ),
+        (
             cell("INCONCLUSIVE", num_pairs=1, interval=(0.0, math.inf), detectable=1e166),
             "INCONCLUSIVE; no slowdown could be seen in so few pairs",
         ),

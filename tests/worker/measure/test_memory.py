@@ -385,7 +385,7 @@ def test_what_an_iteration_leaves_alive_is_counted_once_and_without_scalars_and_
         gc.freeze()
     try:
         found = run_iterations(with_kept_bytes(count()), iterate)
-        was_frozen = gc.get_freeze_count() > 0, clock.is_frozen_by_user()
+        was_frozen = gc.get_freeze_count() > 0, clock.user_has_frozen()
     finally:
         gc.unfreeze()
 

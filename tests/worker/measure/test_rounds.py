@@ -346,10 +346,10 @@ def test_what_is_frozen_is_known_without_counting_it_which_takes_30_ms(monkeypat
         if is_users:
             gc.freeze()
         monkeypatch.setattr(gc, "get_freeze_count", count)
-        measure(FakeHost(), lambda stage: states.append(clock.is_frozen_by_user()))
-        states.append(clock.is_frozen_by_user())
+        measure(FakeHost(), lambda stage: states.append(clock.user_has_frozen()))
+        states.append(clock.user_has_frozen())
         gc.unfreeze()
-        states.append(clock.is_frozen_by_user())
+        states.append(clock.user_has_frozen())
     finally:
         gc.unfreeze()
         clock.freeze_loaded()
@@ -367,7 +367,7 @@ def test_a_fork_of_a_process_that_froze_nothing_touches_none_of_its_objects(monk
         with clock.whole_heap():
             gc.get_objects()  # which thaws
         monkeypatch.setitem(clock._LOOKS, "get_objects", look)
-        assert not clock.is_frozen_by_user()
+        assert not clock.user_has_frozen()
     finally:
         monkeypatch.undo()
         clock.freeze_loaded()

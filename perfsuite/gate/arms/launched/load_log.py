@@ -34,6 +34,7 @@ _WRITERS = _SHELLS | {"rm", "mv", "touch", "tee"}
 _TOOLS = (_WRITERS - _SHELLS) | {"cat", "cp", "file", "git", "hg", "ldconfig", "lscpu", "true"}
 _TOOLS |= {"as", "c++", "cc", "clang", "clang++", "g++", "gcc", "ld", "nvcc", "nvidia-smi", "uname"}
 _OF_COMMANDS = "/perfsuite/ranks/command/hooked/sitecustomize.py"
+_OF_METRICS = "/perfsuite/ranks/command/metrics.py"  # reads logs of earlier launches, to skip them
 _MOST_CHARACTERS = 200
 _OF_SYSTEM = ("/dev/", "/etc/", "/proc/", "/run/", "/sys/")
 _STANDARD_LIBRARY = os.path.dirname(os.__file__) + os.sep
@@ -118,6 +119,8 @@ class LoadLog:
         is_read = path.endswith(_READ) or ".so." in path
         if not is_read:
             real = self._resolve(path)
+            caller = sys._getframe(1).f_back  # none where the interpreter itself opens a file
+            may_read &= caller is None or not caller.f_code.co_filename.endswith(_OF_METRICS)
             is_own = may_read and (self._is_own(path, real) or self._is_new(real))
             is_read = is_own or real.startswith(self._watched)
         if is_read:
@@ -234,9 +237,7 @@ class LoadLog:
 
 def _may_read(flags: object) -> bool:
     """Whether a file that is opened so (open(2)) may be read as it was."""
-    if not isinstance(flags, int):
-        return True
-    return not flags & os.O_TRUNC and flags & os.O_ACCMODE != os.O_WRONLY
+    return not isinstance(flags, int) or not flags & (os.O_TRUNC | os.O_WRONLY)
 
 
 def _from_root(path: str) -> str:
