@@ -144,10 +144,8 @@ class _Session:
             launches = launch_pair(self.arms, plan, names)
             after = fitness.read_sensors()
         num_cores = len(os.sched_getaffinity(0))
-        unfit, remark = (
-            fitness.why_unfit(before, after, num_cores),
-            fitness.describe_load(before, after, num_cores),
-        )
+        unfit = fitness.why_unfit(before, after, num_cores)
+        remark = fitness.describe_load(before, after, num_cores)
         if pair_evidence.may_use_gpus(launches):
             unfit = unfit or fitness.why_gpus_unfit(before, after)
             remark = remark or fitness.describe_power_limit(before, after)
