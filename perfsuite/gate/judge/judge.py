@@ -29,7 +29,7 @@ from perfsuite.units import counted, format_change
 _MOST_SHOWN = 5
 # Bounds that lie farther apart than by a factor of 100 say nothing yet.
 _WIDEST_SHOWN = math.log(100)
-_PAUSE_S = 10.0  # after a first pair that does not count: what disturbed it may outlast short ones
+_PAUSE_S = 10.0  # after a first pair that does not count: a disturbance may outlast three of 2 s
 _APART = "both arms want one port, file, device or daemon: launch after launch, not round by round"
 
 
@@ -172,7 +172,9 @@ def _end(trial: Trial, session: _Session, too_long: str) -> None:
     elif trial.word is None and session.unfit is not None:
         trial.word, trial.reason = "INVALID", session.unfit
     elif trial.word is None:
-        trial.word, trial.reason = "INCONCLUSIVE", too_long + trial.why_again
+        trial.word, trial.reason = "INCONCLUSIVE", too_long
+        if trial.failure is not None:
+            trial.add_reason(f"in the last pair it failed: {trial.failure}")
         trial.tell_stalls()
         _conclude(trial)
     if (trial.word, trial.by) == ("INCONCLUSIVE", "pairs") and session.remark is not None:

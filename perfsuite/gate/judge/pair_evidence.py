@@ -179,11 +179,11 @@ def is_postponed(
     There it runs unpinned, alone in memory, launch after launch, or without what ended a launch.
     """
     runs = [launch.cells[trial.name] for launch in launches.values() if trial.name in launch.cells]
+    why_failed = [*failures(trial.name, launches)]
+    trial.failure = next(iter(why_failed), None)
     if not trial.is_unpinned and any(run.outgrew_core for run in runs):
         trial.is_unpinned = True
         return True
-    why_failed = [*failures(trial.name, launches)]
-    trial.why_again = "".join(f"; in the last pair it failed: {why}" for why in why_failed[:1])
     # An allocator that waited for memory may have waited for the other arm's.
     records = [record for record in map(_read, runs) if record is not None]
     has_retried = any((one.counts or {}).get("allocator_retries") for one in records)

@@ -82,7 +82,7 @@ class Trial:
     is_unpinned: bool = False  # likewise
     sets_collector: bool = False  # one arm does, and not as the other
     num_unfit: int = 0  # pairs that did not count for this cell
-    why_again: str = ""  # how it failed in the last pair, after which it is tried once more
+    failure: str | None = None  # of the last pair, after which it is tried once more
     numerics_change: str | None = None
     accepted_counts: tuple[str, ...] = ()  # that grew as a reviewed exception lets them
     failed_counts: tuple[str, ...] = ()  # that fail it

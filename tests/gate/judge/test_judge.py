@@ -130,6 +130,14 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Judgement]:
 Run = Callable[..., Judgement]
 
 
+@pytest.fixture
+def now_s(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The only element is the time that a judgement sees."""
+    now_s = [100.0]
+    monkeypatch.setattr(module.time, "monotonic", lambda: now_s[0])
+    return now_s
+
+
 def words(judgement: Judgement) -> dict[str, str | None]:
     return {trial.name: trial.word for trial in judgement.trials}
 
@@ -545,11 +553,7 @@ def test_a_wrong_import_takes_earlier_verdicts_back(run: Run) -> None:
 # --- the budget ---
 
 
-def test_no_pair_begins_that_would_not_end_in_time(
-    run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    now_s = [100.0]
-    monkeypatch.setattr(module.time, "monotonic", lambda: now_s[0])
+def test_no_pair_begins_that_would_not_end_in_time(run: Run, now_s: list[float]) -> None:
     durations_s = iter([10.0, 20.0, 10.0, 1.0])
 
     def cell(name: str, arm: str, number: int) -> CellRun:
@@ -567,11 +571,8 @@ def test_no_pair_begins_that_would_not_end_in_time(
 
 
 def test_a_cell_whose_mean_alone_is_slower_says_so_when_the_time_is_up(
-    run: Run, monkeypatch: pytest.MonkeyPatch
+    run: Run, now_s: list[float]
 ) -> None:
-    now_s = [100.0]
-    monkeypatch.setattr(module.time, "monotonic", lambda: now_s[0])
-
     def stalling(name: str, arm: str, number: int) -> CellRun:
         now_s[0] += 5.0
         return timed(*[0.001] * 9, 0.001 if arm == "base" else 0.005 + 0.0001 * number)
@@ -727,11 +728,8 @@ def test_pairs_that_do_not_count_are_farther_and_farther_apart(run: Run) -> None
     ],
 )
 def test_unfit_pairs_at_the_end_make_a_cell_invalid_only_where_they_end_the_session(
-    run: Run, monkeypatch: pytest.MonkeyPatch, num_unfit: int, word: str, reason: str
+    run: Run, now_s: list[float], num_unfit: int, word: str, reason: str
 ) -> None:
-    now_s = [100.0]
-    monkeypatch.setattr(module.time, "monotonic", lambda: now_s[0])
-
     def noisy(name: str, arm: str, number: int) -> CellRun:
         now_s[0] += 5.0
         return timed(0.001 if arm == "base" or number % 2 else 0.0012)
@@ -1179,11 +1177,8 @@ def test_arms_that_get_no_further_are_tried_once_more_launch_after_launch(
 
 
 def test_a_budget_that_ends_before_a_second_try_tells_how_the_first_failed(
-    run: Run, monkeypatch: pytest.MonkeyPatch
+    run: Run, now_s: list[float]
 ) -> None:
-    now_s = [100.0]
-    monkeypatch.setattr(module.time, "monotonic", lambda: now_s[0])
-
     def fails(name: str, arm: str, number: int) -> CellRun:
         now_s[0] += 5.0
         return ended("failed", f"OSError: [Errno 98] Address already in use ({arm})")
