@@ -7,6 +7,7 @@ named after the processes that made them: a later session removes what a killed 
 import ctypes
 import faulthandler
 import fcntl
+import gc
 import multiprocessing
 import os
 import pkgutil
@@ -60,6 +61,8 @@ _F_SETSIG = 10
 def enter_rank(start: RankStart, pipe: Connection) -> None:
     """Make this process a safe rank, then run the worker. Target of a rank's process."""
     die_with_controller()
+    gc.freeze()  # what the server has loaded, without the collector
+    gc.enable()
     # Ctrl-C reaches the whole foreground group; the controller alone decides what to do with it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     # A child inherits the start method "forkserver"; the job's processes use Python's default.

@@ -60,20 +60,18 @@ def start_server() -> ForkServerContext:
     require_torch()
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(list(_PRELOADED))
+    ours = dict.fromkeys(bootstrap.THREAD_VARIABLES, "1") | {bootstrap.CONTROLLER: str(os.getpid())}
+    before = {name: os.environ[name] for name in ours if name in os.environ}
     with _ctrl_c_blocked():
         resource_tracker.ensure_running()  # here, since files wait for the server alone
-    _record_sockets(os.getpid())
-    variables = dict.fromkeys(bootstrap.THREAD_VARIABLES, "1")
-    variables[bootstrap.CONTROLLER] = str(os.getpid())
-    before = {name: os.environ[name] for name in variables if name in os.environ}
-    os.environ |= variables
-    try:
-        with _ctrl_c_blocked():
+        _record_sockets(os.getpid())
+        os.environ |= ours
+        try:
             forkserver.ensure_running()
-    finally:
-        for name in variables:
-            del os.environ[name]
-        os.environ |= before
+        finally:
+            for name in ours:
+                del os.environ[name]
+            os.environ |= before
     return context
 
 

@@ -127,11 +127,8 @@ class RankGroup:
 
     def sources(self) -> Mapping[Connection | int, int]:
         """Return the pipes and process sentinels that become ready when a rank ends, by rank."""
-        sources: dict[Connection | int, int] = {}
-        for rank in self._waiting():
-            sources[self._pipes[rank]] = rank
-            sources[self._processes[rank].sentinel] = rank
-        return sources
+        ends = {one: (self._pipes[one], self._processes[one].sentinel) for one in self._waiting()}
+        return {end: rank for rank, both in ends.items() for end in both}
 
     def poll(self, timeout_s: float) -> list[Reply] | None:
         """Return all replies in rank order, None if some are still to come; see `run_group`."""

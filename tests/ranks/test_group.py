@@ -92,6 +92,20 @@ def test_each_rank_has_one_thread_a_seed_and_a_temporary_folder_of_its_own_group
     assert not Path(folder_0).exists()
 
 
+def test_a_rank_collects_garbage_but_its_server_walks_nothing_as_it_loads_torch(
+    rank_group: RunRanks,
+) -> None:
+    def look() -> tuple[bool, int]:
+        import gc
+
+        return gc.isenabled(), gc.get_stats()[2]["collections"]
+
+    ((is_enabled, num_full_collections),) = rank_group(1, look)
+
+    assert is_enabled
+    assert num_full_collections <= 1
+
+
 def test_ranks_are_pinned_to_cores_of_their_own_where_there_are_enough(
     rank_group: RunRanks,
 ) -> None:

@@ -93,6 +93,8 @@ def environment(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> dic
         "HOME": str(home),
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
         "COLUMNS": "200",
+        # A reader has none of these, which each launch would import.
+        "PYTEST_ADDOPTS": "-p no:hypothesispytest -p no:anyio -p no:xdist",
         LOCK_DIR: str(lock),
     }
 
