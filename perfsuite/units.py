@@ -65,13 +65,13 @@ def default_tolerance(limit: float) -> float:
     return min(limit / 2.5, 0.9)
 
 
-def parse_seconds(text: str) -> float:
-    """Return "50us", "1.5 ms" or "3" as seconds; raises ValueError for other and too long ones."""
+def parse_seconds(text: str, unit: str = "s") -> float:
+    """Return "50us" or "3", of that unit, as seconds; a ValueError for other and too long ones."""
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(ns|us|µs|ms|s|min)?\s*", text)
     if match is None:
         allowed = ", ".join(unit for unit in _SECONDS if unit != "µs")
         raise ValueError(f"{text!r} is not a duration; write a number and one of {allowed}")
-    seconds = float(Decimal(match[1]) * _SECONDS[match[2] or "s"])
+    seconds = float(Decimal(match[1]) * _SECONDS[match[2] or unit])
     if seconds > _MOST_S:
         raise ValueError(f"{text!r} is more than any clock waits for; write at most {_MOST_S:.0f}")
     return seconds

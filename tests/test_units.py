@@ -54,6 +54,11 @@ def test_a_duration_is_read_in_its_unit(text: str, seconds: float) -> None:
     assert parse_seconds(text) == seconds
 
 
+@pytest.mark.parametrize(("text", "seconds"), [("5", 300.0), ("90s", 90.0), (" 0.5 ", 30.0)])
+def test_a_number_without_a_unit_may_be_minutes(text: str, seconds: float) -> None:
+    assert parse_seconds(text, unit="min") == seconds
+
+
 @pytest.mark.parametrize("text", ["", "-1s", "1h", "s", "1 s s", "inf", "1e3", "3 MS"])
 def test_a_text_that_is_no_duration_is_refused(text: str) -> None:
     with pytest.raises(ValueError) as refused:  # noqa: PT011 (its full text is below)

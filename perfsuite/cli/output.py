@@ -11,15 +11,9 @@ from perfsuite.errors import SettingError
 from perfsuite.system.files import check_writable, write_atomically
 from perfsuite.system.untrusted import printable_lines
 
-
-def _writable(path: Path | None) -> Path | None:
-    check_writable(path)
-    return path
-
-
 JsonFile = Annotated[
     Path | None,
-    typer.Option("--json", metavar="FILE", help="Write the result there.", callback=_writable),
+    typer.Option("--json", metavar="FILE", help="Write the result there.", callback=check_writable),
 ]
 
 

@@ -95,19 +95,19 @@ def _make_folder(folder: Path) -> None:
         (results / ".gitignore").write_text("*\n")
 
 
-def check_writable(*paths: Path | None) -> None:
-    """Refuse now a file that could not be written after hours of work; a None is no file."""
+def check_writable(path: Path | None) -> Path | None:
+    """Return a file, or refuse it now if it could not be written after hours of work."""
+    if path is None or _stream(path) is not None or _is_device(path):
+        return path
     # Nothing is made: a mistake that is found later leaves no empty folder.
-    for path in filter(None, paths):
-        if _stream(path) is not None or _is_device(path):
-            continue
-        with explained(f"write {path}"):
-            if path.is_dir():
-                raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
-            folder = next(parent for parent in path.absolute().parents if parent.exists())
-            if not folder.is_dir():
-                raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
-            tempfile.TemporaryFile(dir=folder).close()
+    with explained(f"write {path}"):
+        if path.is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        folder = next(parent for parent in path.absolute().parents if parent.exists())
+        if not folder.is_dir():
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
+        tempfile.TemporaryFile(dir=folder).close()
+    return path
 
 
 def append_line(path: Path, line: bytes) -> None:

@@ -4,6 +4,7 @@ The lock is the kernel's (flock), so it never outlives its process.
 """
 
 import os
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -14,15 +15,14 @@ from perfsuite.system.files import explained, write_atomically
 
 # Names a folder of the host that its containers share; the tests have one for each worker.
 LOCK_DIR = "PERFSUITE_LOCK_DIR"
-# Not the TMPDIR of this session: two sessions with different ones share the same processors.
-_FOLDER = "/tmp"
 # A day, for another timing session to end.
 WAIT_S = 86_400.0
 
 
 def lock_folder(environ: Mapping[str, str]) -> Path:
     """Return where the lock is; raises a SettingError where the variable names no folder."""
-    folder = Path(environ.get(LOCK_DIR) or _FOLDER)
+    # Sessions with different TMPDIRs share the same processors.
+    folder = Path(environ.get(LOCK_DIR) or "/tmp")
     if not folder.is_dir():
         raise SettingError(f"{LOCK_DIR} names {folder}, which is no folder; make it, or unset it")
     return folder
@@ -37,6 +37,7 @@ class TimingLock:
         self._wait_s = wait_s
         self._say = say
         self._lock = FileLock(folder / f"perfsuite-{os.getuid()}.lock")
+        self._next = FileLock(folder / f"perfsuite-{os.getuid()}.next")  # of the one that waits
         self._holder = folder / f"perfsuite-{os.getuid()}.holder"
 
     def __enter__(self) -> "TimingLock":
@@ -55,7 +56,8 @@ class TimingLock:
             return
         with explained(f"lock {self._lock.lock_file}", f"; set {LOCK_DIR} to a writable folder"):
             try:
-                self._lock.acquire(timeout=0)
+                with self._next.acquire(timeout=0):  # who came later does not overtake
+                    self._lock.acquire(timeout=0)
             except Timeout:
                 self._wait()
         try:
@@ -77,8 +79,10 @@ class TimingLock:
             raise BusyMachineError(f"{busy}, and --perf-wait=0 does not wait; run again later")
         most = f"{self._wait_s:g} s at most"
         self._say(f"perfsuite: {busy}; waiting for it, {most} (pytest: --perf-wait=0 would not)")
+        end_s = time.monotonic() + self._wait_s
         try:
-            self._lock.acquire(timeout=self._wait_s)
+            with self._next.acquire(timeout=self._wait_s):
+                self._lock.acquire(timeout=max(0.0, end_s - time.monotonic()))
         except Timeout as error:
             still = f"{busy}, still after {self._wait_s:g} s (--perf-wait)"
             raise BusyMachineError(f"{still}; run again when it has ended") from error

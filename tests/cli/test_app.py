@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from importlib.metadata import version
@@ -45,6 +46,46 @@ def test_an_output_that_is_full_is_one_line_and_12(argument: str) -> None:
 
     line = "perfsuite: cannot write to the standard output: No space left on device\n"
     assert (ended.returncode, ended.stderr) == (12, line)
+
+
+@pytest.mark.parametrize("argument", ["--help", "schemas"])
+def test_an_output_that_nobody_reads_is_told_as_a_shell_tells_of_sigpipe(
+    tmp_path: Path, argument: str
+) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+
+    ended = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "perfsuite",
+            argument,
+            *([str(tmp_path)] if argument != "--help" else []),
+        ],
+        stdout=writing,
+        stderr=subprocess.PIPE,
+        text=True,
+        check=False,
+    )
+    os.close(writing)
+
+    assert (ended.returncode, ended.stderr) == (128 + signal.SIGPIPE, "")
+
+
+def test_ctrl_c_before_a_verb_begins_shows_no_traceback(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def interrupt(_: object) -> None:
+        raise KeyboardInterrupt  # as typer builds its commands
+
+    monkeypatch.setattr(typer.main, "get_command", interrupt)
+
+    with pytest.raises(SystemExit) as ended:
+        app.main()
+
+    assert ended.value.code == 128 + signal.SIGINT
+    assert capfd.readouterr().err == "perfsuite: ended by SIGINT\n"
 
 
 # --- run ---

@@ -29,6 +29,7 @@ CHANGES = {
     "batches": ("8", "8 if num_steps < 40 else 4"),
     "frozen": ("99", "9"),
     "norms": ("0.1", "0.001"),
+    "means": ("0.1", "0.0"),
     "history": ("-1:", ":0"),
     "masks": ("False", "True"),
     "held": ("False", "True"),
@@ -55,6 +56,7 @@ MODULES = {
     "frozen": "FROM_STEP = 99\n",
     # What only an evaluation would show, and a constant that becomes a buffer.
     "norms": "MOMENTUM = 0.1\n",
+    "means": "MOMENTUM = 0.1\n",
     "history": (
         "import torch\n\nKEPT = []\n\ndef keep():\n"
         "    KEPT.append(torch.zeros(4096))\n    del KEPT[-1:]\n"
@@ -214,11 +216,15 @@ CELLS = """
         import norms
         return step_of(momentum=norms.MOMENTUM)
 
+    def fixed():
+        import means
+        return step_of(momentum=means.MOMENTUM)
+
     def masked():
         import masks
         return step_of(has_mask=masks.IS_BUFFER)
 
-    @pytest.mark.parametrize("build_step", [normed, masked])
+    @pytest.mark.parametrize("build_step", [normed, fixed, masked])
     def test_buffers(step_benchmark, build_step):
         step_benchmark(build_step)
 
@@ -265,6 +271,7 @@ def test_loops_are_told_apart_by_their_times_and_by_what_they_compute(tmp_path: 
 
     gated.expect(
         10,
+        "*::test_buffers[fixed] FAIL *",
         "*::test_buffers[masked] PASS *",
         "*::test_buffers[normed] FAIL *",
         "*::test_compiled FAIL *",
@@ -281,6 +288,7 @@ def test_loops_are_told_apart_by_their_times_and_by_what_they_compute(tmp_path: 
         "*::test_times[slower-1] FAIL +*",
         "*::test_times[tidied-1] FAIL +*",
         "*::test_times[twin-2] PASS *",
+        "*::test_buffers[fixed]*: *mathematics: changed: number of moved buffers at step 3 3 -> 1*",
         "*::test_buffers[normed]*: *mathematics: changed: sum * of buffer * at step 3 *",
         "*::test_collector: *the arms set Python's collector differently, so it ran in timed "
         "rounds*",
@@ -309,6 +317,7 @@ def test_loops_are_told_apart_by_their_times_and_by_what_they_compute(tmp_path: 
         for name, (verdict, *_) in found.items()
         if name not in ("test_ends", "test_compiled", "test_collector", "test_keeps")
     } == {
+        "test_buffers[fixed]": ("FAIL", "numerics", "changed"),
         "test_buffers[masked]": ("PASS", "pairs", "same bits"),
         "test_buffers[normed]": ("FAIL", "numerics", "changed"),
         "test_mathematics[renamed]": ("PASS", "pairs", "same bits"),
@@ -323,7 +332,7 @@ def test_loops_are_told_apart_by_their_times_and_by_what_they_compute(tmp_path: 
         "test_times[tidied-1]": ("FAIL", "pairs", "same bits"),
         "test_times[twin-2]": ("PASS", "pairs", "same bits"),
     }
-    # Its pairs differ by more than four of them decide beside sixteen other cells.
+    # Its pairs differ by more than four of them decide beside seventeen other cells.
     collector = found["test_collector"][0]
     assert collector["word"] in ("FAIL", "INCONCLUSIVE")
     assert collector["ratio"] > 1.2

@@ -85,7 +85,7 @@ def test_a_stream_of_this_process_gets_the_data_after_what_was_printed(
     write = (
         "import pathlib, sys, perfsuite.system.files as files\n"
         "path = pathlib.Path(sys.argv[1])\n"
-        "files.check_writable(path, pathlib.Path('/dev/null'))\n"
+        "files.check_writable(path), files.check_writable(pathlib.Path('/dev/null'))\n"
         "print('before')\n"
         "files.write_atomically(path, b'{}\\n')\n"
         "print('after')\n"
@@ -225,7 +225,8 @@ def test_what_can_be_written_is_left_alone(tmp_path: Path) -> None:
     path = tmp_path / "gate.json"
     path.write_text("{}")
 
-    check_writable(path, None, tmp_path / "new" / "gate.md")
+    for one in (path, None, tmp_path / "new" / "gate.md"):
+        assert check_writable(one) is one
 
     assert path.read_text() == "{}"
     assert list(tmp_path.iterdir()) == [path]

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
+import threading
 from collections.abc import Iterator
 from multiprocessing.connection import Connection
 from pathlib import Path
 
 import pytest
+from filelock import FileLock, Timeout
 
 from perfsuite.errors import BusyMachineError, SettingError, WriteError
 from perfsuite.system.timing_lock import LOCK_DIR, TimingLock
@@ -109,6 +112,28 @@ def test_waiting_ends_after_the_time_that_was_given(other: Other) -> None:
         f"another timing session (process {other.process.pid}) holds this machine, "
         "still after 0.01 s (--perf-wait); run again when it has ended"
     )
+
+
+def test_a_session_that_comes_later_does_not_overtake_one_that_waits(tmp_path: Path) -> None:
+    first, waits = TimingLock(wait_s=0, say=print), TimingLock(wait_s=10, say=print)
+    first.acquire()
+    thread = threading.Thread(target=waits.acquire)
+    thread.start()
+    turn = FileLock(tmp_path / f"perfsuite-{os.getuid()}.next")
+    while thread.is_alive():  # until it waits
+        try:
+            turn.acquire(timeout=0)
+        except Timeout:
+            break
+        turn.release()
+
+    first.release()
+    with contextlib.suppress(BusyMachineError):
+        first.acquire()  # at once, as the next session of a script does
+    thread.join()
+
+    assert not first._lock.is_locked
+    waits.release()
 
 
 def test_a_killed_session_no_longer_holds_the_machine(other: Other, tmp_path: Path) -> None:

@@ -113,7 +113,7 @@ def gate(
     sources = {name: context.get_parameter_source(name) for name in BOUNDS}
     typed = frozenset(name for name, it in sources.items() if it and it.name == "COMMANDLINE")
     request = dataclasses.replace(_request(context.params, context.obj), typed=typed)
-    check_writable(*request.outputs)
+    check_writable(markdown)
     result = run_gate(request, say=say, machine=options.wait_for_machine())
     _show(result)
     ended, judged = result.leniency.ends(result.code), result.judgement

@@ -72,8 +72,7 @@ class LoadLogReader:
         self._take_lines()
         for process in self._processes:
             with contextlib.suppress(OSError):  # it has ended
-                held = set(_held_files(process, self._folders))
-                self._files[process] |= held
+                self._files[process] |= (held := set(_held_files(process, self._folders)))
                 self._texts["old"] |= {file for file in held if self._is_old(file)}
         with contextlib.suppress(psutil.NoSuchProcess, StopIteration):
             for child in psutil.Process(next(iter(self._parents))).children(recursive=True):

@@ -48,8 +48,7 @@ def find_base(
         named = commit_named(root, "the base", revision)
         before = "" if named.startswith(revision) else f"{revision}, "
         return Base(revision=named, described=before + short_commit(named))
-    head = find_commit(root, "HEAD")
-    if head is None:
+    if (head := find_commit(root, "HEAD")) is None:
         return f"the repository of {root} has no commit yet; commit, then try again"
     upstream = _find_upstream(root, target)
     if upstream is None and target is not None:
@@ -104,8 +103,7 @@ def describe_head(root: Path) -> str:
     """Return what the tree is, for people: "feature at 1a2b3c4 with uncommitted changes"."""
     if why_not_a_checkout(root) is not None:
         return "a folder outside git"
-    head = find_commit(root, "HEAD")
-    if head is None:
+    if (head := find_commit(root, "HEAD")) is None:
         return "a repository without a commit"
     branch = answer(root, "symbolic-ref", "--quiet", "--short", "HEAD") or "a detached HEAD"
     changes = " with uncommitted changes" if is_dirty(root) else ""

@@ -34,8 +34,7 @@ _TREE_NAME = re.compile(rf"perfsuite-(\d+)-(?:base|pair)-{PID_NAMESPACE}-\w+")
 @contextmanager
 def base_tree(root: Path, base: Base) -> Iterator[Path]:
     """Give the base's counterpart of `root`, in a git worktree that is gone after the context."""
-    top = repository.find_top(root)
-    if top is None:
+    if (top := repository.find_top(root)) is None:
         raise SettingError(f"{root} is not in a git checkout; {repository.USE_FOLDER}")
     with _temporary_folder(repository.worktree_records(root), near=top) as folder:
         arm_root = root.resolve().relative_to(top)

@@ -5,7 +5,7 @@ The launches of a pair have one seed and one hash seed: the same training gives 
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -121,7 +121,8 @@ def describe_numerics_change(base: Sequence[CellRun], head: Sequence[CellRun]) -
 
 def _describe_likeness(pairs: Sequence[tuple[_Trained, _Trained]], limit: float, doubt: str) -> str:
     """Say how alike arms are that differ by no more than the limit: 0 where it is not at all."""
-    later = next(filter(None, (_find_later(*pair, max(limit, _VISIBLE)) for pair in pairs)), None)
+    visible = max(limit, _VISIBLE)
+    later = _beyond_rounding(one for pair in pairs for one in _differences(*pair, visible))
     word, end = "rounding" if limit else "same bits", f", and later {later}" if later else ""
     if doubt := doubt or (_UNMOVED if _hardly_moves(pairs[0][0], limit) else ""):
         return f"{word}{DOUBT}{doubt}{end}"
@@ -142,8 +143,9 @@ def _are_regrouped(base: _Trained, head: _Trained) -> bool:
     return before != after and sorted(before[-1]) == sorted(after[-1]) and len(before) == len(after)
 
 
-def _beyond_rounding(differences: Sequence[_Difference | None]) -> _Difference | None:
-    return next((one for one in differences if one is not None and not one.is_rounding), None)
+def _beyond_rounding(differences: Iterable[_Difference | None]) -> _Difference | None:
+    beyond = (one for one in differences if one is not None and not one.is_rounding)
+    return min(beyond, key=lambda one: one.step, default=None)
 
 
 def _compare(before: _Trained, after: _Trained, limit: float) -> _Difference | None:
@@ -154,11 +156,6 @@ def _compare(before: _Trained, after: _Trained, limit: float) -> _Difference | N
     differing = sorted(_differences(before, after, limit), key=lambda one: one.step)
     held = [one for one in differing if one.step < differing[0].step + _NUM_STEPS]
     return _beyond_rounding(held) or next(iter(held), None)
-
-
-def _find_later(before: _Trained, after: _Trained, visible: float) -> _Difference | None:
-    seen = (one for one in _differences(before, after, visible) if not one.is_rounding)
-    return min(seen, key=lambda one: one.step, default=None)
 
 
 def _hardly_moves(run: _Trained, limit: float) -> bool:
@@ -180,7 +177,10 @@ def _differences(before: _Trained, after: _Trained, limit: float) -> Iterator[_D
             yield _Difference(step, "loss", old, new, is_rounding)
     for step, kind in sorted(old_digests.keys() & new_digests.keys()):
         old_ones, new_ones = old_digests[step, kind], new_digests[step, kind]
-        if kind == "buffer" and len(old_ones) != len(new_ones):  # a constant may become one
+        nums = len(old_ones), len(new_ones)
+        if kind == "buffer" and nums[0] != nums[1]:
+            if nums[0] > nums[1]:  # more are no less training: a constant may become one
+                yield _Difference(step, "number of moved buffers", *nums, is_rounding=False)
             continue
         pairs = itertools.zip_longest(old_ones, new_ones, fillvalue=_NOTHING)
         for number, both in enumerate(pairs, 1):

@@ -90,8 +90,7 @@ def kept_files(root: Path) -> frozenset[Path]:
 
     Not new code or settings, which are head's to bring. A folder of very many files stands for all.
     """
-    top = find_top(root)
-    if top is None:
+    if (top := find_top(root)) is None:
         return frozenset()
     others = listed_files(top, "--others", "--exclude-standard")
     entries = listed_files(top, "--others", "--ignored", "--exclude-standard", "--directory")

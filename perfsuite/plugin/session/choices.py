@@ -6,6 +6,7 @@ import re
 import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -90,11 +91,6 @@ def _positive_seconds(text: str) -> float:
     return value
 
 
-def _minutes(text: str) -> float:
-    """A duration in seconds; a number without a unit is minutes, as the option's name says."""
-    return parse_seconds(f"{text}min" if text.strip()[-1:].isdigit() else text)
-
-
 # What parses an option that is no text and none of a few words, and what a value may be.
 _PARSERS: dict[str, tuple[Callable[[str], Any], str]] = {
     "require-gpus": _whole_number(0),
@@ -107,7 +103,10 @@ _PARSERS: dict[str, tuple[Callable[[str], Any], str]] = {
     ),
     "base-env": (_variables, "KEY=VALUE"),
     "max-pairs": _whole_number(LEAST_MAX_PAIRS),
-    "max-minutes": (_minutes, "minutes such as 30, or a duration such as 90s"),
+    "max-minutes": (
+        partial(parse_seconds, unit="min"),
+        "minutes such as 30, or a duration such as 90s",
+    ),
     "seed": _whole_number(0, MAX_SEED),
     "timeout": (_positive_seconds, "a duration above 0, such as 120 or 2min"),
     "collective-timeout": (_positive_seconds, "a duration above 0, such as 30 or 500ms"),

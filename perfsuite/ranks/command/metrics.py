@@ -82,8 +82,12 @@ def _read(file: Path) -> _Written:
 
 def _read_lines(file: Path, key: str, before: _Written) -> Iterator[Any]:
     (log, at_ns), (earlier, earlier_ns) = _read(file), before
-    is_anew = log == earlier and at_ns != earlier_ns
-    for line in (log if is_anew else log.removeprefix(earlier)).splitlines():
+    if log != earlier or at_ns == earlier_ns:  # else it is written anew
+        # A log that grows may lose its front: what is new stands behind the end of the earlier one.
+        last = earlier[earlier[:-1].rfind(b"\n") + 1 :] or b"\0"
+        ends = (found.end() for found in re.finditer(re.escape(last), log))
+        log = log[max((end for end in ends if earlier.endswith(log[:end])), default=0) :]
+    for line in log.splitlines():
         try:
             value = json.loads(line)
         except ValueError:  # of another kind, or cut off

@@ -324,11 +324,16 @@ def test_what_rounding_may_have_grown_to_is_told_beside_it() -> None:
     )
 
 
-def test_another_set_of_buffers_is_not_compared_and_the_same_one_is() -> None:
+def test_more_buffers_that_move_are_no_change_and_fewer_or_others_are() -> None:
     kept = weights([2.0, 4.0]), weights([2.0]), weights([2.0, 6.0])
     both, one, other = (run(*LOSSES, buffers=[[3, *buffers]]) for buffers in kept)
 
-    assert told((both, one)) == "same bits"
+    assert told(*[(one, both)] * 2) == "same bits"
+    assert told(*[(both, one)] * 2) == "changed: number of moved buffers at step 3 2 -> 1"
+    assert told(*[(both, run(*LOSSES, buffers=[[3, []]]))] * 2) == (
+        "changed: number of moved buffers at step 3 2 -> 0"
+    )
+    assert told((both, run(*LOSSES))) == "same bits"  # the base's perfsuite knows none
     assert told(*[(both, other)] * 2) == "changed: size of buffer 2 at step 3 4 -> 6"
     late = tuple(run(*LOSSES, buffers=[[3, *kept[0]], [72, *one]]) for one in kept[::2])
     assert told(late, late) == "changed: size of buffer 2 at step 72 4 -> 6"

@@ -40,3 +40,28 @@ def test_of_a_log_that_grows_only_the_new_lines_count(tmp_path: Path) -> None:
         file.write(lines(0.3))
 
     assert [*LOGS.values(tmp_path, "", before)] == [0.3]
+
+
+@pytest.mark.parametrize("earlier", [(0.1, 0.2, 0.15, 0.3), (0.1, 0.1, 0.1, 0.1)])
+@pytest.mark.parametrize("num_kept", [5, 4, 3, 1, 0])
+def test_of_a_log_that_loses_its_front_only_the_new_lines_count(
+    tmp_path: Path, earlier: tuple[float, ...], num_kept: int
+) -> None:
+    log = tmp_path / "log.jsonl"
+    log.write_text(lines(0.7, *earlier))
+    before = LOGS.files(tmp_path)
+
+    kept = (0.7, *earlier)[5 - num_kept :]
+    log.write_text(lines(*kept, 0.4, 0.1, 0.5))
+
+    assert [*LOGS.values(tmp_path, "", before)] == [0.4, 0.1, 0.5]
+
+
+def test_of_a_log_that_is_cut_within_a_line_only_the_new_lines_count(tmp_path: Path) -> None:
+    log = tmp_path / "log.jsonl"
+    log.write_text(lines(0.1, 0.2, 0.3))
+    before = LOGS.files(tmp_path)
+
+    log.write_text((lines(0.1, 0.2, 0.3) + lines(0.4, 0.5))[15:])
+
+    assert [*LOGS.values(tmp_path, "", before)] == [0.4, 0.5]
