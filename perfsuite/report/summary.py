@@ -104,13 +104,12 @@ def reason_text(cell: CellVerdict) -> str:
 
 def explanation_text(explanation: Explanation, *, said: str = "") -> str:
     """Return an explanation in words, what moved most first, without counts that were `said`."""
-    texts = []
-    if explanation.moved_stage is not None:
-        seconds = explanation.stages[explanation.moved_stage]
-        texts.append(f"moved most: {explanation.moved_stage} {_moved(*seconds)}")
-    elif explanation.operators:
+    texts, stage = [], explanation.moved_stage
+    if explanation.operators and stage in (None, "other"):  # code that marks no stage is all in it
         first = explanation.operators[0]
         texts.append(f"moved most: {first['name']} {_moved(*first['self_s'])}, profiled once")
+    elif stage is not None:
+        texts.append(f"moved most: {stage} {_moved(*explanation.stages[stage])}")
     told = {text.partition(" ")[0] for text in said.split("; ")}
     counts = explanation.counts.items()
     if unsaid := [f"{name} {base} -> {head}" for name, (base, head) in counts if name not in told]:

@@ -338,3 +338,52 @@ def test_loops_are_told_apart_by_their_times_and_by_what_they_compute(tmp_path: 
     assert collector["ratio"] > 1.2
     # Digests travel within the gate alone, and no stored run grows by them.
     assert {tuple(kept) for _, *kept in found.values()} == {(None, None, None)}
+
+
+SORTED = """
+    import torch
+
+    def work():
+        torch.arange({size}).flip(0).sort()
+"""
+UNMARKED = """
+    import pytest
+    import torch
+
+    pytestmark = pytest.mark.perf(tolerance="50%", limit="100%")
+
+    def train(num_steps):
+        from sorted import work
+        network = torch.nn.Linear(4, 4)
+        optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
+        for _ in range(num_steps):
+            work()
+            loss = network(torch.ones(8, 4)).square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+
+    @pytest.mark.parametrize("num_steps", [25, 26])
+    def test_loop(loop_benchmark, num_steps):
+        loop_benchmark(lambda: train(num_steps), steps=20, warmup=3)
+"""
+
+
+def test_the_operator_that_moved_a_loop_without_stages_is_named_if_it_has_a_step_more(
+    tmp_path: Path,
+) -> None:
+    repository = make_shop(tmp_path, max_pairs=4)
+    repository.write(sorted=SORTED.format(size=20_000), benchmarks__test_steps=UNMARKED)
+    repository.commit()
+    repository.write(sorted=SORTED.format(size=1_000_000))
+    repository.commit()
+
+    gated = repository.gate("--perf-base=HEAD~1")
+
+    gated.expect(
+        10,
+        "*::test_loop[25] FAIL +*",
+        "*::test_loop[26] FAIL +*",
+        "*::test_loop[25]: *moved most: other *",
+        "*::test_loop[26]: *moved most: aten::sort *, profiled once*",
+    )

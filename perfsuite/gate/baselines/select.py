@@ -57,8 +57,7 @@ def trunk_of(folder: Path, target: str | None) -> Trunk:
 
     A continuous integration names it as the `target`; it is else the upstream's default branch.
     """
-    root = find_top(folder)
-    if root is None:
+    if (root := find_top(folder)) is None:
         return Trunk()
     if (trunk := find_trunk(root, target)) is None:
         return Trunk(lambda commit: False)

@@ -154,8 +154,7 @@ def _find_nearer(root: Path, base: str, upstream: str) -> str | None:
 
 def commit_named(root: Path, what: str, revision: str) -> str:
     """Return the full name of a commit; a SettingError where `what`, as people say, names none."""
-    found = find_commit(root, revision)
-    if found is None:
+    if (found := find_commit(root, revision)) is None:
         hint = f"use a branch, a tag or a commit that 'git log -1 {revision}' shows"
         if is_shallow(root):
             hint = "this clone is shallow: fetch it first, or all with 'git fetch --unshallow'"

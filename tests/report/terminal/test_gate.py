@@ -190,6 +190,18 @@ FAILED = "FAIL: +10.0 % against the base, between +5.0 % and +15.0 % (4 pairs)"
         ),
         (
             explained(
+                moved_stage="other",
+                stages={"other": (0.002, 0.006)},
+                operators=({"name": "aten::mm", "calls": (1, 2), "self_s": (0.001, 0.004)},),
+            ),
+            "moved most: aten::mm 1.00 ms -> 4.00 ms (+300.0 %), profiled once",
+        ),
+        (
+            explained(moved_stage="other", stages={"other": (0.002, 0.003)}),
+            "moved most: other 2.00 ms -> 3.00 ms (+50.0 %)",
+        ),
+        (
+            explained(
                 operators=({"name": "a.py:slow", "calls": (1, 1), "self_s": (0.0, 0.003)},),
             ),
             "moved most: a.py:slow 0 s -> 3.00 ms, profiled once",
