@@ -69,7 +69,7 @@ def parse_seconds(text: str, unit: str = "s") -> float:
     """Return "50us" or "3", of that unit, as seconds; a ValueError for other and too long ones."""
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(ns|us|µs|ms|s|min)?\s*", text)
     if match is None:
-        allowed = ", ".join(unit for unit in _SECONDS if unit != "µs")
+        allowed = ", ".join(name for name in _SECONDS if name != "µs")
         raise ValueError(f"{text!r} is not a duration; write a number and one of {allowed}")
     seconds = float(Decimal(match[1]) * _SECONDS[match[2] or unit])
     if seconds > _MOST_S:

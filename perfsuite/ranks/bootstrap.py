@@ -61,7 +61,7 @@ _F_SETSIG = 10
 def enter_rank(start: RankStart, pipe: Connection) -> None:
     """Make this process a safe rank, then run the worker. Target of a rank's process."""
     die_with_controller()
-    gc.freeze()  # what the server has loaded, without the collector
+    gc.freeze()  # what the server has loaded, which no collection need walk
     gc.enable()
     # Ctrl-C reaches the whole foreground group; the controller alone decides what to do with it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import multiprocessing
 import os
 import threading
@@ -115,25 +114,31 @@ def test_waiting_ends_after_the_time_that_was_given(other: Other) -> None:
 
 
 def test_a_session_that_comes_later_does_not_overtake_one_that_waits(tmp_path: Path) -> None:
-    first, waits = TimingLock(wait_s=0, say=print), TimingLock(wait_s=10, say=print)
+    first, is_over = TimingLock(wait_s=0, say=print), threading.Event()
+    begins_to_wait = threading.Event()
+
+    def wait_and_hold() -> None:  # a thread releases only what it has acquired itself
+        with TimingLock(wait_s=10, say=lambda _: begins_to_wait.set()):
+            is_over.wait(10)
+
     first.acquire()
-    thread = threading.Thread(target=waits.acquire)
+    thread = threading.Thread(target=wait_and_hold)
     thread.start()
+    assert begins_to_wait.wait(10)
     turn = FileLock(tmp_path / f"perfsuite-{os.getuid()}.next")
-    while thread.is_alive():  # until it waits
-        try:
+    with pytest.raises(Timeout):  # it is the next
+        while thread.is_alive():
             turn.acquire(timeout=0)
-        except Timeout:
-            break
-        turn.release()
+            turn.release()
 
     first.release()
-    with contextlib.suppress(BusyMachineError):
+    with pytest.raises(BusyMachineError):
         first.acquire()  # at once, as the next session of a script does
-    thread.join()
 
-    assert not first._lock.is_locked
-    waits.release()
+    is_over.set()
+    thread.join()
+    first.acquire()
+    first.release()
 
 
 def test_a_killed_session_no_longer_holds_the_machine(other: Other, tmp_path: Path) -> None:
