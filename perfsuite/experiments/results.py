@@ -88,7 +88,7 @@ def combine(
         energy_j=None if "energy_j" in missing else _energy_j(ranks),
         losses_by_step=tuple(losses.items()) or None,
         weights_steps=tuple(first.weights) or None,
-        buffers=tuple(zip(first.buffers, moved, strict=False)) if moved else None,
+        buffers=tuple(zip(first.buffers, moved or itertools.repeat(()), strict=False)) or None,
     )
     times_s, num = tuple(step_times_s), first.num_iterations
     return cell.Outcome(step_times_s=times_s, num_iterations=num, record=record, missing=missing)
