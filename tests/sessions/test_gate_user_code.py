@@ -30,6 +30,7 @@ CHANGES = {
     "frozen": ("99", "9"),
     "norms": ("0.1", "0.001"),
     "means": ("0.1", "0.0"),
+    "tracking": ("True", "False"),
     "history": ("-1:", ":0"),
     "masks": ("False", "True"),
     "held": ("False", "True"),
@@ -57,6 +58,7 @@ MODULES = {
     # What only an evaluation would show, and a constant that becomes a buffer.
     "norms": "MOMENTUM = 0.1\n",
     "means": "MOMENTUM = 0.1\n",
+    "tracking": "IS_ON = True\n",
     "history": (
         "import torch\n\nKEPT = []\n\ndef keep():\n"
         "    KEPT.append(torch.zeros(4096))\n    del KEPT[-1:]\n"
@@ -195,9 +197,10 @@ CELLS = """
 
         return step
 
-    def step_of(momentum=0.1, has_mask=False):
+    def step_of(momentum=0.1, has_mask=False, is_on=True):
         model = torch.nn.Sequential(
-            torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4, momentum=momentum)
+            torch.nn.Linear(4, 4),
+            torch.nn.BatchNorm1d(4, momentum=momentum, track_running_stats=is_on),
         )
         if has_mask:
             model.register_buffer("mask", torch.ones(4))
@@ -220,11 +223,15 @@ CELLS = """
         import means
         return step_of(momentum=means.MOMENTUM)
 
+    def untracked():
+        import tracking
+        return step_of(is_on=tracking.IS_ON)
+
     def masked():
         import masks
         return step_of(has_mask=masks.IS_BUFFER)
 
-    @pytest.mark.parametrize("build_step", [normed, fixed, masked])
+    @pytest.mark.parametrize("build_step", [normed, fixed, untracked, masked])
     def test_buffers(step_benchmark, build_step):
         step_benchmark(build_step)
 
@@ -274,6 +281,7 @@ def test_loops_are_told_apart_by_their_times_and_by_what_they_compute(tmp_path: 
         "*::test_buffers[fixed] FAIL *",
         "*::test_buffers[masked] PASS *",
         "*::test_buffers[normed] FAIL *",
+        "*::test_buffers[untracked] FAIL *",
         "*::test_compiled FAIL *",
         "*::test_ends INVALID*",
         "*::test_keeps FAIL *",
@@ -290,6 +298,7 @@ def test_loops_are_told_apart_by_their_times_and_by_what_they_compute(tmp_path: 
         "*::test_times[twin-2] PASS *",
         "*::test_buffers[fixed]*: *mathematics: changed: number of moved buffers at step 3 3 -> 1*",
         "*::test_buffers[normed]*: *mathematics: changed: sum * of buffer * at step 3 *",
+        "*::test_buffers[untracked]*: *changed: number of moved buffers at step 3 3 -> 0*",
         "*::test_collector: *the arms set Python's collector differently, so it ran in timed "
         "rounds*",
         "*::test_compiled: graph_breaks 0 -> 1 (+1), allowed 0 %*",
@@ -320,6 +329,7 @@ def test_loops_are_told_apart_by_their_times_and_by_what_they_compute(tmp_path: 
         "test_buffers[fixed]": ("FAIL", "numerics", "changed"),
         "test_buffers[masked]": ("PASS", "pairs", "same bits"),
         "test_buffers[normed]": ("FAIL", "numerics", "changed"),
+        "test_buffers[untracked]": ("FAIL", "numerics", "changed"),
         "test_mathematics[renamed]": ("PASS", "pairs", "same bits"),
         "test_mathematics[reordered]": ("PASS", "pairs", "rounding"),
         "test_mathematics[faster_rate]": ("FAIL", "numerics", "changed"),
@@ -332,7 +342,7 @@ def test_loops_are_told_apart_by_their_times_and_by_what_they_compute(tmp_path: 
         "test_times[tidied-1]": ("FAIL", "pairs", "same bits"),
         "test_times[twin-2]": ("PASS", "pairs", "same bits"),
     }
-    # Its pairs differ by more than four of them decide beside seventeen other cells.
+    # Its pairs differ by more than four of them decide beside eighteen other cells.
     collector = found["test_collector"][0]
     assert collector["word"] in ("FAIL", "INCONCLUSIVE")
     assert collector["ratio"] > 1.2
