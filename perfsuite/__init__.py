@@ -38,7 +38,8 @@ __all__ = sorted(_HOME)
 def __getattr__(name: str) -> Any:
     if name not in _HOME:
         raise AttributeError(f"module 'perfsuite' has no attribute {name!r}")
-    return getattr(importlib.import_module(f"perfsuite.{_HOME[name]}"), name)
+    found = getattr(importlib.import_module(f"perfsuite.{_HOME[name]}"), name)
+    return globals().setdefault(name, found)  # each step asks for `stage`
 
 
 def __dir__() -> list[str]:

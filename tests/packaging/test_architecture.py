@@ -94,6 +94,17 @@ def test_a_name_that_is_not_public_is_an_attribute_error() -> None:
     assert dir(perfsuite) == sorted(perfsuite.__all__)
 
 
+def test_a_public_name_is_looked_for_once_since_each_step_asks_for_some(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    perfsuite = importlib.import_module("perfsuite")
+    stage = perfsuite.stage
+
+    monkeypatch.delattr(importlib, "import_module")
+
+    assert perfsuite.stage is stage
+
+
 def test_the_basic_modules_have_examples() -> None:
     for name in (
         "units",
