@@ -260,7 +260,7 @@ class CellMeasured:
     peak: PeakMemory | None = None  # of one iteration, as the next; None where nothing was counted
     compile_s: float | None = None
     energy_j: tuple[str, float] | None = None  # of its GPU, by UUID, and an iteration
-    operators: tuple[Operator, ...] | None = None
+    operators: tuple[Operator, ...] | None = None  # and Python's functions, where a gate explains
     # Of this rank, after each of the first steps and the last; empty where no gate asks.
     weights: dict[int, tuple[TensorDigest, ...]] = field(default_factory=dict)
     buffers: dict[int, tuple[TensorDigest, ...]] = field(default_factory=dict)  # likewise

@@ -77,11 +77,11 @@ class Counts(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
 
 
 class Operator(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """The cost of one operator in the iterations that were profiled, on rank 0.
+    """The cost of one operator, or function, in the iterations that were profiled, on rank 0.
 
     Attributes:
         name: The dispatcher's, such as "aten::addmm", or that of a longer part of the step that
-            torch itself names, such as "Optimizer.step#SGD.step".
+            torch itself names, such as "Optimizer.step#SGD.step"; "data.py:crop" of a function.
         self_s: Seconds in it, in no operator that it called: on CUDA of kernels, else the host's.
     """
 

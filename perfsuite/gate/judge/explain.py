@@ -1,6 +1,7 @@
 """Why a cell moved: which stage, which counts and which functions changed between two runs."""
 
 import contextlib
+import re
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -17,6 +18,8 @@ from perfsuite.system.untrusted import MOST
 _NUM_NAMED = 10
 # A stage or a function is named if it alone explains at least this share of the cell's change.
 _SHARE_THAT_EXPLAINS = 0.3
+# "data.py:crop" or "<built-in …>"; an operator of torch is "aten::mm" or "Region: 0".
+_FUNCTION = re.compile(r"<|[^:]+:[^: ]")
 
 
 def explain(trial: Trial, base: CellRun, head: CellRun) -> Explanation:
@@ -28,7 +31,7 @@ def explain(trial: Trial, base: CellRun, head: CellRun) -> Explanation:
         statistics.median(moves_s or [0.0]),
         _stages_over(pairs),
         _pairs(_part(base, "counts"), _part(head, "counts")),
-        _functions(base, head),
+        *_profiles(base, head),
     )
 
 
@@ -46,22 +49,25 @@ def _explain(
     change_s: float,
     stages: dict[str, tuple[float, float]],
     counts: dict[str, tuple[float, float]],
-    rows: list[dict[str, Any]],
+    *profiles: list[dict[str, Any]],
 ) -> Explanation:
     moves = {name: head_s - base_s for name, (base_s, head_s) in stages.items()}
     moved = max(moves, key=lambda name: moves[name] * change_s, default=None)
     least_s = _SHARE_THAT_EXPLAINS * abs(change_s)
     explains = moved is not None and moves[moved] * change_s > 0 and abs(moves[moved]) >= least_s
-    # A profile slows all of it down: what moved must explain the change of the profile too.
-    total_s = max(abs(change_s), abs(sum(map(_move_s, rows))))
-    rows = [row for row in rows if _move_s(row) * change_s > 0]
-    is_named = rows and abs(_move_s(rows[0])) >= _SHARE_THAT_EXPLAINS * total_s
     return Explanation(
         moved_stage=moved if explains else None,
         stages=stages,
         counts={name: (int(a), int(b)) for name, (a, b) in counts.items() if a != b},
-        operators=tuple(rows[:_NUM_NAMED]) if is_named else (),
+        operators=next(filter(None, (_that_explain(rows, change_s) for rows in profiles)), ()),
     )
+
+
+def _that_explain(rows: list[dict[str, Any]], change_s: float) -> tuple[dict[str, Any], ...]:
+    # A profile slows all of it down: what moved must explain the change of the profile too.
+    total_s = max(abs(change_s), abs(sum(map(_move_s, rows))))
+    rows = [row for row in rows if _move_s(row) * change_s > 0][:_NUM_NAMED]
+    return tuple(rows) if rows and abs(_move_s(rows[0])) >= _SHARE_THAT_EXPLAINS * total_s else ()
 
 
 def _stages_over(runs: Sequence[tuple[CellRun, CellRun]]) -> dict[str, tuple[float, float]]:
@@ -94,13 +100,16 @@ def _pairs(base: Mapping[str, Any], head: Mapping[str, Any]) -> dict[str, tuple[
     }
 
 
-def _functions(base: CellRun, head: CellRun) -> list[dict[str, Any]]:
+def _profiles(base: CellRun, head: CellRun) -> list[list[dict[str, Any]]]:
+    """The operators and functions of ranks; those of their controllers where there are none."""
     with contextlib.suppress(msgspec.ValidationError):  # the base's perfsuite has another form
         kept = [(run.record or {}).get("operators") or () for run in (base, head)]
         before, after = (msgspec.convert(one, tuple[Operator, ...]) for one in kept)
         if before and after:
-            return _operators(before, after)
-    return _rows(base.profile, head.profile, missing=0.0)
+            rows = _operators(before, after)
+            functions = [row for row in rows if _FUNCTION.match(row["name"])]
+            return [[row for row in rows if row not in functions], functions]
+    return [_rows(base.profile, head.profile, missing=0.0)]
 
 
 def _operators(base: Sequence[Operator], head: Sequence[Operator]) -> list[dict[str, Any]]:

@@ -22,12 +22,11 @@ from perfsuite.worker.jobs import loader_workers
 from perfsuite.worker.jobs.activities import HIDDEN_IN_THREADS, Activity, start_activity
 from perfsuite.worker.jobs.arm_turns import ArmTurns
 from perfsuite.worker.jobs.user_code import start_user_code
-from perfsuite.worker.measure import counters, rounds
+from perfsuite.worker.measure import counters, operators, rounds
 from perfsuite.worker.measure.device import is_accelerator, memory_stats, synchronize
 from perfsuite.worker.measure.environment import describe_environment
 from perfsuite.worker.measure.iterations import Iterations
 from perfsuite.worker.measure.memory import measure_peak, with_kept_bytes
-from perfsuite.worker.measure.operators import costliest_operators, profile_iterations
 from perfsuite.worker.measure.rounds import measure_rounds
 from perfsuite.worker.measure.stages import StageClock, StageMarks
 from perfsuite.worker.measure.weights_digest import BufferDigests
@@ -93,12 +92,9 @@ class Measurement:
         turns: ArmTurns | None = None,
         after_warm_up: Callable[[], None] = lambda: None,
     ) -> None:
-        self._activity = activity
-        self._plan = plan
-        self._device = device
-        self._board = board
-        self._start = start
-        self._channel = start.request.policy.turns
+        self._activity, self._plan = activity, plan
+        self._device, self._board = device, board
+        self._start, self._channel = start, start.request.policy.turns
         self._has_peers = start.request.world_size > 1
         self._turns = turns or ArmTurns(start, on_wait=board.mark)
         self._after_warm_up = after_warm_up
@@ -313,11 +309,13 @@ class Measurement:
                 self._found.missing["kernel_launches"] = _NO_LAUNCHES[device.type == "cuda"]
             found["collected_objects"] = yield from counters.count_garbage()
         self._note(**{name: None if name in self._found.missing else found[name] for name in found})
-        # A loop takes a third step for it only where a gate explains what moved.
+        # A loop takes a third step for it, and a fourth, only where a gate explains what moved.
         if profiles and (not self._is_loop or self._channel is not None):
-            profiler = yield from profile_iterations(device, num_iterations=1)
-            self._found.operators = costliest_operators(profiler.key_averages(), device)
+            profiler = yield from operators.profile_iterations(device, num_iterations=1)
+            self._found.operators = operators.costliest_operators(profiler.key_averages(), device)
             self._found.missing.pop("operators", None)
+            if self._channel is not None:
+                self._found.operators += yield from operators.profile_functions()
 
     def _note(self, **counts: int | None) -> None:
         self._found.counts = msgspec.structs.replace(self._found.counts, **counts)

@@ -1,11 +1,13 @@
-"""What the operators of a few iterations cost, by `torch.profiler`, which slows them down."""
+"""What the operators, and Python's functions, of a few iterations cost, which profiling slows."""
 
 import math
 import os
 import sys
 import tempfile
+from _lsprof import Profiler  # cProfile imports `profile`, which may be a module of the user's
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 from perfsuite.records.cell import Operator
 from perfsuite.records.profile import Communication
+from perfsuite.records.stages import untimed
 from perfsuite.worker.measure.iterations import Iterations
 
 NUM_OPERATORS = 10
@@ -56,8 +59,38 @@ def costliest_operators(averages: Iterable[Any], device: torch.device) -> tuple[
         # Kernels have rows of their own beside the operators that launched them.
         if one.device_type == DeviceType.CPU and not one.key.startswith(_NO_OPERATORS)
     ]
-    spent = sorted(operators, key=lambda operator: (-operator.self_s, operator.name))
-    return tuple(operator for operator in spent if operator.self_s > 0)[:NUM_OPERATORS]
+    return _costliest(operators)[:NUM_OPERATORS]
+
+
+def profile_functions() -> Iterations[tuple[Operator, ...]]:
+    """Return Python's functions, each with what it calls in C; none where the code has a profiler.
+
+    What the training's own frame calls in C is there by itself: the frame is older than a profile.
+    """
+    profiler = Profiler()
+    with ExitStack() as stack:
+        with suppress(ValueError):  # since Python 3.12 it refuses to be the second one
+            if sys.getprofile() is None:
+                profiler.enable()
+                stack.callback(profiler.disable)
+        yield untimed
+    calls, own_s = Counter[str](), defaultdict[str, float](float)
+    for one in profiler.getstats():
+        at = one.code
+        name = at if isinstance(at, str) else f"{Path(at.co_filename).name}:{at.co_qualname}"
+        calls[name] += one.callcount
+        own_s[name] += one.inlinetime
+        for part in one.calls or ():
+            if isinstance(part.code, str):  # in C
+                own_s[name] += part.inlinetime
+                own_s[part.code] -= part.inlinetime
+    functions = (Operator(name=it, calls=calls[it], self_s=max(0.0, own_s[it])) for it in calls)
+    return _costliest(functions)
+
+
+def _costliest(found: Iterable[Operator]) -> tuple[Operator, ...]:
+    spent = (one for one in found if one.self_s > 0)
+    return tuple(sorted(spent, key=lambda one: (-one.self_s, one.name)))
 
 
 def measure_communication(events: Iterable[Any], device: torch.device) -> Communication | None:

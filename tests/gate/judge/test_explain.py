@@ -113,6 +113,27 @@ def test_the_operators_of_both_ranks_come_before_functions_of_their_controllers(
     assert names(ran(0.1), run(profile=(("wait.py:wait", 1, 2.0),))) == ["wait.py:wait"]
 
 
+def test_functions_of_the_ranks_are_named_where_no_operator_explains_the_change() -> None:
+    def ran(multiplied_s: float, cropped_s: float | None) -> CellRun:
+        parts = {
+            "aten::mm": multiplied_s,
+            "Torch-Compiled Region: 0/0": 0.001,
+            "data.py:crop": cropped_s,
+            "train:step": 2 * multiplied_s,
+            "<built-in method time.sleep>": 0.01,
+        }
+        operators = [
+            {"name": name, "calls": 1, "self_s": s} for name, s in parts.items() if s is not None
+        ]
+        return run({"operators": operators}, profile=(("wait.py:wait", 1, 10 * multiplied_s),))
+
+    assert names(ran(0.1, 0.1), ran(0.1, 0.2)) == ["data.py:crop"]
+    assert names(ran(0.1, 0.1), ran(0.2, 0.1)) == ["aten::mm"]
+    assert names(ran(0.1, 0.1), ran(0.101, 0.101)) == []
+    found = moved((ran(0.1, None), ran(0.1, 0.2))).operators
+    assert found == ({"name": "data.py:crop", "calls": (None, 1), "self_s": (None, 0.2)},)
+
+
 def test_ten_functions_are_listed_at_most() -> None:
     base = run(profile=tuple((f"a.py:f{number}", 1, 0.1) for number in range(20)))
     head = run(profile=tuple((f"a.py:f{number}", 1, 0.1 + number) for number in range(20)))

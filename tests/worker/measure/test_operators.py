@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import cProfile
 import json
+import sys
 import tempfile
+import time
+from _lsprof import Profiler
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -12,12 +17,14 @@ from torch._C._autograd import DeviceType
 
 from perfsuite.records.cell import Operator
 from perfsuite.records.profile import Communication
+from perfsuite.worker.measure import operators
 from perfsuite.worker.measure.iterations import run_iterations
 from perfsuite.worker.measure.operators import (
     costliest_operators,
     describe_memory,
     describe_operators,
     measure_communication,
+    profile_functions,
     profile_iterations,
     read_trace,
 )
@@ -58,6 +65,60 @@ def test_each_operator_of_all_profiled_iterations_is_counted():
     assert operators["aten::mm"].calls == 3
     assert operators["aten::mm"].self_s > 0
     assert not any(name.startswith("stage: ") for name in operators)
+
+
+def profiled_by_name(iterate):
+    return {one.name: one for one in run_iterations(profile_functions(), lambda _: iterate())}
+
+
+def test_a_function_has_its_own_time_and_that_of_what_it_calls_in_c():
+    def rest():
+        time.sleep(0.02)
+        count()
+
+    def count():
+        for number in range(100_000):
+            number % 7
+
+    def iterate():
+        rest()
+        rest()
+
+    functions = profiled_by_name(iterate)
+
+    here = f"test_operators.py:{iterate.__qualname__.removesuffix('iterate')}"
+    assert functions[f"{here}rest"].calls == functions[f"{here}count"].calls == 2
+    assert functions[f"{here}rest"].self_s > 0.04 > functions[f"{here}iterate"].self_s
+    assert not any("sleep" in name for name in functions)
+    assert sorted(functions.values(), key=lambda one: -one.self_s) == [*functions.values()]
+
+
+def test_what_the_trainings_own_frame_calls_in_c_is_there_by_itself():
+    asked = profile_functions()
+    next(asked)
+    time.sleep(0.01)
+    with pytest.raises(StopIteration) as ended:
+        next(asked)
+
+    functions = {one.name: one.self_s for one in ended.value.value}
+    assert functions["<built-in method time.sleep>"] > 0.01
+
+
+def test_where_the_code_has_a_profiler_no_function_is_known(monkeypatch):
+    class Second(Profiler):  # as all are from Python 3.12 on, where one is active
+        def enable(self):
+            raise ValueError("Another profiling tool is already active")
+
+    taken = []
+    iterate = partial(taken.append, 1)
+    with monkeypatch.context() as patch:
+        patch.setattr(operators, "Profiler", Second)
+        assert profiled_by_name(iterate) == {}
+    with cProfile.Profile() as own:
+        assert profiled_by_name(iterate) == {}
+        assert sys.getprofile() is own
+
+    assert taken == [1, 1]  # like that of the other ranks
 
 
 def test_the_profiler_says_nothing_on_standard_error(capfd):
