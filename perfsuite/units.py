@@ -67,12 +67,10 @@ def default_tolerance(limit: float) -> float:
 
 def parse_seconds(text: str, unit: str = "s") -> float:
     """Return "50us" or "3", of that unit, as seconds; a ValueError for other and too long ones."""
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(ns|us|µs|ms|s|min)?\s*", text)
-    if match is None:
+    if (match := re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(ns|us|µs|ms|s|min)?\s*", text)) is None:
         allowed = ", ".join(name for name in _SECONDS if name != "µs")
         raise ValueError(f"{text!r} is not a duration; write a number and one of {allowed}")
-    seconds = float(Decimal(match[1]) * _SECONDS[match[2] or unit])
-    if seconds > _MOST_S:
+    if (seconds := float(Decimal(match[1]) * _SECONDS[match[2] or unit])) > _MOST_S:
         raise ValueError(f"{text!r} is more than any clock waits for; write at most {_MOST_S:.0f}")
     return seconds
 

@@ -152,8 +152,7 @@ class Session:
     def require_equivalence(self, workload: str | Workload, recipe: Recipe) -> EquivalenceReport:
         """Return `verify`'s report, one for all loaders; raises EquivalenceError on a mismatch."""
         recipe = results.without_loader(recipe)
-        key = (workload, *recipe.as_dict().values())
-        if key not in self._reports:
+        if (key := (workload, *recipe.as_dict().values())) not in self._reports:
             self._reports[key] = self.verify(workload, recipe)
         report = self._reports[key]
         if report.status == "mismatch":

@@ -265,8 +265,7 @@ def _waited_s(ranks: Sequence[tuple[float, float, int]], rank: int, longest_s: f
     """The seconds of a watched stage that a rank waited for one that clearly had more to do."""
     own_s, communication_s, num_operators = ranks[rank]
     last_s, exchange_s, most_operators = max(ranks)
-    lead_s = last_s - own_s
-    if lead_s <= (_CLEARLY - 1.0) * own_s or not communication_s:
+    if (lead_s := last_s - own_s) <= (_CLEARLY - 1.0) * own_s or not communication_s:
         return 0.0
     # To watch an operator takes time, too, so a rank with fewer leads by more than it does alone.
     watching_s = max(0.0, last_s + exchange_s - longest_s)

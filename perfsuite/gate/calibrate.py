@@ -129,8 +129,7 @@ def _count_cells(request: GateRequest, plants: Sequence[Plant]) -> int:
     collected = collect(head_arm(request, None))
     if collected.suite is None or collected.why_not_collected is not None:
         raise WorkloadError(f"the tests cannot be collected: {collected.why_not_collected}")
-    cells = collected.suite.cells
-    if not cells:
+    if not (cells := collected.suite.cells):
         raise WorkloadError("there is no benchmark to calibrate with")
     others = [name for name, found in cells.items() if found["fixture"] != "train_benchmark"]
     for plant in plants:

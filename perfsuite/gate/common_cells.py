@@ -245,8 +245,7 @@ def policy_of(
     request: GateRequest, name: str, markers: Mapping[str, Any], *, is_base: bool = False
 ) -> CellPolicy:
     """How a cell is judged: as typed, else as marked, else as asked; or raise a SettingError."""
-    floor_s = request.floor_s
-    if floor_s is None:
+    if (floor_s := request.floor_s) is None:
         floor_s = 0.0 if markers.get("fixture") is None else _FLOOR_S
 
     def parsed(marker: str, parse: Callable[[Any], float], default: _Bound) -> _Bound:
@@ -255,8 +254,7 @@ def policy_of(
 
     try:
         limit = parsed("limit", units.parse_ratio, request.limit)
-        tolerance = parsed("tolerance", units.parse_ratio, request.tolerance)
-        if tolerance is None:
+        if (tolerance := parsed("tolerance", units.parse_ratio, request.tolerance)) is None:
             tolerance = units.default_tolerance(limit)
         if is_base and request.typed == {"limit"}:
             tolerance = min(tolerance, limit)

@@ -71,8 +71,7 @@ def timeline_of(cell: str, runs: Sequence[_Dated], accepted: Accepted) -> Timeli
     names = names_of(cell, accepted)
     found: list[tuple[Point, object]] = []
     for made_at, run in runs:
-        name = next((name for name in names if name in run.cells), None)
-        if name is not None:
+        if (name := next((name for name in names if name in run.cells), None)) is not None:
             is_accepted = run.stamp is not None and name in run.stamp.accepted
             stored = run.cells[name]
             point = Point(str(run.path), run.commit, made_at, stored.median_s, is_accepted)

@@ -224,8 +224,7 @@ class BaseSide:
 
     def run_new(self, cells: Sequence[CellVerdict], say: Say) -> list[CellVerdict]:
         """Run once what the base lacks, and return the verdicts with those that fail in ERROR."""
-        left = [cell.name for cell in cells if cell.word == "NEW"]
-        if left:
+        if left := [cell.name for cell in cells if cell.word == "NEW"]:
             say(f"running once what the base lacks: {counted(len(left), 'cell')}")
         why: dict[str, str] = {}
         while left:

@@ -291,8 +291,7 @@ class _Cell:
                 f"{item.nodeid} has measured a cell already, and a test has one place to store its "
                 "times; parametrize the test, or write another"
             )
-        outcome = finished_outcome(self.runner.finished, item.nodeid)
-        if outcome is None:
+        if (outcome := finished_outcome(self.runner.finished, item.nodeid)) is None:
             with _packing_own_modules(self._request):
                 outcome = measure(*args, **how, is_timed=recorder.is_recorded(item))
         benchmark.extra_info["perfsuite"] = msgspec.to_builtins(outcome.record)
@@ -305,8 +304,7 @@ def finished_outcome(finished: Mapping[str, CellLine], name: str) -> Outcome | N
     """Return what was measured of a cell before the restart; a PerfsuiteError where it failed."""
     from perfsuite.records.cell import Outcome
 
-    line = finished.get(name)
-    if line is None:
+    if (line := finished.get(name)) is None:
         return None
     if (record := line.perfsuite) is None:
         raise PerfsuiteError(

@@ -141,8 +141,7 @@ class Ownership:
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any) -> None:
         """Refuse the session where a worker of xdist found that it is ours."""
-        refusal = getattr(node, "workeroutput", {}).get(_REFUSAL)
-        if refusal is not None:
+        if (refusal := getattr(node, "workeroutput", {}).get(_REFUSAL)) is not None:
             self.is_ours = True
             raise pytest.UsageError(refusal)
 

@@ -23,8 +23,7 @@ def pytest_load_initial_conftests(early_config: pytest.Config, args: list[str]) 
 @pytest.hookimpl(trylast=True)
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Write the report beside the run, and say in one line where, or why not."""
-    written = terminalreporter.config.stash.get(WRITTEN_RUN, None)
-    if written is None:
+    if (written := terminalreporter.config.stash.get(WRITTEN_RUN, None)) is None:
         return
     path, tolerance, limit = written
     folder = path.parent / "report"

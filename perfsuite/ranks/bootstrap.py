@@ -92,8 +92,7 @@ def enter_rank(start: RankStart, pipe: Connection) -> None:
 
 def die_with_controller() -> None:
     """Have the kernel kill this process when the controller has ended, however it ended."""
-    controller = multiprocessing.parent_process()
-    if controller is None:
+    if (controller := multiprocessing.parent_process()) is None:
         raise RuntimeError("die_with_controller() is for processes that multiprocessing started")
     # The sentinel is a pipe whose other end only the controller holds (fcntl(2)). The kernel itself
     # sends the signal when that end closes, so it arrives while a C call holds the interpreter
@@ -157,8 +156,7 @@ def sweep_stale_folders() -> None:
 
 def why_stopped(pid: int) -> tuple[str, ...]:
     """Say that a process is stopped until a SIGCONT, if it is."""
-    process = read_process(pid)
-    if process is None or process.state not in "Tt":
+    if (process := read_process(pid)) is None or process.state not in "Tt":
         return ()
     return (f"it is stopped: process {pid} was sent SIGSTOP, as a debugger does",)
 

@@ -175,8 +175,7 @@ def wait_for_stack(log: Path, size_before: int) -> None:
     size = size_before
     while time.monotonic() < deadline_s:
         time.sleep(0.05)
-        grown = log.stat().st_size
-        if grown > size_before and grown == size:
+        if (grown := log.stat().st_size) > size_before and grown == size:
             return
         size = grown
 
@@ -200,8 +199,7 @@ def current_stack(lines: Sequence[str]) -> tuple[str, ...]:
 
 def last_output(lines: Sequence[str]) -> tuple[str, ...]:
     """Return the last lines of a rank's log; after a crash, what came before it and its stack."""
-    crashes = [at for at, line in enumerate(lines) if line.startswith(_CRASH_HEADER)]
-    if not crashes:
+    if not (crashes := [at for at, line in enumerate(lines) if line.startswith(_CRASH_HEADER)]):
         return tuple(lines[-NUM_LOG_LINES:])
     before = lines[max(0, crashes[-1] - NUM_LOG_LINES) : crashes[-1] + 1]
     return (*before, *current_stack(lines[crashes[-1] + 1 :]))

@@ -63,8 +63,7 @@ class RankGroup:
         self._launch(request, partial(self._start_all, assignments, request))
 
     def _launch(self, request: GroupRequest, start: Callable[[], None]) -> None:
-        self._world_size = request.world_size
-        self._policy = request.policy
+        self._world_size, self._policy = request.world_size, request.policy
         recipe: Recipe | None = getattr(request.job, "recipe", None)
         self._compiles = recipe is not None and recipe.compile
         self._running: dict[int, psutil.Process] = {}

@@ -62,8 +62,7 @@ class Board:
     def stuck_for_s(self, ranks: Sequence[int]) -> float:
         """Return the seconds since any of `ranks` was seen to move."""
         for rank in ranks:
-            num_marks = self.read(rank).num_marks
-            if num_marks != self._marks.get(rank):
+            if (num_marks := self.read(rank).num_marks) != self._marks.get(rank):
                 self._marks[rank] = num_marks
                 self._last_progress_s = time.monotonic()
         return time.monotonic() - self._last_progress_s

@@ -26,8 +26,7 @@ def _begin(controller: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     server = os.getpid()
-    child = os.fork()
-    if child == 0:
+    if (child := os.fork()) == 0:
         if os.fork() == 0:
             _watch(controller, server)
         os._exit(0)

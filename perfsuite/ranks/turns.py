@@ -74,8 +74,7 @@ class Turns:
     def _receive(self) -> str:
         while not wait([self._socket], _LOOK_S):
             self._on_wait()
-        line = self._lines.readline()
-        if not line:
+        if not (line := self._lines.readline()):
             os._exit(1)  # the gate has ended, and started this process
         return line
 

@@ -217,8 +217,7 @@ def parse_parallel(text: str) -> ParallelPlan:
 def _parse_axes(text: str) -> tuple[MeshAxis, ...]:
     axes: list[MeshAxis] = []
     for part in text.removeprefix("mesh:").split(","):
-        match = re.fullmatch(rf"([a-z][a-z0-9_]{{0,31}})=(?!0)({NUMBER})", part)
-        if match is None:
+        if (match := re.fullmatch(rf"([a-z][a-z0-9_]{{0,31}})=(?!0)({NUMBER})", part)) is None:
             raise RecipeError(
                 f"parallel {text!r} has {part!r} where an axis is to be; use mesh:AXIS=N[,AXIS=N] "
                 "with the names and sizes of a DeviceMesh's axes, such as mesh:fsdp=2,tp=2"

@@ -214,8 +214,7 @@ def read_head(path: AnyPath) -> RunHead:
     """Return what a file says about its run, or why it holds none: enough to refuse a run."""
     # A stamp mostly precedes the benchmarks, which are not read then. A run that is used must be
     # read whole, because only then is it known to be well-formed.
-    head = _read_before(path, _BENCHMARKS)
-    if head is None or head.stamp is None:
+    if (head := _read_before(path, _BENCHMARKS)) is None or head.stamp is None:
         head = read_json_as(path, _Head)
     return RunHead(**_facts(path, head))
 
@@ -234,8 +233,7 @@ def invalid_record(cell: str, error: Exception) -> ValueError:
 
 def _read_before(path: AnyPath, mark: bytes) -> _Head | None:
     """Return what precedes a mark; None where there is no mark, or nothing valid before it."""
-    beginning = read_until(path, mark)
-    if beginning is None:
+    if (beginning := read_until(path, mark)) is None:
         return None
     try:
         return msgspec.json.decode(beginning.removesuffix(b",") + b"}", type=_Head)
@@ -256,8 +254,7 @@ def _read_whole(path: AnyPath) -> _File:
         raise ValueError("holds no benchmark")
     seen: set[str] = set()
     for benchmark in file.benchmarks:
-        name = benchmark.fullname
-        if name in seen:
+        if (name := benchmark.fullname) in seen:
             raise ValueError(f"holds the cell {name} twice")
         seen.add(name)
         for seconds in (benchmark.stats.median, *benchmark.stats.data):

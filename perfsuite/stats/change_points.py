@@ -37,8 +37,7 @@ def find_change_points(values: Sequence[float]) -> tuple[int, ...]:
     Between two changes values are taken to be exchangeable, or, where they are correlated, their
     innovations: then `LEVEL` holds about, not exactly.
     """
-    series = np.asarray(values, dtype=np.float64)
-    correlation = 0.0
+    series, correlation = np.asarray(values, dtype=np.float64), 0.0
     while True:
         places = _divide(series, correlation)
         found = find_correlation(np.split(series, places))
@@ -64,8 +63,7 @@ def _divide(series: Floats, correlation: float) -> tuple[int, ...]:
 
 def best_split(segment: Floats) -> tuple[float, int | None]:
     """Return the largest Q of a segment and where Y begins; -inf and None if it is too short."""
-    num_values = len(segment)
-    if num_values < 2 * MIN_SEGMENT:
+    if (num_values := len(segment)) < 2 * MIN_SEGMENT:
         return -math.inf, None
     # sums[i, j]: of |value - other| over the first i values and the first j others.
     sums = np.zeros((num_values + 1, num_values + 1))

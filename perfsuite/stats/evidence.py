@@ -84,8 +84,7 @@ class Pair:
 
     def __post_init__(self) -> None:
         for name in ("log_ratio", "mean_log_ratio", "error"):
-            value = getattr(self, name)
-            if value is not None and not math.isfinite(value):
+            if (value := getattr(self, name)) is not None and not math.isfinite(value):
                 raise ValueError(f"a pair's {name} is {value}; it must be finite")
 
 

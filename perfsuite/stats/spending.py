@@ -45,8 +45,7 @@ class Schedule:
         end = self._part_ends[part]
         if part == 0:
             return (*(look for look in _LOOKS if self.first_look <= look < end), end)
-        begin = self._part_ends[part - 1]
-        return tuple(sorted({(begin + end + 1) // 2, end}))
+        return tuple(sorted({(self._part_ends[part - 1] + end + 1) // 2, end}))
 
     def shares(self, num_pairs: int) -> tuple[float, float]:
         """Return which part of alpha and of beta is spent at the first look that is not earlier.

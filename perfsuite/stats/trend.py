@@ -118,8 +118,7 @@ def _fit_drift(weeks: Values, logs: Values, bounds: tuple[int, ...]) -> Trend | 
     if max(weeks) - min(weeks) < _MIN_SPAN_WEEKS:
         return None
     for _ in range(_MAX_TURNS):
-        drift = measure_drift(weeks, logs, bounds)
-        if drift is None or drift.p_value >= DRIFT_LEVEL:
+        if (drift := measure_drift(weeks, logs, bounds)) is None or drift.p_value >= DRIFT_LEVEL:
             return None
         fit = _fit_steps([log - drift.slope * t for log, t in zip(logs, weeks, strict=True)], drift)
         if fit.bounds == bounds:
@@ -137,8 +136,7 @@ def _fit_steps(values: Sequence[float], drift: Drift | None) -> Trend:
 
 def _without_small(fit: Trend, weeks: Values, logs: Values, least: float) -> Trend:
     """The fit without small steps and a small drift; the smallest steps go first."""
-    drift = fit.drift
-    if drift is not None and abs(drift.slope) * (max(weeks) - min(weeks)) < least:
+    if (drift := fit.drift) is not None and abs(drift.slope) * (max(weeks) - min(weeks)) < least:
         drift = None
     values = logs if drift is None else fit.detrended
     bounds = list(fit.bounds)
@@ -191,8 +189,7 @@ def measure_drift(times: Values, values: Values, bounds: Sequence[int]) -> Drift
 
     from perfsuite.stats.change_points import find_correlation
 
-    slopes = []
-    variance = 0.0
+    slopes, variance = [], 0.0
     for start, end in pairwise(bounds):
         t, v = np.asarray(times[start:end], float), np.asarray(values[start:end], float)
         steps = t[None, :] - t[:, None]
@@ -223,8 +220,7 @@ def _score_variance(times: Sequence[float], values: Sequence[float]) -> float:
     """The variance of S without drift, with ties (Kendall 1975, "Rank Correlation Methods", 4)."""
     import numpy as np
 
-    n = len(times)
-    if n < 2:
+    if (n := len(times)) < 2:
         return 0.0
     t, u = (np.unique(one, return_counts=True)[1].astype(float) for one in (times, values))
     untied, in_t, in_u = (np.sum(k * (k - 1) * (2 * k + 5)) for k in (np.array([n]), t, u))

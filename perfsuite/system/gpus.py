@@ -144,8 +144,7 @@ def _choose(count: int, chosen: str) -> list[Any]:
             matches = [gpu for gpu in shown if pynvml.nvmlDeviceGetUUID(gpu).startswith(entry)]
         if len(matches) != 1:
             break
-        uuid = pynvml.nvmlDeviceGetUUID(matches[0])
-        if uuid in found:
+        if (uuid := pynvml.nvmlDeviceGetUUID(matches[0])) in found:
             return []
         found[uuid] = matches[0]
     return list(found.values())

@@ -22,8 +22,7 @@ def read_json_as(path: AnyPath, kind: type[_T]) -> _T:
 
     Raises as `read_bytes`, ValueError for no JSON, and msgspec's ValidationError for another type.
     """
-    data = read_bytes(path)
-    if not data:
+    if not (data := read_bytes(path)):
         raise ValueError("is empty")
     try:
         text = data.decode()
@@ -69,7 +68,6 @@ def read_bytes(path: AnyPath) -> bytes:
 
 def _allowed_size(path: RemotePath) -> int:
     # First, because the download may take long.
-    size_bytes = path.size_bytes()
-    if size_bytes > MAX_JSON_BYTES:
+    if (size_bytes := path.size_bytes()) > MAX_JSON_BYTES:
         raise ValueError(f"is larger than the {format_bytes(MAX_JSON_BYTES)} that are read")
     return size_bytes

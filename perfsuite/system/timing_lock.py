@@ -34,8 +34,7 @@ class TimingLock:
     def __init__(self, *, wait_s: float, say: Callable[[str], None]) -> None:
         """Take nothing yet; `say` shows a line before a wait, which a `wait_s` of 0 refuses."""
         self.folder = folder = lock_folder(os.environ)
-        self._wait_s = wait_s
-        self._say = say
+        self._wait_s, self._say = wait_s, say
         self._lock = FileLock(folder / f"perfsuite-{os.getuid()}.lock")
         self._next = FileLock(folder / f"perfsuite-{os.getuid()}.next")  # of the one that waits
         self._holder = folder / f"perfsuite-{os.getuid()}.holder"

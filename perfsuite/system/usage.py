@@ -23,8 +23,7 @@ class UsageLog:
     """Samples of a meter, one each period and one at the end."""
 
     def __init__(self, meter: Meter, clock: Callable[[], float] = time.perf_counter) -> None:
-        self._meter = meter
-        self._clock = clock
+        self._meter, self._clock = meter, clock
         self._started_s = clock()
         self._samples: list[UsageSample] = []
         self._is_over = threading.Event()

@@ -153,8 +153,7 @@ def _process_group(start: messages.RankStart, device: torch.device) -> Iterator[
     if not start.request.needs_group:
         yield
         return
-    backend = start.assignment.backend
-    if backend == "gloo":
+    if (backend := start.assignment.backend) == "gloo":
         prefer_loopback(start)
     dist.init_process_group(
         backend,

@@ -63,8 +63,7 @@ class _Controller:
     """The controller, as two threads send to it; they wait where it is busy."""
 
     def __init__(self, pipe: Connection, pid: int) -> None:
-        self._pipe = pipe
-        self._pid = pid
+        self._pipe, self._pid = pipe, pid
         self._lock = threading.Lock()
 
     def send(self, message: bytes | str) -> None:
@@ -79,8 +78,7 @@ class _Controller:
 
 
 def _send_on(store: Store, controller: _Controller, world_size: int) -> None:
-    num_read = 0
-    pause_s = _SHORTEST_PAUSE_S
+    num_read, pause_s = 0, _SHORTEST_PAUSE_S
     try:
         while True:
             # Not a wait: one that runs out just as the letter comes may never return (torch 2.15).
@@ -128,8 +126,7 @@ class _Heartbeats:
         if not bootstrap.why_stopped(self._start.controller):
             self._store.add(f"beat {self._place.rank}", 1)
         for rank, num_before in self._beats.items():
-            num_beats = self._store.add(f"beat {rank}", 0)
-            if num_beats != num_before:
+            if (num_beats := self._store.add(f"beat {rank}", 0)) != num_before:
                 self._beats[rank], self._heard_s[rank] = num_beats, now_s
             patience_s = self._start.silence_s if num_beats else self._start.arrival_s
             if now_s - self._heard_s[rank] > patience_s:

@@ -44,8 +44,7 @@ def open_store(
 
 def group_store(start: RankStart) -> Store:
     """Return a store of this group of ranks alone."""
-    rendezvous = start.assignment.rendezvous
-    if rendezvous is None:
+    if (rendezvous := start.assignment.rendezvous) is None:
         store = FileStore(str(Path(start.folder) / "store"), start.request.world_size)
         if start.request.policy.turns is not None:
             store.set_timeout(FOR_A_TURN)

@@ -367,7 +367,7 @@ LOGS = """
     assert "torch" not in sys.modules
     seconds = [0.5, 0.25, 0.001, 0.002, 0.003]
     if sys.argv[1] == "file":
-        with open(sys.argv[2], "a") as log:
+        with open(os.path.expandvars(sys.argv[2]), "a") as log:
             for number, one in enumerate(seconds):
                 print(json.dumps({"step": number, "step_time_s": one}), file=log)
                 print(json.dumps({"evaluation": 1.0}), file=log)
@@ -392,6 +392,7 @@ def test_a_command_that_is_not_touched_is_timed_by_what_it_logs(project: pytest.
     metrics = {
         "file": '"file", "times.jsonl"], metrics="jsonl:times.jsonl:step_time_s"',
         "out": '"file", "{out}/times.jsonl"], metrics="jsonl:times.jsonl:step_time_s"',
+        "variable": '"file", "$PERFSUITE_OUT/a"], metrics="jsonl:{out}/a:step_time_s"',
         "events": '"events", "{out}/runs"], metrics="tensorboard:runs:perf/step_time"',
         "printed": '"print"], metrics="regex:step time: ([0-9.]+) ms*0.001"',
     }

@@ -207,6 +207,36 @@ def test_a_change_that_is_no_module_reaches_every_cell(shop: Repository) -> None
     gated.expect(10, f"{PRICE} FAIL +200.0 % *")
 
 
+def test_a_package_called_baselines_holds_code_and_configurations_that_count(
+    shop: Repository,
+) -> None:
+    configuration = shop.path / "baselines" / "configs" / "1024_hidden.json"
+    configuration.parent.mkdir(parents=True)
+    configuration.write_text("0.001")
+    shop.write(
+        shop="""
+            from pathlib import Path
+            try:
+                from baselines.local_settings import MORE
+            except ImportError:
+                MORE = 0.0
+
+            def price(clock):
+                clock.work(float(Path("baselines/configs/1024_hidden.json").read_text()) + MORE)
+        """
+    )
+    shop.commit()
+    shop.write(baselines__local_settings="MORE = 0.002")
+    code = shop.gate("--perf-base=HEAD")
+    (shop.path / "baselines" / "local_settings.py").unlink()
+    configuration.write_text("0.003")
+    shop.commit()
+    configured = shop.gate()
+
+    code.expect(10, "head: * with uncommitted changes", f"{PRICE} FAIL +200.0 % *")
+    configured.expect(10, f"{PRICE} FAIL +200.0 % *")
+
+
 @pytest.mark.parametrize("changed", ["asked", "late"])
 def test_a_module_that_a_short_look_does_not_see_is_judged(shop: Repository, changed: str) -> None:
     shop.write(

@@ -530,12 +530,17 @@ def test_changed_entry_points_are_those_of_head_in_both_arms(shop: Repository) -
 
 def test_what_is_new_in_head_is_its_own(shop: Repository) -> None:
     shop.write(shop="from pricing import price\n", pricing=SHOP)
-    shop.write(benchmarks__work_clock=f"{CLOCK}    # changed\n")
+    reads = "    import pathlib; SECONDS = pathlib.Path(__file__).with_name('s.yaml').read_text()\n"
+    shop.write(benchmarks__work_clock=f"{CLOCK}{reads}")
+    (shop.path / "benchmarks" / "s.yaml").write_text("0.001")
+    shop.git("add", "benchmarks/s.yaml")
 
     gated = shop.gate()
 
+    files = "benchmarks/s.yaml, benchmarks/work_clock.py"
     gated.expect(
         0,
+        f"changed benchmark files; head's run on both sides: {files}",
         f"{PRICE} PASS *",
-        f"{PRICE}: what this cell runs is head's on both sides: benchmarks/work_clock.py",
+        f"{PRICE}: what this cell runs is head's on both sides: {files}",
     )

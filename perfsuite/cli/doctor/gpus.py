@@ -40,8 +40,7 @@ class GpuState:
 def examine_gpus() -> list[Finding]:
     """Return what is found about the GPUs that CUDA would show, one finding each."""
     try:
-        visible = gpus.visible_gpus()
-        if not visible:
+        if not (visible := gpus.visible_gpus()):
             gpus.refuse_hidden_gpus()
             return [Finding("GPUs", "ok", "none visible; cells run on the CPU")]
         found = f"{len(visible)} visible, driver {gpus.driver_version()}"

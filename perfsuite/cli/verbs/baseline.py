@@ -81,8 +81,7 @@ def accept(
     Commit the line with the change that needs it, and have both reviewed. The merge uses it up;
     a quarantine begins with the merge.
     """
-    day = expires.date()
-    if day < date.today():
+    if (day := expires.date()) < date.today():
         raise SettingError(f"--expires is {day}, which is past; use {date.today()} or a later day")
     if len(increase or ()) > 1:
         raise SettingError("--increase is given several times; call this once for each count")

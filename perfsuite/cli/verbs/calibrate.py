@@ -82,8 +82,7 @@ def _plant(text: str) -> Plant:
 
 def describe(result: CalibrationResult) -> list[str]:
     """Return the result in lines; a session counts as red, as the gate's would, by any FAIL."""
-    trials = result.identical.num_sessions
-    alarms = result.identical.num_red
+    trials, alarms = result.identical.num_sessions, result.identical.num_red
     bound = f", below {format_ratio(1 - 0.05 ** (1 / trials))} at 95 % confidence" * (alarms == 0)
     lines = [f"false alarms: {alarms} of {trials}{bound} ({_cost(result.identical)})"]
     for one in result.planted:
@@ -111,8 +110,7 @@ def _describe_noise(noise: CellNoise) -> str:
 
 
 def _advise(noise: CellNoise, result: CalibrationResult) -> str:
-    found = recommend_for(noise, result)
-    if found is None:
+    if (found := recommend_for(noise, result)) is None:
         return "too noisy for any limit up to 50 %; its counts can still gate it"
     bounds = "tolerance {}, limit {}".format(*map(format_ratio, found))
     return f"the tightest that this machine supports: {bounds}"

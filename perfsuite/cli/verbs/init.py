@@ -113,8 +113,7 @@ def write_starters(
 def _requirement() -> tuple[str, str]:
     """What installs the perfsuite that is installed here (PEP 610), and advice if it is a path."""
     installed = distribution("perfsuite")
-    origin = json.loads(installed.read_text("direct_url.json") or "null")
-    if origin is None:
+    if (origin := json.loads(installed.read_text("direct_url.json") or "null")) is None:
         return f"{_REQUIREMENT}=={installed.version}", ""
     url = origin["url"]
     if commit := origin.get("vcs_info"):
@@ -142,8 +141,7 @@ def _with_gate(path: Path) -> str | None:
         return None
     is_toml = path.suffix == ".toml"
     line = 'perf_gate = "on"\n' if is_toml else "perf_gate = on\n"
-    section = _pytest_section(path.name, text)
-    if section is None:
+    if (section := _pytest_section(path.name, text)) is None:
         before, after = f"{text.rstrip()}\n\n[{_PYTEST_SECTIONS[path.name][-1]}]\n".lstrip(), ""
     else:
         before, after = text[: section.end()], text[section.end() :]

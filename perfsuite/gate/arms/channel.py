@@ -80,8 +80,7 @@ class Server:
                 for log in self._logs.values():
                     log.look()
             self._notice_ends()
-            reason = patience.why_over()
-            if reason is not None and self._plan.is_apart:
+            if (reason := patience.why_over()) is not None and self._plan.is_apart:
                 reason += ", also without the other arm"
             elif reason is None and any(launch.failure for launch in self.launches.values()):
                 reason = OTHER_ENDED
@@ -108,8 +107,7 @@ class Server:
                 connection = self._open.enter_context(self._listener.accept()[0])
                 self._selector.register(connection, selectors.EVENT_READ, _Peer(connection))
                 continue
-            messages = peer.receive()
-            if messages is None:
+            if (messages := peer.receive()) is None:
                 self._selector.unregister(peer.connection)
                 peer.connection.close()
             for message in messages or ():
@@ -128,8 +126,7 @@ class Server:
                 self._finish(name)
 
     def _handle(self, peer: "_Peer", message: dict[str, Any]) -> None:
-        kind = message["kind"]
-        if kind == "hello":
+        if (kind := message["kind"]) == "hello":
             peer.arm = message["arm"]
             return
         arm, launch = peer.arm, self.launches[peer.arm]

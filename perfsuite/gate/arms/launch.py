@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -113,11 +114,21 @@ def run_pair(arms: Sequence[Arm], plan: PairPlan, *, scratch: Path) -> dict[str,
             if launch.suite is None and server.processes[name].returncode == 4:  # a usage error
                 launch.refusal = "; ".join(_REFUSALS.findall(text)) or None
             lines = text.splitlines()
+            if launch.suite is None:
+                lines += _what_hides_python(launch.arm, text)
             if (free_bytes := shutil.disk_usage(scratch).free) < _ROOM_BYTES:
                 left = format_bytes(free_bytes)
                 lines.append(f"the disk of {scratch.parent} is full: {left} left")
             launch.failure += "".join(f"\n  | {line}" for line in lines[-NUM_LOG_LINES:])
     return server.launches
+
+
+def _what_hides_python(arm: Arm, text: str) -> list[str]:
+    """What to say of modules that have the name of one of Python's which pytest's output has."""
+    files = [path for root in arm.import_roots for path in sorted(root.glob("*.py"))]
+    own = [one for one in files if one.stem in sys.stdlib_module_names]
+    met = [one for one in own if re.search(rf"\b{one.stem}\.py\b|'{one.stem}'", text)]
+    return [f"{path} hides Python's own module of that name; rename it" for path in met]
 
 
 @contextmanager

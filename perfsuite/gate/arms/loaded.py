@@ -10,7 +10,7 @@ from pathlib import Path
 
 import psutil
 
-from perfsuite.gate.arms.launched.load_log import is_python
+from perfsuite.gate.arms.launched.load_log import LOG, is_python
 
 # A Python process that has computed for so many seconds has begun its log, if it has one.
 _STARTED_S = 0.2
@@ -76,8 +76,7 @@ class LoadLogReader:
                 self._texts["old"] |= {file for file in held if self._is_old(file)}
         with contextlib.suppress(psutil.NoSuchProcess, StopIteration):
             for child in psutil.Process(next(iter(self._parents))).children(recursive=True):
-                if child.pid not in self._parents:
-                    self._note_silent(child)
+                self._note_silent(child)
 
     def _take_lines(self) -> None:
         with contextlib.suppress(FileNotFoundError), self.log.open("rb") as opened:
@@ -106,8 +105,15 @@ class LoadLogReader:
     def _note_silent(self, child: psutil.Process) -> None:
         """Keep the command of a process that runs Python, and has not begun its log."""
         with contextlib.suppress(psutil.Error, OSError):  # it has ended, or is another user's
-            if is_python(child.exe()) and sum(child.cpu_times()[:2]) > _STARTED_S:
-                self._texts["silent"].add(" ".join(" ".join(child.cmdline()).split()))
+            variables = child.environ()
+            # What a script executes in its own place keeps the number. A title may hide variables.
+            roots = variables.get("PYTHONPATH", "").split(os.pathsep)
+            is_cut_off = LOG in variables and str(self.log.parent) not in roots
+            has_begun = child.pid in self._parents and not is_cut_off
+            if is_python(child.exe()) and not has_begun and sum(child.cpu_times()[:2]) > _STARTED_S:
+                command, at = " ".join(" ".join(child.cmdline()).split()), child.cwd()
+                is_elsewhere = self._folders and not f"{at}/".startswith(self._folders[0])
+                self._texts["silent"].add(f"{command}, in {at}" if is_elsewhere else command)
 
     def _recent(self) -> Iterable[int]:
         """The processes that lived since the last reading, and those that they were forked from.
@@ -121,8 +127,7 @@ class LoadLogReader:
                 found.add(process)
                 if process == first:
                     break
-                process = self._parents.get(process, 0)
-                if process not in self._parents:
+                if (process := self._parents.get(process, 0)) not in self._parents:
                     return list(self._files)
         return found
 

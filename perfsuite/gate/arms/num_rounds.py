@@ -66,8 +66,7 @@ def plan_num_rounds(pairs: Sequence[PairCost], *, tolerance: float, limit: float
     if len(pairs) >= LEAST_PAIRS:
         spread = statistics.variance([pair.log_ratio for pair in pairs])
         launch_variance = max(0.0, spread - statistics.median([one.error**2 for one in pairs]))
-    target = ((math.log1p(limit) - math.log1p(tolerance)) * _PART_OF_GAP) ** 2
-    left = target - launch_variance
+    left = ((math.log1p(limit) - math.log1p(tolerance)) * _PART_OF_GAP) ** 2 - launch_variance
     num_rounds = round_variance / left if left > 0 else math.inf
     if len(pairs) < LEAST_PAIRS:
         num_rounds = min(num_rounds, max(pairs[0].num_rounds, launch_s / round_s))

@@ -131,8 +131,7 @@ class Loosening(_Entry, frozen=True, kw_only=True, tag="limit"):
 
     def most(self, name: str) -> float:
         """The looser limit, tolerance (by default of that limit) or floor (in seconds), else 0."""
-        text = getattr(self, name)
-        if text is None:
+        if (text := getattr(self, name)) is None:
             return default_tolerance(self.most("limit")) if name == "tolerance" else 0.0
         try:
             return _PARSERS[name](text)

@@ -76,8 +76,7 @@ class Screener:
 
     def __init__(self, history: Sequence[StoredRun], probe_s: Mapping[str, float] | None) -> None:
         self._unfit = why_unfit(history, probe_s)
-        self._history = history
-        self._probe_s = probe_s
+        self._history, self._probe_s = history, probe_s
         self._fits: dict[str, _Fit] = {}
 
     def screen(
@@ -119,8 +118,7 @@ def _sessions_of(
     """The last sessions of the cell, since its last change of level, intended or not."""
     sessions: list[StoredRun] = []
     for run in reversed(history):
-        stored = run.cells.get(name)
-        if stored is None or stored.fingerprint != cell.fingerprint:
+        if (stored := run.cells.get(name)) is None or stored.fingerprint != cell.fingerprint:
             continue
         its_digest = None if run.stamp is None else run.stamp.digests.get(name)
         if (stored.num_samples, its_digest) != (cell.num_samples, digest):

@@ -99,8 +99,7 @@ def sift_runs(
     every run, else a number, a glob or a path, as pytest-benchmark has them, or a URL. Raises a
     SettingError for an invalid one, a StorageError where the storage cannot be listed.
     """
-    files = find_runs(storage, selector)
-    if not files:
+    if not (files := find_runs(storage, selector)):
         yield _nothing_found(storage, selector)
     with ThreadPoolExecutor(_NUM_FETCHED) as pool:
         read = list(pool.map(lambda path: _look_within(storage, path, selector), files))
@@ -206,8 +205,7 @@ def _nothing_found(storage: AnyPath, selector: str | Literal[True]) -> Unusable:
 def _why_refused(
     run: RunHead, here: Environment | str, is_in_history: Callable[[str], bool] | None
 ) -> str | None:
-    stamp = run.stamp
-    if stamp is None:
+    if (stamp := run.stamp) is None:
         found = "has no stamp of perfsuite, which says whether its tests passed and where it ran"
         return f"{found}; save it again with --benchmark-save"
     if stamp.is_pull_request:

@@ -35,8 +35,12 @@ _AT_ONCE = 1000  # paths, which surely fit into one call of a program
 # Where the base's build may install, in the base's tree.
 SITE_FOLDER = ".perfsuite-site"
 
-# What perfsuite itself keeps under version control: stored runs, exceptions, calibration.
-_RECORD = re.compile(r"baselines/(accepted\.toml|calibration\.json|(.*/)?\d{4,}_[^/]*\.json)")
+# What perfsuite itself keeps under version control: exceptions, calibration, and the stored runs of
+# each kind of machine, by pytest-benchmark's name of it. A package may be called `baselines` too.
+_MACHINE = r"[^/-]+-[^/-]+-\d+\.\d+-\d+bit"
+_RECORD = re.compile(
+    rf"baselines/(accepted\.toml|calibration\.json|{_MACHINE}/\d{{4,}}_[^/]*\.json)"
+)
 
 
 def is_documentation(path: PurePath) -> bool:
@@ -136,7 +140,7 @@ def compare_trees(
     kinds: dict[str, list[Path]] = {"documents": [], "modules": [], "others": []}
     for path in sorted({*files, *base_files}):
         is_module = path.suffix == ".py" and path.name != "setup.py"  # which decides what is built
-        if _are_equal(top / path, base_top / path):
+        if are_equal(top / path, base_top / path):
             continue
         if not _may_be_loaded(top, root, top / path):
             kinds["documents"].append(path)
@@ -162,11 +166,17 @@ def tree_files(top: Path, root: Path, outputs: Sequence[Path]) -> list[Path]:
 
 
 def _of_sessions(root: Path, outputs: Sequence[Path]) -> Callable[[Path], bool]:
-    left = {path.resolve() for path in (*(root / name for name in _LEFT_IN_ROOT), *outputs)}
-    return lambda path: not left.isdisjoint((path, *path.parents))
+    written = {path.resolve() for path in outputs}
+    left = {(root / name).resolve() for name in _LEFT_IN_ROOT}
+    # A package may have the name of one of those folders.
+    return lambda path: (
+        not written.isdisjoint((path, *path.parents))
+        or (path.suffix not in IMPORTABLE and not left.isdisjoint(path.parents))
+    )
 
 
-def _are_equal(one: Path, other: Path) -> bool:
+def are_equal(one: Path, other: Path) -> bool:
+    """Whether two files have the same bytes and mode, or are links that read the same."""
     if one.is_symlink() or other.is_symlink():
         return one.is_symlink() and other.is_symlink() and one.readlink() == other.readlink()
     if not (one.is_file() and other.is_file()):

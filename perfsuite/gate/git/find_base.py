@@ -133,8 +133,7 @@ def _other_branches(root: Path) -> list[str]:
 
 def _find_nearer(root: Path, base: str, upstream: str) -> str | None:
     """A warning where HEAD left another remote branch long after it left the upstream's."""
-    num_commits = count_commits(root, base, "HEAD")
-    if num_commits <= _FAR_BEHIND:
+    if (num_commits := count_commits(root, base, "HEAD")) <= _FAR_BEHIND:
         return None
     # Branches that hold HEAD, or have its branch's name, are the change itself.
     listed = ("for-each-ref", "--format=%(refname)", f"--contains={base}", "--no-contains=HEAD")

@@ -202,8 +202,7 @@ def as_write_error(tree: Path) -> Iterator[None]:
 
 
 def _add_folder(overlay: Overlay, head: Head, place: Path, named: Path) -> None:
-    files = _files_of(head, place)
-    if not files:
+    if not (files := _files_of(head, place)):
         empty = f"{named} holds no file that git tracks or would add"
         raise SettingError(f"{empty}, so there is nothing to lay over the base; is it ignored?")
     if whole := _benchmark_folder(head, place):
@@ -245,7 +244,7 @@ def _holds_code(head: Head, folder: Path) -> bool:
         head.root.is_relative_to(here)
         or any((here / name).is_file() for name in ("pyproject.toml", "setup.py"))
         or here.parent.name == "src"
-        or here.name == _project_package(head.root)
+        or here.name == re.sub(r"[-.]+", "_", name_of_project(head.root / "pyproject.toml")).lower()
         or any(holds_tests or (is_package and path.parent == Path()) for path in code)
     ):
         return True
@@ -264,12 +263,14 @@ def _modules(top: Path) -> list[Path]:
     return sorted(path for path in tree_files(top) if path.suffix == ".py")
 
 
-def _project_package(root: Path) -> str | None:
+def name_of_project(pyproject: Path) -> str:
+    """Return the name that a pyproject.toml gives, also Poetry's; "" where it gives none."""
     try:
-        name = tomllib.loads((root / "pyproject.toml").read_text("utf-8"))["project"]["name"]
+        document = tomllib.loads(pyproject.read_text("utf-8"))
+        project = document.get("project") or document["tool"]["poetry"]
+        return str(project["name"])
     except (OSError, ValueError, KeyError, TypeError):  # pytest and pip say what is wrong with it
-        return None
-    return re.sub(r"[-.]+", "_", str(name)).lower()
+        return ""
 
 
 def is_test_file(head: Head, path: Path) -> bool:

@@ -146,11 +146,11 @@ def listed_files(folder: Path, *arguments: str) -> list[Path]:
     return [Path(os.fsdecode(name)) for name in listed.split(b"\0") if name]
 
 
-def tracked_files(top: Path, paths: Iterable[Path]) -> set[Path]:
+def tracked_files(top: Path, paths: Iterable[Path], *options: str) -> set[Path]:
     """Return those of the paths, relative to the top, that git tracks: none outside of it."""
     if find_top(top) is None:
         return set()
-    return {*listed_files(top, "--cached", "--", *(f":(literal){path}" for path in paths))}
+    return {*listed_files(top, *options, "--cached", "--", *(f":(literal){it}" for it in paths))}
 
 
 def is_ignored(top: Path, path: Path) -> bool:

@@ -19,6 +19,7 @@ import psutil
 
 from perfsuite.errors import SettingError
 from perfsuite.gate.git import overlay, repository
+from perfsuite.gate.git.changes import are_equal, is_documentation
 from perfsuite.gate.git.repository import Base
 from perfsuite.system.environment import PID_NAMESPACE
 from perfsuite.system.files import explained
@@ -61,18 +62,21 @@ def lay_benchmarks(
 ) -> tuple[list[Path], dict[Path, bytes]]:
     """Lay head's benchmark files over `tree`; return those that change, and what was there.
 
-    Both are Python files, relative to the tree.
+    Both are relative to the tree, and the latter are Python files.
     """
     laid, folder = overlay.plan_overlay(head, paths), head.top_of(tree)
     base = dataclasses.replace(head, top=folder, root=tree)
-    files = {folder / path for side in (head, base) for path in overlay.benchmark_files(side, laid)}
-    inside = [file for file in files if file.suffix == ".py" and file.is_relative_to(tree)]
-    own = {file: overlay.read_source(file) for file in inside if file.is_file()}
+    files = {path for side in (head, base) for path in overlay.benchmark_files(side, laid)}
+    inside = [file for file in files if (folder / file).is_relative_to(tree)]
+    python = [folder / file for file in inside if file.suffix == ".py"]
+    data = [one for one in inside if one.suffix != ".py" and not is_documentation(one)]
+    own = {file: overlay.read_source(file) for file in python if file.is_file()}
     with overlay.as_write_error(folder):
+        others = [folder / one for one in data if not are_equal(head.top / one, folder / one)]
         overlay.lay_over(folder, head, laid)
         overlay.make_folder(folder, head.root.relative_to(head.top))
-    laid_files = (file for file in inside if file.is_file())
-    changed = (file for file in laid_files if overlay.read_source(file) != own.get(file))
+    laid_files = [file for file in (*python, *others) if file.is_file()]
+    changed = [it for it in laid_files if it in others or overlay.read_source(it) != own.get(it)]
     in_tree = sorted(file.relative_to(tree) for file in changed)
     return in_tree, {file.relative_to(tree): source for file, source in own.items()}
 
@@ -156,8 +160,7 @@ def ignore_trees_in(root: Path) -> tuple[str, ...]:
 
 def sweep_stale_trees(root: Path) -> None:
     """Remove this user's trees of killed sessions, and the records of them in `root`'s git."""
-    records = repository.worktree_records(root)
-    if records is not None:
+    if (records := repository.worktree_records(root)) is not None:
         for record in filter(_is_stale, records.glob("perfsuite-*")):
             _remove_tree(_recorded_folder(record), records)
     top = repository.find_top(root) or root
@@ -215,8 +218,7 @@ def _remove_tree(folder: Path, records: Path | None) -> None:
 
 
 def _is_stale(path: Path) -> bool:
-    name = _TREE_NAME.fullmatch(path.name)
-    if name is None or psutil.pid_exists(int(name[1])):
+    if (name := _TREE_NAME.fullmatch(path.name)) is None or psutil.pid_exists(int(name[1])):
         return False
     return path.is_dir() and path.lstat().st_uid == os.getuid()
 

@@ -8,14 +8,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
-from perfsuite.gate.arms.arm import Arm, PairPlan, Say
+from perfsuite.gate.arms.arm import Arm, Launch, PairPlan, Say
 from perfsuite.gate.arms.launch import launch_pair
 from perfsuite.gate.arms.num_rounds import plan_num_rounds
+from perfsuite.gate.judge import numerics_change as numerics
 from perfsuite.gate.judge import pair_evidence
 from perfsuite.gate.judge.counts import CountComparison, compare_run_counts
 from perfsuite.gate.judge.forecast import describe_rest, why_too_much
 from perfsuite.gate.judge.kept_pairs import KeptCell, resume
-from perfsuite.gate.judge.numerics_change import CHANGED, DOUBT, UNKNOWN, describe_numerics_change
 from perfsuite.gate.judge.trial import MAX_UNFIT, Budget, CellPolicy, Judgement, Trial
 from perfsuite.gate.provenance.symmetry import find_asymmetry
 from perfsuite.stats.evidence import Prior
@@ -65,7 +65,7 @@ def judge(
         if (found := kept.get(printable(name))) is not None:
             resume(trials[-1], found)
     session = _Session(arms=(base, head), budget=budget, random_numbers=random.Random(seed))
-    while undecided := [trial for trial in trials if trial.word is None]:
+    while undecided := [trial for trial in trials if _is_open(trial)]:
         if session.spent_s + session.longest_s > budget.max_s:
             break  # no pair takes longer than the longest so far
         unfit = session.run_pair(undecided)
@@ -159,7 +159,11 @@ class _Session:
             alternated_s = sum(run.alternated_s for run in cells.values())
             other_s = max(0.0, wall_s - alternated_s) / max(1, len(cells))
             for trial in trials:
-                if not pair_evidence.is_postponed(trial, launches, names, was_apart=plan.is_apart):
+                if trial.word is not None:
+                    _look_again(trial, launches)
+                elif not pair_evidence.is_postponed(
+                    trial, launches, names, was_apart=plan.is_apart
+                ):
                     pair_evidence.add_pair(trial, launches, plan.first, other_s)
                     _decide(trial)
         return unfit
@@ -171,6 +175,8 @@ def _end(trial: Trial, session: _Session, too_long: str) -> None:
         trial.word, trial.reason = "INVALID", session.invalid
     elif trial.word is None and session.unfit is not None:
         trial.word, trial.reason = "INVALID", session.unfit
+    elif trial.word is not None and _is_open(trial) and trial.policy.refuses_numerics_change:
+        trial.word, trial.by = "INCONCLUSIVE", "numerics"
     elif trial.word is None:
         trial.word, trial.reason = "INCONCLUSIVE", too_long
         if trial.failure is not None:
@@ -185,6 +191,24 @@ def _end(trial: Trial, session: _Session, too_long: str) -> None:
         trial.add_reason("the arms set Python's collector differently, so it ran in timed rounds")
     if trial.is_apart and trial.raw:
         trial.add_reason(_APART)
+
+
+def _is_open(trial: Trial) -> bool:
+    """Whether it has no word, or an earlier session's pairs, which keep no numbers, gave it one."""
+    is_unproven = (trial.numerics_change or "").endswith(numerics.ONE_LAUNCH)
+    return trial.word is None or (trial.word in ("PASS", "IMPROVED") and is_unproven)
+
+
+def _look_again(trial: Trial, launches: Mapping[str, Launch]) -> None:
+    """Hold a second launch of a decided cell to the first one; its times change nothing."""
+    for arm, launch in launches.items():
+        if (run := launch.cells.get(trial.name)) is None or run.outcome != "passed":
+            trial.numerics_change = f"{numerics.UNKNOWN}: a second launch of it failed"
+            if trial.policy.refuses_numerics_change:
+                trial.word, trial.by = "INCONCLUSIVE", "numerics"
+            return
+        trial.runs[arm].append(run)
+    _judge_numerics(trial)
 
 
 def _decide(trial: Trial) -> None:
@@ -230,12 +254,13 @@ def _judge_counts(trial: Trial) -> None:
 
 
 def _judge_numerics(trial: Trial) -> None:
-    change = trial.numerics_change = describe_numerics_change(**trial.runs)
+    change = trial.numerics_change = numerics.describe_numerics_change(**trial.runs)
     if change is None or not trial.policy.refuses_numerics_change:
         return
-    if change.startswith(CHANGED) and trial.word != "FAIL":
+    is_unknown = change.startswith(numerics.UNKNOWN) and not _is_open(trial)
+    if change.startswith(numerics.CHANGED) and trial.word != "FAIL":
         trial.word, trial.by = "FAIL", "numerics"
-    elif change.startswith(UNKNOWN) and trial.word in ("PASS", "IMPROVED"):
+    elif is_unknown and trial.word in ("PASS", "IMPROVED"):
         trial.word, trial.by = "INCONCLUSIVE", "numerics"
 
 
@@ -249,7 +274,8 @@ def _judge_size(trial: Trial) -> None:
     told += [text for text in compared.unavailable if text.startswith("flops is not available")]
     is_own = (trial.last["head"].record or {}).get("recipe", {}) is None
     change = trial.numerics_change or ""
-    shows_nothing = change.startswith((CHANGED, UNKNOWN)) or DOUBT in change
+    is_shown = not change.startswith((numerics.CHANGED, numerics.UNKNOWN))
+    shows_nothing = not is_shown or numerics.DOUBT in change
     needs_pairs = trial.word == "INCONCLUSIVE" and len(trial.runs["base"]) < 2
     if trial.word == "FAIL" or needs_pairs or not (is_own and told and shows_nothing):
         return

@@ -19,6 +19,7 @@ from perfsuite.system.untrusted import Count
 
 CHANGED = "changed"
 UNKNOWN = "cannot be told"
+ONE_LAUNCH = "one launch of the base does not show that the next computes the same"
 DOUBT = ", but "  # behind "rounding" and "same bits" that a wrong training would have, too
 _UNMOVED = "a step moves nearly all weights by too little to tell"
 _REGROUPED = "optimizers hold the parameters in another order, or step at other times"
@@ -114,9 +115,7 @@ def describe_numerics_change(base: Sequence[CellRun], head: Sequence[CellRun]) -
             f"{UNKNOWN}: launches of the base differ among themselves, at step {among.step} by a "
             f"{among.what} of {numbers}; seed what it draws, and clear what it saves"
         )
-    if len(theirs) < 2:
-        return f"{UNKNOWN}: one launch of the base does not show that the next computes the same"
-    return f"{CHANGED}: {found}"
+    return f"{UNKNOWN}: {ONE_LAUNCH}" if len(theirs) < 2 else f"{CHANGED}: {found}"
 
 
 def _describe_likeness(pairs: Sequence[tuple[_Trained, _Trained]], limit: float, doubt: str) -> str:

@@ -55,8 +55,7 @@ def add_pair(trial: Trial, launches: Mapping[str, Launch], first: str, launch_s:
     """Add what a pair says of a cell, or why it says nothing; it cost `launch_s` beside rounds."""
     # The one that failed by itself first: the other was ended because of it.
     for arm in sorted(launches, key=lambda arm: _is_ended_by_other(launches[arm])):
-        run = launches[arm].cells.get(trial.name)
-        if run is None:
+        if (run := launches[arm].cells.get(trial.name)) is None:
             told = _OF_BOTH if arm == "base" and launches[arm].suite is None else ""
             trial.word, trial.reason = why_missing(trial.name, arm, launches[arm], told)
             return
@@ -106,8 +105,7 @@ def add_pair(trial: Trial, launches: Mapping[str, Launch], first: str, launch_s:
             error=error if math.isfinite(error) else None,
         )
     )
-    round_s = head.alternated_s / num_rounds
-    if round_s > 0 and math.isfinite(error):
+    if (round_s := head.alternated_s / num_rounds) > 0 and math.isfinite(error):
         trial.costs.append(PairCost(log_ratio, error, num_rounds, round_s, launch_s))
 
 
@@ -160,8 +158,7 @@ def _why_untimed(base: CellRun, head: CellRun) -> tuple[VerdictWord, str] | None
         word: VerdictWord = "ERROR" if run.outcome == "failed" else "SKIPPED"
         why = f"{whose} {run.outcome}: {run.reason or 'nothing was timed'}"
         return "NO-BASELINE" if after else word, why
-    wrong_s = [s for s in (*base.rounds_s, *head.rounds_s) if not 0 < s < math.inf]
-    if wrong_s:
+    if wrong_s := [s for s in (*base.rounds_s, *head.rounds_s) if not 0 < s < math.inf]:
         return "INVALID", f"a round took {wrong_s[0]} s; its clock did not advance, or is broken"
     return None
 
@@ -262,7 +259,7 @@ def _why_incomparable(base: CellRun, head: CellRun) -> str | None:
     # The rounds of a cell of ours the gate itself counts off.
     if None not in (before.workload, after.workload) and num_rounds[0] != num_rounds[1]:
         return (
-            f"the loop ended by itself, after {num_rounds[0]} rounds in the base and "
+            f"the loop, or its log, ended by itself, after {num_rounds[0]} rounds in the base and "
             f"{num_rounds[1]} in head, so that neither times nor counts compare; let both take the "
             "steps that the test asks for"
         )

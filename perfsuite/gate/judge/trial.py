@@ -150,8 +150,7 @@ class Trial:
 
     def tell_stalls(self) -> None:
         """Tell both locations where they differ, or where the mean alone keeps it from passing."""
-        decision = self.decision
-        if decision is None:
+        if (decision := self.decision) is None:
             return
         both = f"typical {format_change(decision.ratio)}, mean {format_change(decision.mean_ratio)}"
         is_below = decision.interval[1] < 1 + self.policy.bounds[1]

@@ -61,8 +61,7 @@ def find_changed_dependency(base: Path, head: Path, files: frozenset[str]) -> st
         places = (SITE.split(loaded, 1)[1] for loaded in files if SITE.search(loaded))
         tops = {place.partition("/")[0].partition(".")[0] for place in places}
         used = {normalized(name) for top in tops for name in _owners().get(top, ())}
-        reached = sorted(names & {*used, _ENTRY_POINTS})
-        if reached or ANY in names:
+        if (reached := sorted(names & {*used, _ENTRY_POINTS})) or ANY in names:
             which = ", ".join(reached) or "what it declares"
             return (
                 f"{file} changes {which}, which the base loads as it is installed for head; give "

@@ -28,11 +28,11 @@ def give_back(
 ) -> tuple[dict[str, str], list[Path]]:
     """Put the base's own files where it cannot run head's; return why, by cell, and what stays.
 
-    At first test files alone; where that helps no cell, all that `changed`, with conftest.py.
+    At first test files alone; where that helps no cell, all Python files that `changed`.
     """
     tree, replaced = arms[0].tree, dict[str, str]()
-    if not changed:
-        return replaced, []
+    if not any(file.suffix == ".py" for file in changed):
+        return replaced, [*changed]
     laid = collected()
     why_not = (laid.why_not_collected or "").splitlines()[-1:]
     for name in cells:
@@ -44,14 +44,15 @@ def give_back(
             replaced[name] = f"the base runs its own {file}, as it cannot import head's: {why}"
     laid = collected() if replaced else laid
     if laid.suite is None or all(map(laid.suite.why_broken, cells)):
-        for file in changed:
+        python = [file for file in changed if file.suffix == ".py"]
+        for file in python:
             (tree / file).unlink(missing_ok=True)
         for file, source in own_files.items():
             _put(tree / file, source)
-        files = listed(sorted(map(str, changed)))
+        files = listed(sorted(map(str, python)))
         why = "".join(why_not).lstrip("| ").removeprefix("E ").strip()
         told = f"the base runs its own {files}, as it cannot import head's: {why}"
-        return dict.fromkeys(cells, told), []
+        return dict.fromkeys(cells, told), [file for file in changed if file not in python]
     own = {name.partition("::")[0] for name in replaced}
     return replaced, [file for file in changed if str(file) not in own]
 

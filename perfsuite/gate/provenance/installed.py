@@ -1,22 +1,20 @@
 """Modules by their names: which of a tree's lie elsewhere too, and what its projects installed."""
 
+import ast
 import functools
 import os
 import re
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from importlib.metadata import Distribution, distributions
 from pathlib import Path
 
-from perfsuite.gate.git.overlay import read_source, tree_files
+from perfsuite.gate.git.overlay import name_of_project, read_source, tree_files
 
 # Where installers put packages, in a tree or not.
 SITE = re.compile(r"/(?:site|dist)-packages/")
 
-# Where a project says its name, and how. setup.py computes: only a name in quotes is found.
-_QUOTED = re.compile(rb"""\bname\s*=\s*["']([\w.-]+)["']""")
-_OWN_LINE = re.compile(rb"^name\s*=\s*([\w.-]+)\s*$", re.MULTILINE)
-_PROJECT_FILES = {"pyproject.toml": _QUOTED, "setup.py": _QUOTED, "setup.cfg": _OWN_LINE}
+_IN_SETUP_CFG = re.compile(rb"^name\s*=\s*([\w.-]+)\s*$", re.MULTILINE)
 # Names that a tree has beside its code, and that other packages have too.
 _NEVER_UNDER_TEST = {"setup", "conftest", "noxfile", "tests", "test", "benchmarks"}
 
@@ -62,16 +60,38 @@ def modules_of(top: Path) -> Mapping[Names, Path]:
 @functools.cache
 def project_names(tree: Path) -> frozenset[str]:
     """The names of the projects in the tree."""
-    files = (path for path in tree_files(tree) if path.name in _PROJECT_FILES)
-    found = (_PROJECT_FILES[path.name].findall(read_source(tree / path)) for path in files)
-    return frozenset(normalized(name.decode()) for names in found for name in names)
+    names = (name for path in tree_files(tree) for name in _names_given(tree / path))
+    return frozenset(map(normalized, filter(None, names)))
 
 
 @functools.cache
-def computes_name(tree: Path) -> bool:
-    """Whether only a run of a project's setup.py could tell its name."""
-    scripts = [tree / path for path in tree_files(tree) if path.name == "setup.py"]
-    return not project_names(tree) and any(b"setup(" in read_source(path) for path in scripts)
+def computes_name(tree: Path, source: Path) -> bool:
+    """Whether only a run of a setup.py could tell the name of the project that a source is of."""
+    return any(None in _names_given(tree / folder / "setup.py") for folder in source.parents)
+
+
+@functools.cache
+def _names_given(file: Path) -> list[str | None]:
+    """The names that a project's file gives; None of a setup.py that computes it."""
+    if file.name == "pyproject.toml":
+        return [name_of_project(file)]
+    if not file.is_file():
+        return []
+    if file.name == "setup.cfg":
+        return [*map(bytes.decode, _IN_SETUP_CFG.findall(read_source(file)))]
+    return [*_names_in_setup(read_source(file))] if file.name == "setup.py" else []
+
+
+def _names_in_setup(source: bytes) -> Iterator[str | None]:
+    try:
+        nodes = [*ast.walk(ast.parse(source))]
+    except (SyntaxError, ValueError, RecursionError, MemoryError):  # Python will say so
+        return
+    for call in (node for node in nodes if isinstance(node, ast.Call)):
+        if "setup" in (getattr(call.func, "attr", None), getattr(call.func, "id", None)):
+            given = {one.arg: getattr(one.value, "value", None) for one in call.keywords}
+            if "name" in given or None in given:  # for **
+                yield name if isinstance(name := given.get("name"), str) else None
 
 
 def normalized(name: str) -> str:
@@ -81,8 +101,7 @@ def normalized(name: str) -> str:
 
 def is_recorded(file: str) -> bool:
     """Whether an installer says that it has put a file where it is."""
-    match = SITE.search(file)
-    if match is None:
+    if (match := SITE.search(file)) is None:
         return False
     place = file[match.end() :]
     recorded = _recorded(file[: match.end()])

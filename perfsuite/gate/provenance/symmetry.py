@@ -98,7 +98,7 @@ def find_asymmetry(base: Launch, head: Launch) -> str | None:
 _is_left_out = functools.cache(is_left_out)
 _missing_files = functools.cache(missing_files)
 _real_path = functools.cache(os.path.realpath)
-_tracked = functools.cache(lambda top: tracked_files(top, [Path()]))
+_tracked = functools.cache(lambda top: tracked_files(top, [Path()], "--recurse-submodules"))
 _began_s = functools.cache(lambda: read_start_s(os.getpid()))
 
 
@@ -129,12 +129,20 @@ def _environment_of(python: str) -> tuple[str, str]:
 
 def _find_silent(base: Launch, head: Loading) -> str | None:
     """Why the base may have run head's code where it could not say what it loads."""
-    command = min(base.loaded.silent, default=None)
-    project = command and installed.is_any_installed(head.top, base.arm.python, base.loaded.files)
-    if project is None:
+    commands = sorted(base.loaded.silent)
+    for command in commands:
+        _, is_elsewhere, at = command.rpartition(", in ")
+        if is_elsewhere and f"{at}/".startswith(f"{head.top}/"):
+            return (
+                f"the base arm started '{command}', which is head's checkout, and it cannot say "
+                "what it loads; let it not change to an absolute folder, and keep what is on "
+                "PYTHONPATH, as in PYTHONPATH=lib:$PYTHONPATH"
+            )
+    project = commands and installed.is_any_installed(head.top, base.arm.python, base.loaded.files)
+    if not project:
         return None
     return (
-        f"the base arm started '{command}', which cannot say what it loads, and {project} is "
+        f"the base arm started '{commands[0]}', which cannot say what it loads, and {project} is "
         "installed where it runs; start it with the environment of the test and without -I, -E "
         f"and -S, uninstall {project}, or {_PYTHON}"
     )
@@ -301,7 +309,7 @@ def _is_of_another(file: Path, tree: Path, source: Path) -> bool:
     Where no project of the tree has a name, equal contents decide. A file without a record, as in a
     folder on PYTHONPATH, is the tree's.
     """
-    if not installed.is_recorded(str(file)) or installed.computes_name(tree):
+    if not installed.is_recorded(str(file)) or installed.computes_name(tree, source):
         return False
     return bool(installed.project_names(tree)) or not are_alike(file, tree / source)
 

@@ -69,8 +69,7 @@ def one_of(*allowed: str) -> tuple[Callable[[str], str], str]:
 
 def _whole_number(smallest: int, largest: int | None = None) -> tuple[Callable[[str], int], str]:
     def parse(text: str) -> int:
-        value = int(text)
-        if value < smallest or (largest is not None and value > largest):
+        if (value := int(text)) < smallest or (largest is not None and value > largest):
             raise ValueError(text)
         return value
 
@@ -133,8 +132,7 @@ def resolve(
         bounds = [option for option in OPTIONS if option.name in ("limit", "tolerance")]
         sources = [f"{one.name}: {_source_of(config, one)}" for one in bounds]
         raise SettingError(f"{error} ({'; '.join(sources)})") from error
-    turns = _turn_channel(environ)
-    if turns is None:
+    if (turns := _turn_channel(environ)) is None:
         lock_folder(environ)
         durations = config.getoption("--perf-durations")  # an ini file may name them in any case
         if durations is not None and "shard" not in names:
@@ -236,8 +234,7 @@ def _typed(config: pytest.Config, environ: Mapping[str, str]) -> set[str]:
 
 
 def _turn_channel(environ: Mapping[str, str]) -> TurnChannel | None:
-    path = environ.get("PERFSUITE_ARM_CHANNEL")
-    if path is None:
+    if (path := environ.get("PERFSUITE_ARM_CHANNEL")) is None:
         return None
     planted = environ.get("PERFSUITE_ARM_PLANTED", "0")
     channel = TurnChannel(path=path, arm=environ["PERFSUITE_ARM_NAME"])

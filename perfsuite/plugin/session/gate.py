@@ -80,8 +80,7 @@ class SessionGate:
     def __init__(
         self, config: pytest.Config, choices: Choices, saver: RunSaver, *, finish: Finish
     ) -> None:
-        self._config = config
-        self._durations = choices.durations
+        self._config, self._durations = config, choices.durations
         self._saver = saver
         self._say = functools.partial(say, config)
         self._finish = finish

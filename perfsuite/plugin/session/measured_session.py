@@ -133,8 +133,7 @@ class MeasuredSession:
                 recorder.use_rank_clock(item)
 
     def _select(self, items: list[pytest.Item], is_ours: Callable[[pytest.Item], bool]) -> None:
-        outside = [item for item in items if not is_ours(item)]
-        if outside:
+        if outside := [item for item in items if not is_ours(item)]:
             self._config.hook.pytest_deselected(items=outside)
             items[:] = [item for item in items if is_ours(item)]
 

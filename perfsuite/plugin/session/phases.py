@@ -67,8 +67,7 @@ def line_of(item: pytest.Item, report: pytest.TestReport, error: Raised) -> Cell
     """Return what is kept of a cell that ended: `error` ended the phase of the report."""
     measured = item.stash.get(OUTCOME, None)
     times_s = recorder.times_of(item) if measured is None else measured.step_times_s
-    end = end_of(item, report, error)
-    reason = None
+    end, reason = end_of(item, report, error), None
     if isinstance(error, NotExercisedError):
         reason = str(error)
     elif error is not None and not end.is_consequence:

@@ -259,8 +259,7 @@ class UrlStorage:
     save = _save
 
     def __init__(self, place: RemotePath, session: Any, fail: Callable[[WriteError], None]) -> None:
-        self.logger = session.logger
-        self._place = place
+        self.logger, self._place = session.logger, place
         self._machine: str = session.machine_id
         self.fail = fail
 

@@ -35,10 +35,8 @@ class TorchrunSession:
         """Silence this rank unless it is the first; raises a UsageError for process pools."""
         self.finished: dict[str, CellLine] = {}  # before torchrun started the ranks again
         self.has_lost = False  # another rank's pytest, while a test ran
-        self._config = config
-        self._membership = membership
-        self._cells_file = file
-        self._output = output
+        self._config, self._membership = config, membership
+        self._cells_file, self._output = file, output
         if config.getoption("numprocesses", None) or config.getoption("dist", "no") != "no":
             more = "torchrun has started one pytest for each rank, and xdist's -n would start more"
             raise pytest.UsageError(f"{more} of each; use -n0, or leave it out")
@@ -46,8 +44,7 @@ class TorchrunSession:
             if output is not None:
                 output.show(nowhere=True)
             recorder.write_nothing(config)
-            junit = config.stash.get(xml_key, None)
-            if junit is not None:
+            if (junit := config.stash.get(xml_key, None)) is not None:
                 junit.logfile = os.devnull
         self._peers = None if config.option.collectonly else Peers(membership)
 

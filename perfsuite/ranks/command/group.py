@@ -68,8 +68,7 @@ class CommandLaunch:
         """Return the path of its program; raises a SettingError where there is none."""
         name = self.words[0]
         place = str(self.folder / name) if "/" in name else name
-        found = shutil.which(place, path=variables.get("PATH", os.defpath))
-        if found is None:
+        if (found := shutil.which(place, path=variables.get("PATH", os.defpath))) is None:
             wrong = f"the command begins with {name!r}, which is no program in {self.folder}"
             raise SettingError(f"{wrong} or on PATH; name one that can be run")
         return str(Path(found).absolute())
@@ -93,8 +92,7 @@ class CommandGroup(RankGroup):
     ) -> None:
         """Start the command, with the hook or as if it ran by itself."""
         self._ranks = ()
-        self._request = request
-        self._name = launch.name
+        self._request, self._name = request, launch.name
         self._has_hook = has_hook
         self._gate = Turns(request.policy.turns) if request.policy.turns is not None else None
         self._joined: dict[int, Joined] = {}
@@ -263,8 +261,7 @@ class CommandGroup(RankGroup):
         return bootstrap.why_stopped(self._joined[rank].process)
 
     def _ended(self) -> PerfsuiteError:
-        exit_code = self._process.returncode
-        if exit_code == 0 and (left := self._left_behind()):
+        if (exit_code := self._process.returncode) == 0 and (left := self._left_behind()):
             return WorkloadError(
                 f"{self._name}: the command ended with exit code 0 and left "
                 f"{counted(len(left), 'process')} running (process {left[0]}), ended by now; "

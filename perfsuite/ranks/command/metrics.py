@@ -43,7 +43,8 @@ class Metrics:
                 f"metrics is {text!r}; use jsonl:FILE:KEY, tensorboard:FOLDER:TAG or regex:PATTERN "
                 "with one group, and *0.001 after it where that is not in seconds"
             )
-        self.text, self.path, self._key = text, found["path"] or "", found["key"]
+        self.text, self._key = text, found["key"]
+        self.path = (found["path"] or "").removeprefix("{out}/")  # where it is looked for first
 
     def files(self, folder: Path) -> _Files:
         """Return the files that are there, and what is in one that may be appended to."""
@@ -52,13 +53,16 @@ class Metrics:
             return dict.fromkeys(place.rglob(_EVENT_FILES))
         return {place: _read(place)} if place.is_file() else {}
 
-    def values(self, folder: Path, output: str, before: _Files) -> Iterator[float]:
-        """Yield what a launch logged, in seconds; `before` are the `files` before it."""
+    def values(self, folder: Path, output: str, before: _Files, unused: int = 0) -> Iterator[float]:
+        """Yield what a launch logged, in seconds; `before` are the `files` before it.
+
+        As many lines as are `unused` may be older. A WorkloadError where more may be.
+        """
         if self._kind == "regex":
             found: Iterable[Any] = re.findall(self._key, output)
         elif self._kind == "jsonl":
             file = folder / self.path
-            found = _read_lines(file, self._key, before.get(file) or (b"", 0))
+            found = _read_lines(file, self._key, before.get(file) or (b"", 0), unused)
         else:
             found = _read_events(sorted(self.files(folder).keys() - before), self._key)
         for value in found:
@@ -80,20 +84,36 @@ def _read(file: Path) -> _Written:
         return log.read(), file.stat().st_mtime_ns
 
 
-def _read_lines(file: Path, key: str, before: _Written) -> Iterator[Any]:
+def _read_lines(file: Path, key: str, before: _Written, unused: int) -> Iterator[Any]:
     (log, at_ns), (earlier, earlier_ns) = _read(file), before
-    if log != earlier or at_ns == earlier_ns:  # else it is written anew
-        # A log that grows may lose its front: what is new stands behind the end of the earlier one.
-        last = earlier[earlier[:-1].rfind(b"\n") + 1 :] or b"\0"
-        ends = (found.end() for found in re.finditer(re.escape(last), log))
-        log = log[max((end for end in ends if earlier.endswith(log[:end])), default=0) :]
-    for line in log.splitlines():
+    if log.startswith(earlier):
+        begin = 0 if log == earlier and at_ns != earlier_ns else len(earlier)  # or written anew
+    else:
+        begin = _end_of_earlier(log, earlier, unused)
+    for line in log[begin:].splitlines():
         try:
             value = json.loads(line)
         except ValueError:  # of another kind, or cut off
             continue
         if isinstance(value, dict) and key in value:
             yield value[key]
+
+
+def _end_of_earlier(log: bytes, earlier: bytes, unused: int) -> int:
+    """Return where what is new begins in a log that grows, and may have lost its front."""
+    last = earlier[earlier[:-1].rfind(b"\n") + 1 :]
+    found = (one.end() for one in re.finditer(re.escape(last), log))
+    ends = [end for end in found if earlier.endswith(log[:end])]
+    # One that is written anew may begin as the earlier one ended: by chance, or where lines repeat.
+    if not ends or log.count(b"\n", 0, ends[-1]) <= unused:
+        return 0
+    if len(ends) > 1:
+        raise WorkloadError(
+            "the log (metrics=) begins with lines that end that of the launch before, and they "
+            "repeat, so that which are new cannot be told; log each step's number too, or have it "
+            "written to {out}"
+        )
+    return ends[0]
 
 
 def _read_events(files: Sequence[Path], tag: str) -> Iterator[Any]:
@@ -117,19 +137,17 @@ def run_logged(request: GroupRequest, launch: CommandLaunch, metrics: Metrics) -
         nullcontext() if channel is None else Turns(channel).take(),
         CommandGroup(request, launch, has_hook=False) as group,
     ):
-        named = any("{out}" in word for word in (*launch.words, *launch.environment.values()))
-        folder = group.out if named else launch.folder
         try:
-            before = metrics.files(folder)
-            values = [*metrics.values(folder, group.run_to_end(), before)]
+            before, output = metrics.files(launch.folder), group.run_to_end()
+            folder = group.out if metrics.files(group.out) else launch.folder
+            values = [*metrics.values(folder, output, before, code.num_warmup)]
         except OSError as error:
             raise WorkloadError(
                 f"{launch.name}: {metrics.path} cannot be read: {error.strerror or error} "
                 f"(metrics={metrics.text!r})"
             ) from error
     times_s = values[code.num_warmup :][: code.num_steps]
-    wrong = [value for value in times_s if not 0 < value < math.inf]
-    if wrong or len(times_s) < 2:
+    if (wrong := [value for value in times_s if not 0 < value < math.inf]) or len(times_s) < 2:
         found = f"a step time of {wrong[0]}" if wrong else counted(len(values), "step time")
         raise WorkloadError(
             f"{launch.name}: the command logged {found} (metrics={metrics.text!r}); each is a "

@@ -35,10 +35,8 @@ class MultiHostGroups:
     """Runs jobs on ranks of several controllers; nothing is started before the first job."""
 
     def __init__(self, peers: Peers, topology: Topology) -> None:
-        self._peers = peers
-        self._topology = topology
-        self._phase = -1
-        self._num_jobs = 0
+        self._peers, self._topology = peers, topology
+        self._phase, self._num_jobs = -1, 0
 
     def run(self, request: GroupRequest) -> list[Reply]:
         """Run a job on the first ranks and return their replies in every controller.
@@ -177,8 +175,7 @@ def error_of(
     if causes:
         return min(causes, key=lambda error: not isinstance(error, NotExercisedError))
     waiting_rank = min(lost, key=lambda rank: lost[rank].peer != "late")
-    silent = [rank for rank in range(world_size) if rank not in ended]
-    if silent:
+    if silent := [rank for rank in range(world_size) if rank not in ended]:
         return LostRankError(
             f"rank {silent[0]} of {world_size} is gone or hangs: rank {waiting_rank} lost "
             f"it, and its pytest process did not answer for {_ANSWER_S:g} s"

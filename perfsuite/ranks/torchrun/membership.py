@@ -42,8 +42,7 @@ def read_membership(environ: Mapping[str, str]) -> Membership | None:
     """
     if "RANK" not in environ or "WORLD_SIZE" not in environ:
         return None
-    missing = [name for name in REQUIRED_VARIABLES if name not in environ]
-    if missing:
+    if missing := [name for name in REQUIRED_VARIABLES if name not in environ]:
         advice = "start with torchrun, or unset them to run on this machine alone"
         raise SettingError(f"RANK and WORLD_SIZE are set, and {missing[0]} is not; {advice}")
     host = environ["MASTER_ADDR"]

@@ -58,8 +58,7 @@ class Peers:
 
     def __init__(self, membership: Membership, *, silence_s: float = _SILENCE_S) -> None:
         """Begin to look for the others, without waiting; one silent for `silence_s` is gone."""
-        self.membership = membership
-        self.phase = 0
+        self.membership, self.phase = membership, 0
         self._received: dict[tuple[int, str], dict[int, Any]] = defaultdict(dict)
         self._why_broken: str | None = None
         start_server()

@@ -89,8 +89,7 @@ def draw_lines(
 def line_of_values(name: str, values: Iterable[float | None]) -> PlotLine:
     """Return the line of values numbered from 1, without those that cannot be drawn from 0 up."""
     numbered = ((float(n), value) for n, value in enumerate(values, 1) if value is not None)
-    points = [(x, y) for x, y in numbered if math.isfinite(y) and y >= 0]
-    return PlotLine(name=name, points=points)
+    return PlotLine(name=name, points=[(x, y) for x, y in numbered if math.isfinite(y) and y >= 0])
 
 
 def line_of_intervals(name: str, intervals: Sequence[tuple[int, Interval]]) -> PlotLine:

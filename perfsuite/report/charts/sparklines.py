@@ -34,8 +34,7 @@ def draw_rounds(row: Row) -> Picture | None:
 def draw_stages(row: Row) -> Picture | None:
     """Return one bar of all stages, each as wide as its part of the iteration."""
     stages = row.stages_s
-    total_s = sum(stages.values())
-    if total_s == 0:
+    if (total_s := sum(stages.values())) == 0:
         return None
     paths, x = [], 0.0
     for name, seconds in stages.items():

@@ -99,8 +99,7 @@ def environment_of(row: Row) -> EnvironmentKey:
 
 def _all_reduces(row: Row) -> list[AllReduce] | None:
     """The launches of a cell that is one all_reduce; a user's workload of that name has samples."""
-    record = row.record
-    if record is None or row.recipe is None or record.workload != _ALL_REDUCE:
+    if (record := row.record) is None or row.recipe is None or record.workload != _ALL_REDUCE:
         return None
     num_bytes, world_size = record.counts.collective_bytes, row.recipe.plan.world_size
     if record.samples_per_s is not None or record.counts.collectives != 1 or num_bytes is None:

@@ -103,8 +103,7 @@ def _draw_throughput(group: Sequence[ScalingSeries]) -> Picture:
 
 
 def _draw_efficiency(group: Sequence[ScalingSeries]) -> Picture:
-    of_base = Interval(centre=1.0, low=1.0, high=1.0)
-    lines = []
+    of_base, lines = Interval(centre=1.0, low=1.0, high=1.0), []
     for series in group:
         points = [(cell.num_devices, cell.efficiency or of_base) for cell in series.cells]
         lines.append(line_of_intervals(series.mode, points))

@@ -19,8 +19,7 @@ _KEYS = (
 
 def progress_line(line: CellLine) -> str:
     """Return one line for a cell that has just ended."""
-    row = row_of_line(line)
-    if row is None:
+    if (row := row_of_line(line)) is None:
         reason = (line.reason or "").splitlines()
         return f"{line.fullname}: {line.outcome}" + (f": {reason[0]}" if reason else "")
     columns = columns_of("step_time_s", "spread_ratio", "samples_per_s")

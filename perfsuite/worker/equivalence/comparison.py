@@ -197,8 +197,7 @@ def judge_alignment(
     gradient is smaller by the root of the number of elements that carry it. This shows an error of
     scale that the rounding of a low precision would hide.
     """
-    size = total_norm(expected)
-    if size == 0 or limit.value == 0 or not math.isfinite(size):
+    if (size := total_norm(expected)) == 0 or limit.value == 0 or not math.isfinite(size):
         return []
     along = fourths = 0.0
     for name in tested.keys() & expected.keys():

@@ -80,8 +80,7 @@ def explain_weights(discrepancy: Discrepancy) -> str | None:
 
 def explain_non_finite(weight: Tensor, optimizer: Optimizer, step: int) -> str | None:
     """Return how a step made a weight infinite and what to use instead; None if it is finite."""
-    num_bad = int((~weight.isfinite()).sum())
-    if num_bad == 0:
+    if (num_bad := int((~weight.isfinite()).sum())) == 0:
         return None
     found = f"{num_bad} of its {weight.numel()} values are infinite or NaN after step {step}"
     kind, eps = str(weight.dtype).removeprefix("torch."), optimizer.defaults.get("eps")

@@ -91,8 +91,7 @@ def semantic_limit(
     """
     epsilon = EPSILONS[recipe.precision]
     limit = _limit(SEMANTIC_FACTOR, epsilon, recipe)
-    value = min(ERROR_RATIO * plain_error + epsilon, coarsest)
-    if value <= limit.value:
+    if (value := min(ERROR_RATIO * plain_error + epsilon, coarsest)) <= limit.value:
         return limit
     formula = f"{ERROR_RATIO} times the error {plain_error:.1e} of plain training here"
     return Limit(value, formula, WORST_PARAMETER_FACTOR * value)
@@ -100,8 +99,7 @@ def semantic_limit(
 
 def above_noise(limit: Limit, noise: float) -> Limit:
     """The limit where the device repeats itself within `noise` alone."""
-    value = _NOISE_FACTOR * noise
-    if value <= limit.value:
+    if (value := _NOISE_FACTOR * noise) <= limit.value:
         return limit
     formula = f"{_NOISE_FACTOR} times {noise:.1e}, within which the device repeats itself"
     return Limit(value, formula, max(limit.worst_parameter, WORST_PARAMETER_FACTOR * value))

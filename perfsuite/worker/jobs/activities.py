@@ -195,8 +195,7 @@ class _Train(_OnModel):
         super().__init__(trainer, batches, trainer.recipe.grad_accumulation_steps)
 
     def iterate(self, stage: Stage) -> None:
-        loss = train_step(self.trainer, self.batches, stage)
-        if loss is not None:
+        if (loss := train_step(self.trainer, self.batches, stage)) is not None:
             self._unchecked.append(loss)
 
     def state(self) -> object:
@@ -210,8 +209,7 @@ class _Evaluate(_OnModel):
         self.missing["saved_activation_bytes"] = "an evaluation has no backward pass"
 
     def iterate(self, stage: Stage) -> None:
-        loss = evaluate_batch(self.trainer, self.batches, stage)
-        if loss is not None:
+        if (loss := evaluate_batch(self.trainer, self.batches, stage)) is not None:
             self._unchecked.append(loss)
 
 

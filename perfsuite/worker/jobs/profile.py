@@ -83,10 +83,8 @@ class _ProfiledTraining:
         board: BoardWriter,
     ) -> None:
         self.missing: dict[str, str] = {}
-        self._trainer = trainer
-        self._training = training
-        self._evaluated = evaluated
-        self._board = board
+        self._trainer, self._training = trainer, training
+        self._evaluated, self._board = evaluated, board
         self._clock = clock.DeviceClock(trainer.device)
         # The host's clock everywhere: it waits for the device before it is read.
         cpu = torch.device("cpu")
@@ -94,8 +92,7 @@ class _ProfiledTraining:
         self._num_steps = max(1, training.steps_per_epoch // trainer.recipe.grad_accumulation_steps)
 
     def run(self, num_epochs: int) -> tuple[RankEpoch, ...]:
-        began_s = self._clock()
-        epochs = []
+        began_s, epochs = self._clock(), []
         for _ in range(num_epochs):
             losses, finite_gradients = self._train()
             score = self._evaluate()
@@ -166,8 +163,7 @@ class _ProfiledTraining:
         losses, finite_gradients = [], []
         for _ in range(self._num_steps):
             self._board.begin_step()
-            loss = train_step(self._trainer, self._training, self._stages)
-            if loss is not None:
+            if (loss := train_step(self._trainer, self._training, self._stages)) is not None:
                 losses.append(loss)
             # Untimed: on small models it takes as long as the optimizer.
             with self._clock.held():

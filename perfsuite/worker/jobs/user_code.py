@@ -59,8 +59,7 @@ class _UserCode(activities.Activity):
 
     def __init__(self, code: UserCode, num_digested: int) -> None:
         super().__init__()
-        self._name = code.name
-        self.global_batch_size = code.samples_per_step
+        self._name, self.global_batch_size = code.name, code.samples_per_step
         self._stage: Stage = untimed
         self._span: AbstractContextManager[None] | None = None
         self._span_name = ""
@@ -115,8 +114,7 @@ class _MarkedStage:
     __slots__ = ("_code", "_name")
 
     def __init__(self, code: _UserCode, name: str) -> None:
-        self._code = code
-        self._name = name
+        self._code, self._name = code, name
 
     def __enter__(self) -> None:
         code, name = self._code, self._name
@@ -225,13 +223,11 @@ class UserLoop(_UserCode):
     ) -> None:
         super().__init__(code, code.num_warmup if digests_weights else 0)  # steps that are untimed
         assert code.num_steps is not None
-        self._what = code.kind
-        self.num_steps = code.num_steps
+        self._what, self.num_steps = code.kind, code.num_steps
         self.num_warmup = code.num_warmup - 1
         why = f"a {code.kind} takes only two steps more than the timed ones"
         self.missing = dict.fromkeys(("kernel_launches", "collected_objects", "operators"), why)
-        self._train = train
-        self._largest = largest
+        self._train, self._largest = train, largest
         self._class_name = code.optimizer
         self._stepped: dict[str, None] = {}
         # What ends a step: the first optimizer that does, or this object where the loop says so.

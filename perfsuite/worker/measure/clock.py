@@ -27,8 +27,7 @@ class DeviceClock:
     """Seconds of the host's clock `read`, when the device has done all its work, synchronised."""
 
     def __init__(self, device: torch.device, read: Callable[[], float] = time.perf_counter) -> None:
-        self._device = device
-        self._read = read
+        self._device, self._read = device, read
         self._held_s = 0.0
 
     def __call__(self) -> float:

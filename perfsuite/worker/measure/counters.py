@@ -167,8 +167,7 @@ class _Counter(StepMode):  # type: ignore[no-untyped-call]
         # Of a matrix or a vector by a vector, which torch has no formula for.
         self._formulas |= dict.fromkeys((aten.mv, aten.dot), lambda one, _, **__: 2 * one.numel())
         self._formulas[aten.addmv] = lambda _, matrix, *__, **___: 2 * matrix.numel()
-        self.found = IterationCounts(watched_s=self.watched_s)
-        self._scores_flops = 0
+        self.found, self._scores_flops = IterationCounts(watched_s=self.watched_s), 0
         # By backward pass, of operators that autograd records; and the passes with others.
         self._recorded_flops: Counter[int] = Counter()
         self._plain_passes: set[int] = set()

@@ -146,8 +146,7 @@ def await_collective(func: Any, result: Any) -> bool:
     collective that is not waited for, unseen, and torch 2.14.1's all-reduce of sparse tensors may
     corrupt the heap. Point-to-point communication would deadlock, and is not waited for.
     """
-    name = _name_in_torch_distributed(func)
-    if name is None or name in _POINT_TO_POINT:
+    if (name := _name_in_torch_distributed(func)) is None or name in _POINT_TO_POINT:
         return name is not None
     for part in result if isinstance(result, tuple) else (result,):
         # Of a synchronous one NCCL has no Work, and the process that waits for none ends.

@@ -108,8 +108,7 @@ class _SavedBytes:
 
     def __init__(self, read_bytes: Callable[[], int], stage: Stage) -> None:
         self.most_bytes: int | None = None
-        self._read_bytes = read_bytes
-        self._stage = stage
+        self._read_bytes, self._stage = read_bytes, stage
         self._before_forward_bytes: int | None = None
 
     def stage(self, name: str) -> AbstractContextManager[None]:

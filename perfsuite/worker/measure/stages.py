@@ -35,8 +35,7 @@ class StageClock:
     ) -> None:
         self._make_event = partial(make_event, device)
         self._events: list[Event] = []
-        self._num_used = 0
-        self._clock = clock
+        self._num_used, self._clock = 0, clock
         self._on_cpu = not is_accelerator(device)
         # Reads the time, as a float or as an event.
         self._mark: Callable[[], Any] = clock if self._on_cpu else self._record_event
@@ -116,8 +115,7 @@ class _Span:
     """One stage; the time is read last on entering and first on leaving."""
 
     def __init__(self, name: str, owner: StageClock, mark: Callable[[], Any]) -> None:
-        self._name = name
-        self._owner = owner
+        self._name, self._owner = name, owner
         self._mark = mark
         self._start: Any = None
 

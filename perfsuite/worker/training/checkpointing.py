@@ -65,8 +65,7 @@ def checkpoint_units(recipe: Recipe, blocks: list[nn.Module]) -> list[list[nn.Mo
         found = f"blocks names {len(blocks)} modules, and some of them more than once"
         raise WorkloadError(f"{found}; name each module once, in the order of the model's calls")
     # The lengths of segments differ by one at most; all else recomputes block by block.
-    num_units = recipe.num_segments or len(blocks)
-    if num_units > len(blocks):
+    if (num_units := recipe.num_segments or len(blocks)) > len(blocks):
         raise RecipeError(
             f"checkpointing {recipe.checkpointing!r} asks for more segments than the "
             f"{len(blocks)} blocks that this rank holds; use segments:{max(len(blocks), 1)} or less"

@@ -51,8 +51,7 @@ class MetricSums:
     """Sums a workload's own metric over batches, each weighted by its number of samples."""
 
     def __init__(self, name: str, metric: Callable[[Any, Any], Mapping[str, Any]]) -> None:
-        self._name = name
-        self._metric = metric
+        self._name, self._metric = name, metric
         self._sums: dict[str, Any] = {}
         self._num_samples = 0
 
@@ -97,8 +96,7 @@ def evaluate_split(
             if has_filler and num_samples(target) > 1:
                 inputs, target = map_tensors((inputs, target), lambda tensor: tensor[:-1])
                 has_filler = False
-            outputs = trainer.strategy.evaluate(trainer, inputs)
-            if outputs is None:
+            if (outputs := trainer.strategy.evaluate(trainer, inputs)) is None:
                 continue
             compute_loss(trainer, outputs, target)
             if score is not None and not has_filler:

@@ -43,8 +43,7 @@ class _Deferred:
     """What a block before the last returns, which a model may only hand to the next block."""
 
     def __init__(self, first: Any, calls: tuple[Callable[[Any], Any], ...]) -> None:
-        self.first = first
-        self.calls = calls
+        self.first, self.calls = first, calls
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):  # Python looks for a protocol, not for a value

@@ -306,8 +306,7 @@ class _Fetching(data.Dataset[Any]):
 
 def build_dataset(workload: Workload, split: Split) -> Any:
     """Return a split's dataset; raises a WorkloadError where there is none."""
-    dataset = workload.build_dataset(split)
-    if dataset is None:
+    if (dataset := workload.build_dataset(split)) is None:
         raise WorkloadError(
             f"workload {workload.name!r} has no {split} dataset: build_dataset({split!r}) returned "
             "None; return a dataset for it, or ask for another split"

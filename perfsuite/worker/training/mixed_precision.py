@@ -254,7 +254,6 @@ class MasterWeights(Optimizer):
 
 
 def _copy_all(pairs: Iterable[tuple[Tensor, Tensor]]) -> None:
-    locally = [(local_tensor(to), local_tensor(source)) for to, source in pairs]
-    if locally:
+    if locally := [(local_tensor(to), local_tensor(source)) for to, source in pairs]:
         targets, sources = map(list, zip(*locally, strict=True))
         torch._foreach_copy_(targets, sources)

@@ -50,8 +50,7 @@ def gradients_are_finite(trainer: Trainer) -> Tensor:
     parameters = [p for group in trainer.optimizer.param_groups for p in group["params"]]
     local = [local_tensor(p.grad) for p in parameters if p.grad is not None]
     dense = [one.coalesce().values() if one.is_sparse else one for one in local]
-    gradients = [gradient for gradient in dense if gradient.numel()]
-    if not gradients:
+    if not (gradients := [gradient for gradient in dense if gradient.numel()]):
         return torch.ones((), dtype=torch.bool, device=trainer.device)
     # The largest magnitude is infinite or NaN where any is, and cannot overflow as a sum might.
     largest = torch._foreach_norm(gradients, float("inf"))

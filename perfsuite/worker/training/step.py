@@ -29,8 +29,7 @@ def train_step(trainer: Trainer, batches: Iterator[Any], stage: Stage) -> Tensor
     `stage` marks "load" around each `next(batches)`, "forward" around the model's call, "backward"
     around loss and backward, and "optimizer" around the rest, but for the copy to the device.
     """
-    num_micro_batches = trainer.recipe.grad_accumulation_steps
-    losses = []
+    num_micro_batches, losses = trainer.recipe.grad_accumulation_steps, []
     with stage("optimizer"):
         trainer.optimizer.zero_grad()
         for parameter in trainer.unstepped:

@@ -121,8 +121,7 @@ def _build_model(workload: Workload, precision: mixed_precision.PrecisionPolicy)
 def _build_optimizer(
     strategy: "Strategy", precision: mixed_precision.PrecisionPolicy, module: nn.Module
 ) -> Optimizer:
-    trainable = [one for one in module.parameters() if one.requires_grad]
-    if not trainable:
+    if not (trainable := [one for one in module.parameters() if one.requires_grad]):
         part = "one rank's part of its model" if strategy.splits_parameters else "its model"
         found = f"workload {strategy.workload.name!r}: no parameter of {part} requires a gradient"
         raise WorkloadError(f"{found}; leave requires_grad on for the parameters to train")

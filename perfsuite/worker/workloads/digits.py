@@ -52,8 +52,7 @@ def _read_scans() -> tuple[Tensor, Tensor]:
     """Return all scans (1797, 1, 8, 8) from 0 to 1 and their classes (1797,), in file order."""
     # sklearn.datasets.load_digits reads the same file, but importing it takes 0.7 s in each rank
     # and reading the file takes 4 ms. find_spec imports nothing.
-    package = importlib.util.find_spec("sklearn")
-    if package is None or package.origin is None:
+    if (package := importlib.util.find_spec("sklearn")) is None or package.origin is None:
         raise MissingPackageError(missing_package("scikit-learn", "workloads"))
     path = Path(package.origin).parent / "datasets" / "data" / "digits.csv.gz"
     try:
@@ -95,8 +94,7 @@ def _find_root() -> Path:
     # The place of the data belongs to the machine, not to a cell: these are variables, not options.
     root = Path(os.environ.get("MNIST_ROOT", "data")).absolute()
     folder = root / "MNIST" / "raw"
-    missing = [name for name in _FILES if not (folder / name).is_file()]
-    if not missing:
+    if not (missing := [name for name in _FILES if not (folder / name).is_file()]):
         return root
     if os.environ.get("PERFSUITE_DOWNLOAD") != "1":
         origin = "MNIST_ROOT" if "MNIST_ROOT" in os.environ else "the default, data/"

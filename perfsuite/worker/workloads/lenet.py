@@ -46,8 +46,7 @@ class AugmentedDataset(Dataset[tuple[Tensor, Tensor]]):
     """The items of `dataset`, each image transformed whenever it is loaded."""
 
     def __init__(self, dataset: TensorDataset, transform: Callable[[Tensor], Tensor]) -> None:
-        self.dataset = dataset
-        self.transform = transform
+        self.dataset, self.transform = dataset, transform
 
     def __len__(self) -> int:
         return len(self.dataset)

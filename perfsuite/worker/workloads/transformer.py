@@ -204,8 +204,7 @@ def sentence_pairs(split: Split) -> TensorDataset:
     second = (first + offset) % NUM_TOPICS
     before = F.pad(_sentences(first, generator), (1, 0), value=CLASS_TOKEN)
     after = F.pad(_sentences(second, generator), (1, 0), value=SEPARATOR_TOKEN)
-    tokens = torch.cat([before, after], dim=1)
-    return take_split(split, SYNTHETIC_SIZES, tokens, first.squeeze(1))
+    return take_split(split, SYNTHETIC_SIZES, torch.cat([before, after], dim=1), first.squeeze(1))
 
 
 def _sentences(topics: Tensor, generator: torch.Generator) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import signal
 import subprocess
@@ -130,6 +131,19 @@ def test_an_arm_that_cannot_begin_is_said_with_pytests_own_words(tmp_path: Path)
     assert first == "its pytest ended early with exit code 4"
     assert any("unrecognized arguments: --no-such-option" in line for line in lines)
     assert launches["base"].refusal == "unrecognized arguments: --no-such-option"
+
+
+def test_a_module_that_hides_one_of_pythons_is_said(tmp_path: Path) -> None:
+    base, head = make_arms(tmp_path, "def test_a(benchmark): benchmark(int)\n")
+    for name in ("profile.py", "chunk.py", "io.py", "shop.py"):
+        (head.tree / name).write_text("1 / 0")
+
+    failure = pair([base, dataclasses.replace(head, import_roots=(head.tree,))])["head"].failure
+
+    assert failure is not None
+    hidden = f"{head.tree}/profile.py hides Python's own module of that name; rename it"
+    assert failure.splitlines()[-1] == f"  | {hidden}"
+    assert failure.count("hides Python") == 1
 
 
 def test_an_arm_whose_path_is_missing_is_said_with_pytests_own_words(tmp_path: Path) -> None:

@@ -191,15 +191,26 @@ def test_cell(benchmark):
     benchmark.pedantic(int, rounds=1)
     start("true")
     start(f"export PYTHONPATH={os.getcwd()}")
+    start(f"cd / && export PYTHONPATH={os.getcwd()}")
+
+def test_replaced(benchmark):
+    benchmark.pedantic(int, rounds=1)
+    leave = "import os, sys; os.environ['PYTHONPATH'] = '/'; os.execv(sys.executable, sys.argv)"
+    command = [sys.executable, "-c", leave, "-c", CODE]
+    CHILDREN.append(subprocess.Popen(command, stdin=-1, stdout=-1))
+    CHILDREN[-1].stdout.readline()
 """
 
 
 def test_a_process_that_runs_without_the_log_is_seen_where_it_lives_long(tmp_path: Path) -> None:
     launch = pair(make_arms(tmp_path, UNLOGGED))["base"]
 
-    (command,) = launch.cells["test_cells.py::test_cell"].loaded.silent
+    command, elsewhere = sorted(launch.cells["test_cells.py::test_cell"].loaded.silent)
     assert command.startswith(f"{sys.executable} -c while")
-    assert len(launch.loaded.shells) == 2
+    assert elsewhere == f"{command}, in /"
+    (replaced,) = launch.cells["test_cells.py::test_replaced"].loaded.silent - {command, elsewhere}
+    assert replaced.startswith("-c -c while")
+    assert len(launch.loaded.shells) == 4
 
 
 DAEMON = """

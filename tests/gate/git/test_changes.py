@@ -22,7 +22,12 @@ def test_documentation_is_what_people_alone_read(name: str, is_read_by_people: b
 
 @pytest.mark.parametrize(
     ("name", "is_kept"),
-    [("baselines/Linux-3.12/0001_main.json", True), ("a.json", False), ("baselines/a.json", False)],
+    [
+        ("baselines/Linux-CPython-3.12-64bit/0001_main.json", True),
+        *dict.fromkeys(("baselines/accepted.toml", "baselines/calibration.json"), True).items(),
+        *dict.fromkeys(("a.json", "baselines/a.json", "baselines/0001_main.json"), False).items(),
+        ("baselines/configs/1024_hidden.json", False),
+    ],
 )
 def test_a_record_is_what_perfsuite_keeps(name: str, is_kept: bool) -> None:
     assert is_record(PurePath(name)) == is_kept

@@ -71,8 +71,9 @@ def test_a_removed_and_a_new_module_count_and_their_commit_does_not(tree: Path) 
 def test_pages_outputs_and_what_a_session_leaves_do_not_count(tree: Path) -> None:
     before = digest_tree(tree)
     (tree / "README.md").write_text("changed")
-    for name in ("results/pairs.json", "baselines/0001_a.json", "__pycache__/x.py", "out.py"):
-        (tree / name).parent.mkdir(exist_ok=True)
+    stored = "baselines/Linux-CPython-3.11-64bit/0001_a.json"
+    for name in ("results/pairs.json", stored, "__pycache__/x.py", "out.py"):
+        (tree / name).parent.mkdir(exist_ok=True, parents=True)
         (tree / name).write_text("{}")
 
     assert digest_tree(tree, outputs=[tree / "out.py"]) == before
@@ -81,6 +82,21 @@ def test_pages_outputs_and_what_a_session_leaves_do_not_count(tree: Path) -> Non
     git(tree, "add", "README.md", "baselines")
     commit_staged(tree)
     assert digest_tree(tree) == before
+
+
+@pytest.mark.parametrize("folder", ["baselines", "results", ".benchmarks"])
+def test_code_in_a_folder_that_sessions_write_to_counts(tree: Path, folder: str) -> None:
+    before = digest_tree(tree)
+    (tree / folder / "configs").mkdir(parents=True)
+    (tree / folder / "settings.py").write_text("N = 400")
+
+    assert (digest_tree(tree) == before) == folder.startswith(".")
+
+    (tree / folder / "settings.py").unlink()
+    (tree / folder / "configs" / "1024_hidden.json").write_text('{"n": 400}')
+    git(tree, "add", folder)
+    commit_staged(tree)
+    assert digest_tree(tree) != before
 
 
 def test_a_submodule_that_is_not_as_it_was_committed_leaves_no_name(tree: Path) -> None:

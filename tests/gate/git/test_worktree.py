@@ -130,6 +130,27 @@ def test_the_bases_code_is_under_heads_benchmarks_as_they_are(repository: Path) 
     assert found == {"pkg/code.py": "base", "bench/test_a.py": "changed", "bench/models.py": "new"}
 
 
+def test_every_file_that_differs_is_told_but_for_documentation(repository: Path) -> None:
+    folder, data = repository / "bench", b"a\r\nb"
+    for name in ("same.yaml", "more.yaml", "README.md", "gone.bin"):
+        (folder / name).write_bytes(data)
+    commit_all(repository)
+    base = find_base(repository, "HEAD")
+    assert isinstance(base, Base)
+    write(repository, bench__test_a_py="now", bench__more_py="new")
+    for name in ("more.yaml", "README.md", "new.yaml"):
+        (folder / name).write_text("now")
+    (folder / "gone.bin").unlink()
+    head = Head(top=repository, root=repository, python_files=("test_*.py",))
+
+    with base_tree(repository, base) as tree:
+        changed, own = lay_benchmarks(tree, head, [folder])
+
+    names = ("more.py", "more.yaml", "new.yaml", "test_a.py")
+    assert changed == [Path("bench", name) for name in names]
+    assert own == {Path("bench/test_a.py"): b"changed", Path("bench/models.py"): b"new"}
+
+
 def test_without_an_overlay_the_tree_is_the_bases_own(repository: Path) -> None:
     with base_tree(repository, base_of(repository)) as tree:
         found = texts_below(tree)

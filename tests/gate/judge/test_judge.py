@@ -1397,6 +1397,44 @@ def test_a_change_of_the_mathematics_is_told_and_fails_a_cell_where_that_is_aske
         assert by == {"same": "pairs", "changed": decided, "silent": decided, "slow": "pairs"}
 
 
+@pytest.mark.parametrize("is_strict", [False, True])
+def test_a_cell_that_passes_by_an_earlier_sessions_pairs_has_a_second_launch_for_its_numbers(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_strict: bool
+) -> None:
+    heads = {"same": (0.9, 0.8137), "changed": (0.9, 0.7885), "broken": (0.9, 0.7885)}
+    machine = with_losses(slower_by(same=0.0, changed=0.0, broken=0.0), **heads)
+    policy = dataclasses.replace(USUAL, slacks=({},), refuses_numerics_change=is_strict)
+    policies = dict.fromkeys(heads, policy)
+    with monkeypatch.context() as patch:
+        clock = itertools.count(0.0, 100.0)
+        patch.setattr(module, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+        budget = Budget(max_pairs=3, max_s=150.0, timeout_s=30.0)
+        first = run(machine, [*heads], budget=budget, policies=policies)
+    KeptPairs(tmp_path / "pairs.json", "base", "head").write(first.trials)
+    kept = KeptPairs(tmp_path / "pairs.json", "base", "head").cells
+    machine.names.clear()
+    passing = machine._cells
+
+    def fails_later(name: str, arm: str, number: int) -> CellRun | None:
+        found = passing(name, arm, number)
+        fails = (name, arm, number) == ("broken", "head", 2)
+        return dataclasses.replace(found, outcome="failed") if found and fails else found
+
+    machine._cells = fails_later
+
+    rerun = run(machine, [*heads], max_pairs=3, kept=kept, policies=policies)
+
+    changed, unknown = ("FAIL", "INCONCLUSIVE") if is_strict else ("PASS", "PASS")
+    assert words(rerun) == {"same": "PASS", "changed": changed, "broken": unknown}
+    assert [sorted(names) for names in machine.names] == [sorted(heads), ["broken", "changed"]]
+    assert {one.name: one.numerics_change for one in rerun.trials} == {
+        "same": "same bits",
+        "changed": "changed: loss at step 2 0.8137 -> 0.7885",
+        "broken": "cannot be told: a second launch of it failed",
+    }
+    assert all((one.reason, len(one.pairs)) == (None, 2) for one in rerun.trials)
+
+
 def test_a_smaller_step_of_ones_own_is_not_compared_unless_it_computes_the_same(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 import pytest
+from git_checkouts import git
 
 from perfsuite.gate.arms.arm import Arm, Launch
 from perfsuite.gate.arms.loaded import Loaded
@@ -463,6 +464,88 @@ def test_a_copy_may_be_of_a_project_that_computes_its_name(folder: Path) -> None
     add(folder, "lib/calc.py", "price = 1\n")
 
     assert is_shared_wrongly(folder, install(folder, "calc", "calc.py"), "lib/calc.py")
+
+
+NAMED = "[project]\nname = 'tools'\n[[tool.uv.index]]\nname = 'pytorch-cpu'\n"
+
+
+@pytest.mark.parametrize(
+    ("setup", "is_wrong"),
+    [
+        *dict.fromkeys(("setup(name=NAME)", "setup(**found)"), True).items(),
+        ("setup(name=about['name'], ext_modules=[Extension(name='shop._C', sources=[])])", True),
+        *dict.fromkeys(("setup()", "setup(name='shop', **more)"), False).items(),
+        *dict.fromkeys(("setup(", "shop = 1", f"a{'.b()' * 2000}"), False).items(),
+    ],
+)
+def test_no_other_name_in_a_projects_files_is_taken_for_that_which_setup_py_computes(
+    folder: Path, setup: str, is_wrong: bool
+) -> None:
+    add(folder, "setup.py", f"import setuptools\nsetuptools.{setup}")
+    add(folder, "pyproject.toml", NAMED)
+    add(folder, "lib/calc.py", "price = 1\n")
+
+    copy = install(folder, "calc", "calc.py", "price = 2\n")
+
+    assert is_shared_wrongly(folder, copy, "lib/calc.py") == is_wrong
+
+
+@pytest.mark.parametrize(("distribution", "is_wrong"), [("calc", False), ("Tools", True)])
+def test_a_name_that_another_folders_setup_py_computes_says_nothing(
+    folder: Path, distribution: str, is_wrong: bool
+) -> None:
+    add(folder, "third_party/setup.py", "setup(name=NAME)")
+    add(folder, "pyproject.toml", "[tool.poetry]\nname = 'tools'\n")
+    add(folder, "lib/calc.py")
+
+    copy = install(folder, distribution, "calc.py", "new")
+
+    assert is_shared_wrongly(folder, copy, "lib/calc.py") == is_wrong
+
+
+def test_data_of_a_submodule_of_heads_checkout_are_heads(folder: Path) -> None:
+    (folder / "part").mkdir()
+    (folder / "part" / "n.yaml").write_text("n: 1")
+    git(folder / "part", "init", "--quiet")
+    git(folder / "part", "add", "--all")
+    git(folder / "part", "commit", "--quiet", "--message", "data")
+    for tree in ("base", "head"):
+        git(folder / tree, "init", "--quiet")
+        allowed = ("-c", "protocol.file.allow=always")
+        git(folder / tree, *allowed, "submodule", "--quiet", "add", str(folder / "part"), "part")
+    (folder / "base/part/n.yaml").write_text("n: 2")
+
+    found = compare(folder, ["head/part/n.yaml"], ["head/part/n.yaml"])
+
+    assert f"the base arm loaded {folder}/head/part/n.yaml, which is head's" in str(found)
+
+
+@pytest.mark.parametrize("place", ["head", "head/lib", "elsewhere"])
+def test_a_process_that_cannot_say_what_it_loads_must_not_work_in_heads_checkout(
+    folder: Path, place: str
+) -> None:
+    arms = [
+        Arm(
+            name=name,
+            tree=folder / name,
+            import_roots=(),
+            pytest_arguments=(),
+            python=sys.executable,
+        )
+        for name in ("base", "head")
+    ]
+    command = f"python3 train.py, in {folder}/{place}"
+    own = f"{folder}/head/.venv/bin/python -I -c pass"
+    silent = Loaded(silent=frozenset({"python3 log in.py", own, command}))
+
+    found = find_asymmetry(Launch(arm=arms[0], loaded=silent), Launch(arm=arms[1], loaded=silent))
+
+    told = (
+        f"the base arm started '{command}', which is head's checkout, and it cannot say what it "
+        "loads; let it not change to an absolute folder, and keep what is on PYTHONPATH, as in "
+        "PYTHONPATH=lib:$PYTHONPATH"
+    )
+    assert found == (None if place == "elsewhere" else told)
 
 
 @pytest.mark.parametrize(("leads_to", "found"), [("more", None), ("../../../../src", "a.pth")])

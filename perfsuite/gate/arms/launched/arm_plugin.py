@@ -71,8 +71,7 @@ class Channel:
     def wait(self, **message: Any) -> Any:
         """As `request`, within a turn, where the clock already stops the other processes."""
         self.send(**message)
-        line = self._lines.readline()
-        if not line:
+        if not (line := self._lines.readline()):
             os._exit(1)
         return json.loads(line)
 
@@ -88,8 +87,7 @@ class ArmPlugin:
 
         self._new_waits = perfsuite_background.Waits
         self._collected = perfsuite_collected
-        self._turn_clock = perfsuite_turn_clock
-        self._channel = channel
+        self._turn_clock, self._channel = perfsuite_turn_clock, channel
         self._parser = parser
         self._variables = dict(os.environ)
         self._background = background
@@ -292,8 +290,7 @@ def _name_of(item: Any) -> str:
 
 def _profile(stats: Any) -> list[tuple[str, float, float]]:
     """The costliest functions of one call: place and name, calls, and their own seconds."""
-    profiled = getattr(stats, "cprofile_stats", None)
-    if profiled is None:
+    if (profiled := getattr(stats, "cprofile_stats", None)) is None:
         return []
     num = stats.iterations
     functions = [
@@ -341,8 +338,7 @@ def _reason(report: pytest.TestReport | pytest.CollectReport) -> str:
         return f"xfail: {report.wasxfail}" if report.wasxfail else "xfail"
     if isinstance(report.longrepr, tuple):
         return str(report.longrepr[2])
-    crash = getattr(report.longrepr, "reprcrash", None)
-    if crash is not None:
+    if (crash := getattr(report.longrepr, "reprcrash", None)) is not None:
         return str(crash.message).partition("\n")[0]
     lines = str(report.longrepr).strip().splitlines() or [report.outcome]
     if isinstance(report.longrepr, str):  # of perfsuite, or of pytest.fail

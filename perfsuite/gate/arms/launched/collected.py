@@ -69,8 +69,7 @@ def is_in_matrix(markers: Iterable[pytest.Mark], matrix: str) -> bool:
 
 def of_own_matrix(config: pytest.Config, cells: list[Any]) -> list[Any]:
     """Return the cells of this side's matrix; those of one side alone have vanished, or are new."""
-    matrix = _setting(config, "perf_matrix") or MATRICES[1]
-    if matrix not in MATRICES:
+    if (matrix := _setting(config, "perf_matrix") or MATRICES[1]) not in MATRICES:
         raise pytest.UsageError(f"perf_matrix is {matrix!r}; use one of {', '.join(MATRICES)}")
     return [one for one in cells if is_in_matrix(one.iter_markers("perf"), matrix)]
 

@@ -50,8 +50,7 @@ class LoadLog:
         self._path = path
         self._watched = tuple(watched)
         self._own = tuple(filter(None, [own]))
-        self._began_s = began_s
-        self._session_s = session_s
+        self._began_s, self._session_s = began_s, session_s
         self._seen: set[str] = set()
         self._made: set[str] = set()
         self._moved: dict[str, str] = {}

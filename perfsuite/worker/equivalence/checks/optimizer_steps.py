@@ -49,8 +49,7 @@ def check_optimizer_steps(case: Case, proof: Proof) -> None:
         expected, before = replay.take_step(step), step.before.parameters
         limit = _limit(case, step, number, expected, replay.optimizer)
         proof.evidence += _find_non_finite(step, number, replay.optimizer)
-        after = step.after.parameters
-        found = judge_update("parameter", after, expected, before, number, limit)
+        found = judge_update("parameter", step.after.parameters, expected, before, number, limit)
         proof.evidence.append(found if step is recorded else replace(found, cause=FILLED))
         if step.after.buffers:
             buffers = _rounded_like(step.after.buffers, replay.weights().buffers)
@@ -110,8 +109,7 @@ class _Replay:
         recipe = case.recipe
         self._has_master_weights = PRECISION_POLICIES[recipe.precision].master_weights
         self._max_norm, self._clips_scaled = max_norm, clips_scaled
-        self._sparse = case.trace.sparse
-        self._num_steps = 0
+        self._sparse, self._num_steps = case.trace.sparse, 0
         precision = "fp32" if self._has_master_weights else recipe.precision
         self._reference = case.reference(precision=precision)
         self.optimizer = self._reference.trainer.optimizer

@@ -118,8 +118,7 @@ class _Reference:
     ) -> None:
         self.own = case.build()
         self.follows = self.has_drawn = False
-        self._case = case
-        self.arithmetic = arithmetic
+        self._case, self.arithmetic = case, arithmetic
         self._is_nudged = is_nudged
         if is_nudged:
             # Once, because `take` does not load them anew.

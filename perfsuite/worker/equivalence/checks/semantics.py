@@ -82,8 +82,7 @@ def check_semantics(case: Case) -> Proof | EquivalenceRow:
                     "not compared by themselves, because they are below "
                     f"{limits.SMALLEST_SHARE:.0e} of all gradients: {listed([*map(repr, names)])}"
                 )
-    is_within = all(one.is_within for one in proof.evidence)
-    excuse = None
+    is_within, excuse = all(one.is_within for one in proof.evidence), None
     if not is_within:
         excuse = _find_excuse(references, expected.plain, is_compressed=bool(losses))
     if excuse is not None:
@@ -294,8 +293,7 @@ def _hypotheses(plain: Reference, step: Step, expected: _Expected) -> Iterator[B
     yield planted_bugs.mean_of_means(average([*itertools.chain(*parts)], "none"))
     num_steps = len(step.shards[0])
     for which, kept in (("first", slice(1, None)), ("last", slice(None, -1))):
-        left = [part for shard in parts for part in shard[kept]]
-        if left:
+        if left := [part for shard in parts for part in shard[kept]]:
             share = (num_steps - 1) / num_steps
             yield planted_bugs.lost_micro_batch(scaled(average(left, "none"), share), which)
 

@@ -96,8 +96,7 @@ class PowerSGD:
     def __init__(
         self, parameters: Mapping[str, Tensor], *, num_plain_steps: int = NUM_PLAIN_STEPS
     ) -> None:
-        self._parameters = parameters
-        self._num_plain_steps = num_plain_steps
+        self._parameters, self._num_plain_steps = parameters, num_plain_steps
         self._random = numpy.random.RandomState(_RANDOM_SEED)
         self._lost: dict[int, list[Tensor]] = {}
         self._q: dict[int, Tensor] = {}

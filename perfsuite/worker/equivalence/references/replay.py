@@ -43,8 +43,7 @@ class Replay(DrawMode):  # type: ignore[no-untyped-call]
         self.unknown: list[str] = []
         self._parts = parts
         self._begin, self._end, self._num_samples = rows
-        self._heads_first = heads_first
-        self._num_calls = 0
+        self._heads_first, self._num_calls = heads_first, 0
         self._calls: dict[bytes, int] = {}
         # Pairs of parts that have drawn the same numbers so far, and how unlikely that is.
         self._alike = list(itertools.combinations(range(len(parts or ())), 2))

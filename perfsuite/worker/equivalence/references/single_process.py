@@ -74,8 +74,7 @@ class Reference:
         assert not (dist.is_available() and dist.is_initialized())
         kept = ("precision", "grad_accumulation_steps", "clip_grad_norm")
         fields = {name: getattr(recipe, name) for name in kept} | changes
-        low = PRECISION_POLICIES[fields["precision"]].fsdp_dtype
-        if low is not None:
+        if (low := PRECISION_POLICIES[fields["precision"]].fsdp_dtype) is not None:
             fields["precision"] = "fp32"  # of the whole weights, as of the ranks' shards
         self.trainer = build_trainer(workload, Recipe(**fields), device=device, seed=seed)
         self._low, self._gathered = low, [] if low is None else self._gather_in(low, recipe)

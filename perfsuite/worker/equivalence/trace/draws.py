@@ -73,8 +73,7 @@ class Call:
 
     def drawn(self) -> Tensor | None:
         """The tensor that holds the drawn values; None where none does."""
-        name = self.func.overloadpacket.__name__
-        if name == "native_dropout":
+        if (name := self.func.overloadpacket.__name__) == "native_dropout":
             return self.result[1]  # type: ignore[no-any-return]
         keeps = self.func.namespace != "aten" or any(part in name for part in _KEEP_TO_THEMSELVES)
         return None if keeps or not isinstance(self.result, Tensor) else self.result

@@ -115,8 +115,7 @@ class _Recorder:
         self.gradients: Tensors = {}
         self.buffers: Tensors = {}
         self.weights = trace.read_weights(trainer.module)  # after the last step
-        self._trainer = trainer
-        self._inner = trainer.strategy
+        self._trainer, self._inner = trainer, trainer.strategy
         recipe, mode = trainer.recipe, trainer.recipe.plan.properties
         self.draws: DrawRecorder | None = None
         # Neither a compiled model nor another thread shows its operators.

@@ -40,8 +40,7 @@ class ChunkSchedule:
         num_stages: int,
         chunks: Sequence[Chunk],
     ) -> None:
-        self._trainer = trainer
-        self._stages = stages
+        self._trainer, self._stages = trainer, stages
         self._num_stages = num_stages
         self._chunks: Sequence[Chunk] = chunks
         self._outputs: dict[int, Any] = {}
@@ -137,8 +136,7 @@ class _StageOfChunk(nn.Module):
 
     def __init__(self, schedule: ChunkSchedule, index: int) -> None:
         super().__init__()
-        self._schedule = schedule
-        self._index = index
+        self._schedule, self._index = schedule, index
 
     def forward(self, *activations: Tensor, number: Tensor) -> Any:
         return self._schedule.compute_stage(self._index, activations, number)

@@ -27,8 +27,7 @@ class Strategy:
     why_not_evaluated: str | None = None
 
     def __init__(self, workload: Workload, recipe: Recipe, device: torch.device) -> None:
-        self.workload = workload
-        self.recipe = recipe
+        self.workload, self.recipe = workload, recipe
         self.device = device
         # Of the training data: the parts, and which this rank loads.
         self.num_shards = recipe.plan.data_parallel_size

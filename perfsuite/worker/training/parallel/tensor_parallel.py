@@ -28,8 +28,7 @@ class TensorParallel(Strategy):
     def split(self, model: nn.Module) -> nn.Module:
         """The same module with DTensors as weights of its split layers."""
         size = self.recipe.plan.size
-        plan = plan_layers(model, size)
-        if not plan:
+        if not (plan := plan_layers(model, size)):
             widths = sorted({m.out_features for m in model.modules() if type(m) is nn.Linear})
             found = f"widths {', '.join(map(str, widths))}" if widths else "no such layer"
             divisors = [n for n in range(2, size) if any(width % n == 0 for width in widths)]
