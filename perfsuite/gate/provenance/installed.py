@@ -75,11 +75,10 @@ def _names_given(file: Path) -> list[str | None]:
     """The names that a project's file gives; None of a setup.py that computes it."""
     if file.name == "pyproject.toml":
         return [name_of_project(file)]
-    if not file.is_file():
-        return []
     if file.name == "setup.cfg":
         return [*map(bytes.decode, _IN_SETUP_CFG.findall(read_source(file)))]
-    return [*_names_in_setup(read_source(file))] if file.name == "setup.py" else []
+    is_script = file.name == "setup.py" and file.is_file()
+    return [*_names_in_setup(read_source(file))] if is_script else []
 
 
 def _names_in_setup(source: bytes) -> Iterator[str | None]:
