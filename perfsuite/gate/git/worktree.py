@@ -72,7 +72,7 @@ def lay_benchmarks(
     data = [one for one in inside if one.suffix != ".py" and not is_documentation(one)]
     own = {file: overlay.read_source(file) for file in python if file.is_file()}
     with overlay.as_write_error(folder):
-        others = [folder / one for one in data if not are_equal(head.top / one, folder / one)]
+        others = {folder / one for one in data if not are_equal(head.top / one, folder / one)}
         overlay.lay_over(folder, head, laid)
         overlay.make_folder(folder, head.root.relative_to(head.top))
     laid_files = [file for file in (*python, *others) if file.is_file()]

@@ -108,7 +108,7 @@ def _profiles(base: CellRun, head: CellRun) -> list[list[dict[str, Any]]]:
         if before and after:
             rows = _operators(before, after)
             functions = [row for row in rows if _FUNCTION.match(row["name"])]
-            return [[row for row in rows if row not in functions], functions]
+            return [[row for row in rows if not _FUNCTION.match(row["name"])], functions]
     return [_rows(base.profile, head.profile, missing=0.0)]
 
 

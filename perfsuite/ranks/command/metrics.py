@@ -56,7 +56,7 @@ class Metrics:
     def values(self, folder: Path, output: str, before: _Files, unused: int = 0) -> Iterator[float]:
         """Yield what a launch logged, in seconds; `before` are the `files` before it.
 
-        As many lines as are `unused` may be older. A WorkloadError where more may be.
+        The first may be older ones, up to `unused`; raises a WorkloadError where more may be.
         """
         if self._kind == "regex":
             found: Iterable[Any] = re.findall(self._key, output)

@@ -67,7 +67,8 @@ class TurnClock:
         return self._started_s
 
     def _take_turn(self) -> None:
-        self._has_turn, background = True, self.core.background
+        self._has_turn = True
+        background = self.core.background
         background.stop()
         before = background.thread_seconds()
         self.wait_for_turn()
