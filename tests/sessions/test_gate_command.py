@@ -11,8 +11,10 @@ import os
 import socket
 import subprocess
 import sys
+import venv
 from pathlib import Path
 
+import psutil
 import pytest
 from gated_repository import ENVIRONMENT, Gated, Repository
 from json_schemas import assert_valid
@@ -243,6 +245,53 @@ def test_a_command_that_is_not_touched_is_judged_by_its_logs_and_what_it_leaves_
     )
 
     failed.expect(10, "head's tree: new since, and left there: times.jsonl", "ours FAIL +200.0 %*")
+
+
+def test_a_command_that_trains_in_heads_checkout_with_its_path_is_invalid_by_its_logs_too(
+    repository: Repository, path: str
+) -> None:
+    """Whose code it runs is in no log: the gate sees it while it trains, within the rounds."""
+    works = LOGS.replace("with pathlib", "sum(range(200_000_000))\n\n    with pathlib")
+    script = repository.path / "run.sh"
+    script.write_text(
+        f"cd {repository.path}\n"
+        f"export PYTHONPATH={repository.path}/lib\n"
+        'exec python logs.py "$PERFSUITE_OUT/times.jsonl"\n'
+    )
+    repository.write(lib__logged_model="MILLISECONDS = 1.0", logs=works)
+    repository.commit()
+    repository.write(lib__logged_model="MILLISECONDS = 3.0")
+    repository.commit()
+
+    blind = gate_command(repository, path, *LOGGED, *("--", "bash", "run.sh"))
+
+    told = f"ours: the base arm started 'python logs.py *, in {repository.path}', which is head's*"
+    blind.expect(12, "ours INVALID", told)
+
+
+def test_a_virtual_environment_that_heads_checkout_alone_has_is_no_pass(
+    repository: Repository, path: str
+) -> None:
+    """What is activated by a relative path is not there in the base's tree, and bash goes on."""
+    venv.create(repository.path / ".venv", with_pip=False)
+    (packages,) = (repository.path / ".venv").glob("lib/python*/site-packages")
+    module = packages / "psutil" / "__init__.py"
+    module.parent.mkdir()
+    module.write_text("MILLISECONDS = 1.0\n")
+    (repository.path / ".gitignore").write_text(".venv\n")
+    (repository.path / "run.sh").write_text(
+        'source .venv/bin/activate\npython logs.py "$PERFSUITE_OUT/times.jsonl"\n'
+    )
+    logs = LOGS.replace("logged_model.MILLISECONDS", "getattr(psutil, 'MILLISECONDS', 1.0)")
+    repository.write(logs=logs.replace("logged_model", "psutil"))
+    repository.commit()
+    repository.write(logs=logs.replace("logged_model", "psutil") + "\n    # the same")
+    repository.commit()
+
+    blind = gate_command(repository, path, *LOGGED, *("--", "bash", "run.sh"))
+
+    told = f"ours: the head arm loaded {module}, and the base arm {psutil.__file__}; *"
+    blind.expect(12, "ours INVALID", told)
 
 
 def test_a_script_among_the_documentation_is_judged_beside_a_log_of_an_earlier_gate(

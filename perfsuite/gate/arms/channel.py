@@ -61,7 +61,7 @@ class Server:
         self._shapes: dict[str, dict[str, Any]] = {}
         self._agreed: dict[str, int] | None = None
         self._agreed_s: float | None = None
-        self._ended_s = 0.0
+        self._ended_s = self._looked_s = self._granted_s = 0.0
         self._finished: set[str] = set()
         self._hiding: set[str] = set()
         self._is_over = False
@@ -74,11 +74,9 @@ class Server:
         """Answer until both launches have finished, or one cannot go on."""
         patience = Patience(self._plan.timeout_s, self._spent_s)
         while self._finished < self.launches.keys():
-            if self._receive(_LOOK_S):
+            if is_heard := self._receive(_LOOK_S):
                 patience.hear()
-            elif self._agreed is None:  # nothing is timed now
-                for log in self._logs.values():
-                    log.look()
+            self._look(is_idle=not is_heard)
             self._notice_ends()
             if (reason := patience.why_over()) is not None and self._plan.is_apart:
                 reason += ", also without the other arm"
@@ -88,6 +86,14 @@ class Server:
                 for name in self.launches.keys() - self._finished:
                     self.launches[name].failure = self.launches[name].failure or reason
                 return
+
+    def _look(self, *, is_idle: bool) -> None:
+        """See what processes load unless rounds go on; ever less often while a turn is timed."""
+        now_s, least_s = time.monotonic(), max(_LOOK_S, self._looked_s - self._granted_s)
+        if self._agreed is None and (is_idle or now_s - self._looked_s >= least_s):
+            for log in self._logs.values():
+                log.look()
+            self._looked_s = now_s
 
     def _spent_s(self) -> float:
         total_s = 0.0
@@ -211,6 +217,8 @@ class Server:
 
     def _answer(self, kind: str, arms: Iterable[str], answer: Mapping[str, Any] = {}) -> None:
         for arm in arms:
+            if kind == "turn":
+                self._granted_s = time.monotonic()
             with contextlib.suppress(OSError):  # the arm may have ended by now
                 self._waiting.pop((arm, kind)).sendall(json.dumps(answer).encode() + b"\n")
 

@@ -176,10 +176,19 @@ def _find_foreign(arm: Loading, other: Loading) -> str | None:
 
 
 def _find_installed_instead(base: Loading, head: Loading) -> str | None:
-    """Why the base loaded an installed copy of what head loads from its own tree."""
+    """Why the base loaded an installed copy of what head loads from its own tree or environment."""
     copies = {SITE.split(file)[-1]: file for file in base.files if SITE.search(file)}
     is_apart = base.prefix != head.prefix
     owners = {} if is_apart else installed.installed_by_projects(head.top, copies.values())
+    for file in () if is_apart else sorted(head.files - base.files):
+        if (name := SITE.split(file)[-1]) not in copies or not file.startswith(f"{head.top}/"):
+            continue
+        place = Path(file).relative_to(head.top)
+        if not (base.top / place).exists() and place not in _tracked(head.top):
+            return (
+                f"the head arm loaded {file}, and the base arm {copies[name]}; name a virtual "
+                f"environment of the checkout by an absolute path, or {_PYTHON}"
+            )
     for root in head.roots:
         for path in head.own_files:
             own = head.top / path

@@ -548,6 +548,31 @@ def test_a_process_that_cannot_say_what_it_loads_must_not_work_in_heads_checkout
     assert found == (None if place == "elsewhere" else told)
 
 
+@pytest.mark.parametrize("other", ["none", "tracked", "of the base"])
+def test_an_environment_that_head_has_and_the_base_lacks_has_other_packages(
+    folder: Path, other: str
+) -> None:
+    file, common = ".venv/lib/site-packages/torch/nn.py", "site-packages/torch/nn.py"
+    trees = ("base/", "head/") if other == "of the base" else ("head/",)
+    for place in (common, *(f"{tree}{file}" for tree in trees)):
+        (folder / place).parent.mkdir(parents=True)
+        (folder / place).touch()
+    for tree in trees:
+        (folder / tree / ".venv/pyvenv.cfg").touch()
+    git(folder / "head", "init", "--quiet")
+    if other == "tracked":
+        git(folder / "head", "add", ".venv")
+
+    found = compare(folder, [common], [f"head/{file}", common])
+
+    told = (
+        f"the head arm loaded {folder}/head/{file}, and the base arm {folder}/{common}; name a "
+        "virtual environment of the checkout by an absolute path, or give the base an interpreter "
+        "of its own with --base-python (pytest: --perf-base-python)"
+    )
+    assert found == (told if other == "none" else None)
+
+
 @pytest.mark.parametrize(("leads_to", "found"), [("more", None), ("../../../../src", "a.pth")])
 def test_only_a_path_file_that_leads_to_code_of_the_tree_is_an_installation(
     tmp_path: Path, leads_to: str, found: str | None
