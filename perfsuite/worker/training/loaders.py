@@ -190,10 +190,10 @@ class OwnBatches(EpochBatches):
     def _next_of_epochs(self) -> Any:
         if self._iterator is None:
             self._start_epoch(self.epoch)
-        batch = self._next()
+        batch = self._call(next, self._iterator, _END)
         if batch is _END and self._num_given == self.steps_per_epoch:
             self._start_epoch(self.epoch + 1)
-            batch = self._next()
+            batch = self._call(next, self._iterator, _END)
         if batch is _END or self._num_given == self.steps_per_epoch:
             gave = f"{self._num_given}" if batch is _END else "more"
             raise WorkloadError(
@@ -203,14 +203,9 @@ class OwnBatches(EpochBatches):
         self._num_given += 1
         return batch
 
-    def _next(self) -> Any:
-        with self._failures_told():
-            return next(self._iterator, _END)
-
-    @contextlib.contextmanager
-    def _failures_told(self) -> Iterator[None]:
+    def _call(self, function: Callable[..., Any], *args: Any) -> Any:
         try:
-            yield
+            return function(*args)
         # The user's loader may raise anything, and the user is to read all of it.
         except Exception as error:
             raise DataLoadError(f"{self._origin} {describe_failure(error)}") from error
@@ -223,8 +218,7 @@ class OwnBatches(EpochBatches):
         for part in (self._own_loader, *parts):
             if callable(set_epoch := getattr(part, "set_epoch", None)):
                 set_epoch(epoch)
-        with self._failures_told():
-            self._iterator = iter(self._own_loader)
+        self._iterator = self._call(iter, self._own_loader)
 
     def _checked(self, batch: Any) -> Any:
         num_inputs, num_targets = map(num_samples, super()._checked(batch))
