@@ -19,6 +19,7 @@ from perfsuite.worker.dtensor import local_tensor
 from perfsuite.worker.equivalence.comparison import Tensors
 from perfsuite.worker.equivalence.trace import trace
 from perfsuite.worker.equivalence.trace.draws import DrawRecorder, read_random_state
+from perfsuite.worker.measure.clock import largest_over_ranks
 from perfsuite.worker.training.batches import map_tensors
 from perfsuite.worker.training.loaders import EpochBatches
 from perfsuite.worker.training.parallel.strategy import Strategy
@@ -159,8 +160,6 @@ def _copy(tensor: Tensor) -> Tensor:
 
 def _agree(trainer: Trainer, was_taken: bool) -> bool:
     """Whether all ranks took the step, so that every rank records the same number of steps."""
-    if trainer.scaler.is_enabled() and dist.is_initialized():
-        votes = torch.tensor([was_taken], dtype=torch.int32, device=trainer.device)
-        dist.all_reduce(votes, op=dist.ReduceOp.MIN)
-        return bool(votes.item())
-    return was_taken
+    if not trainer.scaler.is_enabled():
+        return was_taken
+    return not any(largest_over_ranks([not was_taken], trainer.device))
