@@ -42,7 +42,7 @@ def pytest_configure(config: pytest.Config) -> None:
         "how a cell is judged, and the smallest matrix that it belongs to.",
     )
     ownership = Ownership(config)
-    config.stash[fixtures.RUNNER] = ownership.runner
+    config.stash[fixtures.RUNNER] = ownership.begin
     config.pluginmanager.register(fixtures, "perfsuite-fixtures")
     config.pluginmanager.register(ownership, "perfsuite-ownership")
 
@@ -87,7 +87,7 @@ class Ownership:
         is_xdist_controller = getattr(option, "dist", "no") != "no" and not option.collectonly
         if is_xdist_controller and self._choices is not None:
             self.is_ours = True
-            self._begin()
+            self.begin()
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         """Keep what could not be collected."""
@@ -107,15 +107,15 @@ class Ownership:
                 refuse_change(self._config, _ENVIRONMENT, measures=self.is_ours)
         # A launch of plain benchmarks needs none: the gate chooses its cells and keeps its times.
         if (self.is_ours and not self._is_arm) or any(map(fixtures.uses_ranks, items)):
-            self._begin()
+            self.begin()
         result = yield
         if self.is_ours and self._measured is not None:
-            self._begin(items)
+            self.begin(items)
         elif self.is_ours:
             recorder.write_nothing(self._config)
         return result
 
-    def _begin(self, items: list[pytest.Item] | None = None) -> "MeasuredSession":
+    def begin(self, items: list[pytest.Item] | None = None) -> "MeasuredSession":
         """Return the session that measures, and let it choose its cells of the items, if given.
 
         A UsageError reaches the user from xdist's workers, too.
@@ -133,10 +133,6 @@ class Ownership:
                 self._config.workeroutput[_REFUSAL] = str(error)
             raise
         return self._measured
-
-    def runner(self) -> "MeasuredSession":
-        """Return what the fixtures run cells with."""
-        return self._begin()
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any) -> None:
