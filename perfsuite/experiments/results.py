@@ -290,10 +290,7 @@ def step_percentiles(rounds_by_rank: Sequence[Rounds]) -> cell.StepPercentiles |
 
 def report(workload: str, recipe: Recipe, checked: RunChecked) -> EquivalenceReport:
     """Return the report of a recipe whose run was checked."""
-    fields, left_out = recipe.as_dict(), checked.inapplicable
-    return EquivalenceReport(
-        workload=workload, recipe=fields, rows=checked.rows, inapplicable=left_out
-    )
+    return EquivalenceReport(workload=workload, recipe=recipe.as_dict(), **vars(checked))
 
 
 def not_exercised(workload: str, recipe: Recipe, reason: str) -> EquivalenceReport:
