@@ -106,8 +106,8 @@ class Session:
         self._sweep_once()
         job = messages.CallFunction(call=pack((function, tuple(args))))
         request = GroupRequest(job=job, world_size=num_ranks, policy=self._policy)
-        replies = self._launcher.run(request)
-        return [unpack(cast(messages.FunctionReturned, reply).value) for reply in replies]
+        replies = cast(list[messages.FunctionReturned], self._launcher.run(request))
+        return [unpack(reply.value) for reply in replies]
 
     def probe_device(self) -> dict[str, float]:
         """Return seconds of fixed work on a rank's GPU, by name; {} on a CPU or under torchrun."""
@@ -262,7 +262,7 @@ class Session:
         run: own_code.Run | None = None,
     ) -> Outcome:
         replies = self._run_timed(self._request(job), is_timed=is_timed, run=run)
-        ranks = [cast(messages.CellMeasured, reply) for reply in replies]
+        ranks = cast(list[messages.CellMeasured], replies)
         self.environments |= {rank.environment.fingerprint: rank.environment for rank in ranks}
         device = self.hardware.device
         if run is not None:  # a command chooses its device itself
@@ -274,8 +274,7 @@ class Session:
         self._require_timeable(recipe)
         packed = pack(find_workload(workload))
         job = RunProfile(workload=packed, recipe=recipe, num_epochs=num_epochs)
-        replies = self._run_timed(self._request(job))
-        ranks = [cast(messages.ProfileTaken, reply) for reply in replies]
+        ranks = cast(list[messages.ProfileTaken], self._run_timed(self._request(job)))
         return combine_profiles(job, results.name_of(workload), self.hardware.device, ranks)
 
     def _run_timed(
