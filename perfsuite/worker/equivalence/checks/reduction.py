@@ -20,7 +20,7 @@ from perfsuite.worker.equivalence.checks.data import have_equal_shards
 from perfsuite.worker.equivalence.comparison import Tensors
 from perfsuite.worker.equivalence.planted_bugs import Bug
 from perfsuite.worker.equivalence.proof import Case, Proof, judge_buffers
-from perfsuite.worker.equivalence.references.averaging import NUM_PLAIN_STEPS, PowerSGD, average
+from perfsuite.worker.equivalence.references import averaging
 from perfsuite.worker.equivalence.references.single_process import Pass, Reference
 from perfsuite.worker.equivalence.trace.trace import Step
 from perfsuite.worker.training.mixed_precision import PRECISION_POLICIES
@@ -28,7 +28,6 @@ from perfsuite.worker.training.mixed_precision import PRECISION_POLICIES
 # PowerSGD feeds back the errors of its compression. They grow with every step, and rounding with
 # them, so only the first steps are compared.
 _NUM_POWERSGD_STEPS = 3
-_HOOK_DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 
 
 def check_reduction(case: Case) -> Proof | EquivalenceRow | str:
@@ -102,12 +101,12 @@ def _reduction(case: Case, reference: Reference) -> Callable[[Sequence[Tensors]]
     """How the ranks average, for all steps: PowerSGD remembers the steps before."""
     recipe = case.recipe
     if recipe.comm_hook != "powersgd":
-        return lambda shares: average(shares, recipe.comm_hook)
+        return lambda shares: averaging.average(shares, recipe.comm_hook)
     # The hook counts reductions, also those of skipped steps and one that learns a static graph.
     learns_graph = recipe.static_graph and recipe.grad_accumulation_steps > 1
-    power = PowerSGD(
+    power = averaging.PowerSGD(
         dict(reference.trainer.module.named_parameters()),
-        num_plain_steps=max(0, NUM_PLAIN_STEPS - case.trace.num_skipped - learns_graph),
+        num_plain_steps=max(0, averaging.NUM_PLAIN_STEPS - case.trace.num_skipped - learns_graph),
     )
     return lambda shares: power.average(shares, case.trace.bucket_layout)
 
@@ -157,7 +156,7 @@ def _bugs(
     if passes[-1].draws:
         anew = _run_shard(reference, step, -1, recipe, draws_anew=True).gradients
         for bug in planted_bugs.drawn_anew(anew, shares[-1]):
-            mean = average([*shares[:-1], bug.gradients], recipe.comm_hook)
+            mean = averaging.average([*shares[:-1], bug.gradients], recipe.comm_hook)
             yield dataclasses.replace(bug, gradients=mean)
     if len(shares) > 1:
         yield from planted_bugs.reduction_bugs(shares, recipe.comm_hook)
@@ -165,7 +164,7 @@ def _bugs(
         for which, kept in (("first", slice(1, None)), ("last", slice(None, -1))):
             shards = [micro_batches[kept] for micro_batches in step.shards]
             passes = _run_shards(reference, dataclasses.replace(step, shards=shards), recipe)
-            lost = average([one.gradients for one in passes], recipe.comm_hook)
+            lost = averaging.average([one.gradients for one in passes], recipe.comm_hook)
             yield planted_bugs.lost_micro_batch(lost, which)
     yield planted_bugs.wrong_scale(expected, recipe.plan.world_size)
     yield from planted_bugs.gradient_bugs(expected)
@@ -173,7 +172,7 @@ def _bugs(
 
 def _limit(gradients: Tensors, case: Case) -> limits.Limit:
     dtypes = {gradient.dtype for gradient in gradients.values()}
-    if (hook_dtype := _HOOK_DTYPES.get(case.recipe.comm_hook)) is not None:
+    if (hook_dtype := averaging.HOOK_DTYPES.get(case.recipe.comm_hook)) is not None:
         dtypes.add(hook_dtype)
     is_ordered = not case.trace.sparse
     low = PRECISION_POLICIES[case.recipe.precision].autocast_dtype

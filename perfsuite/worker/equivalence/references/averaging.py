@@ -7,7 +7,7 @@ Shapes: N numbers of one bucket; the gradient of one parameter as a matrix of n 
 (1, n, m), which p, (1, n, 1), times the transpose of q, (1, m, 1), approximates.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import reduce
 
 import numpy
@@ -25,15 +25,8 @@ _NUM_SEEDS = 1_000_000_000
 # Reductions that are not compressed; equal to data_parallel._POWERSGD_START_ITER.
 NUM_PLAIN_STEPS = 2
 
-# What a rank adds to the sum, in its dtype. Dividing first keeps it from overflowing. The reducer
-# multiplies dense gradients while it copies them (torch's reducer.cpp, mark_variable_ready_dense);
-# hooks divide the bucket (default_hooks.py), as PowerSGD's does where it does not compress.
-_SHARES: dict[str, Callable[[Tensor, int], Tensor]] = {
-    "none": lambda gradient, num_shards: gradient * (1 / num_shards),
-    "fp16": lambda gradient, num_shards: gradient.to(torch.float16) / num_shards,
-    "bf16": lambda gradient, num_shards: gradient.to(torch.bfloat16) / num_shards,
-    "powersgd": lambda gradient, num_shards: gradient / num_shards,
-}
+# What hooks that cast gradients send.
+HOOK_DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 
 
 @torch.no_grad()
@@ -44,12 +37,18 @@ def average(shards: Sequence[Tensors], comm_hook: str) -> Tensors:
     and on a gradient's place in its bucket. A parameter without a gradient in a shard counts as
     zero there. "powersgd" is for a step that the hook does not compress.
     """
-    share = _SHARES[comm_hook]
     totals: Tensors = {}
     dtypes: dict[str, torch.dtype] = {}
     for shard in shards:
         for name, gradient in shard.items():
-            part = share(gradient, len(shards))
+            # What a rank adds to the sum. Dividing first keeps it from overflowing. The reducer
+            # multiplies dense gradients while it copies them (torch's reducer.cpp,
+            # mark_variable_ready_dense); hooks divide the bucket (default_hooks.py), as PowerSGD's
+            # does where it does not compress.
+            if comm_hook == "none":
+                part = gradient * (1 / len(shards))
+            else:
+                part = gradient.to(HOOK_DTYPES.get(comm_hook, gradient.dtype)) / len(shards)
             if part.is_sparse:
                 part = part.coalesce()  # as each rank does before it sends
             totals[name] = totals[name] + part if name in totals else part
