@@ -101,15 +101,10 @@ class RankStep:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RankTrace:
-    """What one rank saw and did, less the tensors that the first rank has with the same bits."""
+class _Run:
+    """What is told alike of one rank and of all of them."""
 
-    shard_index: int
     start: Weights
-    steps: list[RankStep]
-    # The dataset's, epoch by epoch and batch by batch.
-    indices: list[list[list[int]]] = field(default_factory=list)
-    batches: list[Any] = field(default_factory=list)  # also those of skipped steps
     num_skipped: int = 0
     # Parameters whose sparse gradients are recorded as dense, and the most pieces of a row.
     sparse: dict[str, int] = field(default_factory=dict)
@@ -119,6 +114,17 @@ class RankTrace:
     num_accumulated: int = 1  # how often a step adds to a gradient, where the recipe does not say
     not_stepped: frozenset[str] = frozenset()  # trained parameters that no optimizer updates
     late: frozenset[str] = frozenset()  # parameters that do not train at first
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankTrace(_Run):
+    """What one rank saw and did, less the tensors that the first rank has with the same bits."""
+
+    shard_index: int
+    steps: list[RankStep]
+    # The dataset's, epoch by epoch and batch by batch.
+    indices: list[list[list[int]]] = field(default_factory=list)
+    batches: list[Any] = field(default_factory=list)  # also those of skipped steps
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,22 +148,13 @@ class Step:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Trace:
+class Trace(_Run):
     """A whole run: a `RankTrace` over all ranks, with indices and batches by shard."""
 
-    start: Weights
     indices: list[list[list[list[int]]]]
     batches: list[list[Any]]
     steps: list[Step]
-    num_skipped: int
-    sparse: dict[str, int]
-    num_calls: Counter[str] | None
-    communicating: frozenset[str]
-    bucket_layout: list[list[str]]
-    num_accumulated: int
     differences: list[Discrepancy]  # of a rank from the first one that has the same tensor
-    not_stepped: frozenset[str] = frozenset()  # on any rank
-    late: frozenset[str] = frozenset()
 
 
 def save_trace(trace: RankTrace, path: Path) -> None:
