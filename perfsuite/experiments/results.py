@@ -5,6 +5,7 @@ import itertools
 import math
 import statistics
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 
@@ -81,9 +82,7 @@ def combine(
         rank_stages_s=own_s,
         slow_ranks=None if own_s is None else {name: t.index(max(t)) for name, t in own_s.items()},
         step_s=step_percentiles(rounds_by_rank),
-        tflops=speeds["tflops"],
-        mfu=speeds["mfu"],
-        hfu=speeds["hfu"],
+        **speeds,
         compile_s=compile_s,
         energy_j=None if "energy_j" in missing else _energy_j(ranks),
         losses_by_step=tuple(losses.items()) or None,
@@ -116,12 +115,12 @@ def _why_missing(ranks: Sequence[CellMeasured], own_s: object) -> dict[str, str]
 
 def _speeds(
     precision: str | None, device: str, ranks: Sequence[CellMeasured], step_s: float
-) -> tuple[dict[str, float | None], dict[str, str]]:
+) -> tuple[dict[str, Any], dict[str, str]]:
     """Return TFLOP/s of a device, MFU and HFU, as far as they are known, and why one is missing."""
     counts = [rank.counts for rank in ranks]
     model = [one.model_flops for one in counts if one.model_flops is not None]
     with_recomputation = [one.flops for one in counts if one.flops is not None]
-    speeds: dict[str, float | None] = dict.fromkeys(("tflops", "mfu", "hfu"))
+    speeds: dict[str, Any] = dict.fromkeys(("tflops", "mfu", "hfu"))
     if len(model) < len(ranks) or not any(model):
         return speeds, {}  # the counts say why, or there is no model
     speeds["tflops"] = statistics.fmean(model) / step_s / 1e12
