@@ -6,7 +6,7 @@ Numbers are as they were recorded; one that is not available is None, shown as a
 import math
 import re
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import Any, Generic, TypeVar
@@ -279,9 +279,8 @@ def slow_rank_lines(rows: Sequence[Row]) -> list[str]:
     return [f"SLOW RANK {row.name}: {row.slow_rank}" for row in rows if row.slow_rank is not None]
 
 
-def missing_lines(lines: Sequence[CellLine]) -> list[str]:
-    """Return a line with the reason for each cell without proof, power, counts or loss."""
-    found = []
+def missing_lines(lines: Iterable[CellLine]) -> Iterator[str]:
+    """Yield a line with the reason for each cell without proof, power, counts or loss."""
     for line in lines:
         status = at("perfsuite.numerics.status")(line)
         told = [(status != "no power", "POWER", "numerics")]
@@ -294,16 +293,13 @@ def missing_lines(lines: Sequence[CellLine]) -> list[str]:
         for is_fine, word, name in told:
             why = re.search(rf"(?:^|; )no {name}: (.+?)(?=; no [\w ]+: |$)", line.reason or "")
             if not is_fine and why is not None and why[1] != NO_REFERENCE:
-                found.append(f"NO {word} {line.fullname}: {why[1]}")
-    return found
+                yield f"NO {word} {line.fullname}: {why[1]}"
 
 
-def skipped_lines(lines: Sequence[CellLine]) -> list[str]:
-    """Return a line with the reason for each cell without a number that did not fail."""
-    found = []
+def skipped_lines(lines: Iterable[CellLine]) -> Iterator[str]:
+    """Yield a line with the reason for each cell without a number that did not fail."""
     for line in lines:
         if line.outcome == "skipped" and line.perfsuite is None:
             kind, _, reason = (line.reason or "").partition(": ")
             shown = f"NOT EXERCISED {line.fullname}: {line.reason}"
-            found.append(f"{_SKIPS[kind]} {line.fullname}: {reason}" if kind in _SKIPS else shown)
-    return found
+            yield f"{_SKIPS[kind]} {line.fullname}: {reason}" if kind in _SKIPS else shown

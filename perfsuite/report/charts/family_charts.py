@@ -1,6 +1,6 @@
 """Charts of cells that differ in one field: worker sweeps, checkpointing, losses."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -12,19 +12,17 @@ from perfsuite.stats import intervals
 from perfsuite.units import format_bytes, format_seconds
 
 
-def draw_families(rows: Sequence[Row]) -> tuple[Section, ...]:
-    """Return all charts that families of cells have points for, those of the first rows first."""
+def draw_families(rows: Sequence[Row]) -> Iterator[Section]:
+    """Yield all charts that families of cells have points for, those of the first rows first."""
     kinds: tuple[tuple[str, Callable[[str, Family], Picture | None], Sequence[Family]], ...] = (
         ("Loader workers", _workers, families(rows, "num_workers")),
         ("Memory against recomputation", _checkpointing, families(rows, "checkpointing")),
         ("Losses by precision", _losses, families(rows, "precision")),
     )
-    sections = []
     for title, draw_one, found in kinds:
         charts, num_left_out = draw_each(partial(draw_one, title), found)
         if charts:
-            sections.append(Section(title=title, charts=charts, num_left_out=num_left_out))
-    return tuple(sections)
+            yield Section(title=title, charts=charts, num_left_out=num_left_out)
 
 
 def _workers(kind: str, family: Family) -> Picture:

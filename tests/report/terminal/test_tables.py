@@ -66,7 +66,7 @@ def test_the_table_has_a_row_for_each_measured_cell_and_none_for_others() -> Non
     values = "lenet ddp:2 fp32 none equivalent 2 2.00 ms ± 74.1 % 16.0 k 8.00 k 25.0 % 1.00 MiB 3"
     assert " ".join(header.split()) == f"{titles} collectives"
     assert [" ".join(row.split()) for row in rows] == [values]
-    assert skipped_lines([line(TRAINED), skipped]) == ["NOT EXERCISED b::t: no GPU"]
+    assert [*skipped_lines([line(TRAINED), skipped])] == ["NOT EXERCISED b::t: no GPU"]
 
 
 def test_cells_of_one_workload_and_recipe_are_told_apart_by_their_tests() -> None:
@@ -93,7 +93,7 @@ def test_a_cell_whose_check_had_no_power_has_a_line_that_says_why() -> None:
         perfsuite=msgspec.structs.replace(proven.perfsuite, numerics=numerics),
     )
 
-    assert missing_lines([proven, unproven]) == [
+    assert [*missing_lines([proven, unproven])] == [
         "NO POWER benchmarks/test_it.py::test_it[a]: all gradients are zero; or none"
     ]
     numerics = msgspec.structs.replace(numerics, status="not exercised")
@@ -101,13 +101,13 @@ def test_a_cell_whose_check_had_no_power_has_a_line_that_says_why() -> None:
     unexercised = msgspec.structs.replace(
         proven, reason="no numerics: it draws noise; no flops: x", perfsuite=record
     )
-    assert missing_lines([proven, unexercised]) == [
+    assert [*missing_lines([proven, unexercised])] == [
         "NO PROOF benchmarks/test_it.py::test_it[a]: it draws noise"
     ]
     by_choice = msgspec.structs.replace(
         unexercised, reason="no ops: y; no numerics: no reference= is given"
     )
-    assert missing_lines([by_choice]) == []
+    assert [*missing_lines([by_choice])] == []
 
 
 def test_a_users_own_cell_without_counts_or_a_whole_proof_has_lines_that_say_why() -> None:
@@ -121,7 +121,7 @@ def test_a_users_own_cell_without_counts_or_a_whole_proof_has_lines_that_say_why
         ours, perfsuite=msgspec.structs.replace(ours.perfsuite, recipe=None)
     )
 
-    assert missing_lines([ours, own]) == [
+    assert [*missing_lines([ours, own])] == [
         "NO COUNTS benchmarks/test_it.py::test_it[a]: it ended early",
         "NO PROOF OF SMALL GRADIENTS benchmarks/test_it.py::test_it[a]: those of 't'",
         "NO PROOF OF FROZEN PARAMETERS benchmarks/test_it.py::test_it[a]: the step changes 'm' "
