@@ -297,13 +297,11 @@ def _hypotheses(plain: Reference, step: Step, expected: _Expected) -> Iterator[B
             yield planted_bugs.lost_micro_batch(scaled(average(left, "none"), share), which)
 
 
-def _parts(plain: Reference, step: Step) -> list[list[Tensors]]:
+def _parts(plain: Reference, step: Step) -> Iterator[list[Tensors]]:
     """The gradients of each micro-batch by itself, shard by shard, scaled as recorded."""
-    found = []
     for shard in step.shards:
         plain.load(step.before)  # which a forward pass may change
-        found.append([plain.run([it], scale=step.scale).gradients for it in shard])
-    return found
+        yield [plain.run([it], scale=step.scale).gradients for it in shard]
 
 
 def _without(part: Tensors, whole: Tensors, share: float) -> Tensors:
