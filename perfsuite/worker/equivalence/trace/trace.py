@@ -7,7 +7,7 @@ import dataclasses
 import hashlib
 import math
 from collections import ChainMap, Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -220,7 +220,7 @@ def _join_step(
     if None in losses:  # in a pipeline only the rank of the last stage has one
         losses = rank_losses
     return Step(
-        shards=[_join_micro_batches(group, index, differences) for group in groups],
+        shards=[[*_join_micro_batches(group, index, differences)] for group in groups],
         losses=[loss for loss in losses if loss is not None],
         rank_losses=rank_losses,
         scale=parts[0].scale,
@@ -233,11 +233,10 @@ def _join_step(
 
 def _join_micro_batches(
     ranks: Sequence[RankStep], index: int, differences: list[Discrepancy]
-) -> list[MicroBatch]:
+) -> Iterator[MicroBatch]:
     """The micro-batches of ranks that share them; what they draw differently is a difference."""
-    joined = []
     for parts in zip(*(rank.micro_batches for rank in ranks), strict=True):
-        joined.append(parts[0])
+        joined = parts[0]
         draws = [part.draws for part in parts if part.draws is not None]
         if len(draws) == len(parts) > 1:
             chunks, differing = join_ranks(draws)
@@ -245,8 +244,8 @@ def _join_micro_batches(
                 Discrepancy("random draw", index + 1, math.inf, 0.0, _ALL_RANKS, operator, rank)
                 for rank, operator in differing.items()
             ]
-            joined[-1] = dataclasses.replace(parts[0], draws=chunks)
-    return joined
+            joined = dataclasses.replace(joined, draws=chunks)
+        yield joined
 
 
 def _join(parts: Sequence[Weights], step: int, differences: list[Discrepancy]) -> Weights:
