@@ -1,5 +1,6 @@
 """What a user's optimizer shows of itself."""
 
+import functools
 import inspect
 from typing import Any
 
@@ -21,10 +22,15 @@ def device_of(optimizer: Any) -> torch.device:
 
 def is_within_another(optimizer: Optimizer) -> bool:
     """Return whether a step that ends now is a part of another of its optimizer: super().step()."""
-    num_steps, frame = 0, inspect.currentframe()
-    if sum("step" in vars(one) for one in type(optimizer).__mro__) == 2:
-        frame = None  # a class and `Optimizer` have one each, and frames take long to look at
+    # Frames take long to look at, within the step.
+    num_steps, frame = 0, inspect.currentframe() if _has_more_steps(type(optimizer)) else None
     while frame is not None:
         num_steps += frame.f_code is _AROUND_STEP and frame.f_locals["self"] is optimizer
         frame = frame.f_back
     return num_steps > 1
+
+
+@functools.cache
+def _has_more_steps(kind: type[Optimizer]) -> bool:
+    """Whether there is a step beside those of the class and of `Optimizer`."""
+    return sum("step" in vars(one) for one in kind.__mro__) > 2
