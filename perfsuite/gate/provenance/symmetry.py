@@ -183,8 +183,8 @@ def _find_installed_instead(base: Loading, head: Loading) -> str | None:
     for file in () if is_apart else sorted(head.files - base.files):
         if (name := SITE.split(file)[-1]) not in copies or not file.startswith(f"{head.top}/"):
             continue
-        place = Path(file).relative_to(head.top)
-        if not (base.top / place).exists() and place not in _tracked(head.top):
+        place, is_same = Path(file).relative_to(head.top), _real_path(file) in base.files
+        if not (is_same or (base.top / place).exists() or place in _tracked(head.top)):
             return (
                 f"the head arm loaded {file}, and the base arm {copies[name]}; name a virtual "
                 f"environment of the checkout by an absolute path, or {_PYTHON}"

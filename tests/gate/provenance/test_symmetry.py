@@ -548,7 +548,7 @@ def test_a_process_that_cannot_say_what_it_loads_must_not_work_in_heads_checkout
     assert found == (None if place == "elsewhere" else told)
 
 
-@pytest.mark.parametrize("other", ["none", "tracked", "of the base"])
+@pytest.mark.parametrize("other", ["none", "tracked", "of the base", "a link"])
 def test_an_environment_that_head_has_and_the_base_lacks_has_other_packages(
     folder: Path, other: str
 ) -> None:
@@ -559,6 +559,9 @@ def test_an_environment_that_head_has_and_the_base_lacks_has_other_packages(
         (folder / place).touch()
     for tree in trees:
         (folder / tree / ".venv/pyvenv.cfg").touch()
+    if other == "a link":
+        (folder / "head" / file).unlink()
+        (folder / "head" / file).symlink_to(folder / common)
     git(folder / "head", "init", "--quiet")
     if other == "tracked":
         git(folder / "head", "add", ".venv")
