@@ -289,7 +289,7 @@ def step_percentiles(rounds_by_rank: Sequence[Rounds]) -> cell.StepPercentiles |
 
 def report(workload: str, recipe: Recipe, checked: RunChecked) -> EquivalenceReport:
     """Return the report of a recipe whose run was checked."""
-    return EquivalenceReport(workload=workload, recipe=recipe.as_dict(), **vars(checked))
+    return EquivalenceReport(workload=workload, recipe=recipe.as_dict(), **checked._asdict())
 
 
 def not_exercised(workload: str, recipe: Recipe, reason: str) -> EquivalenceReport:

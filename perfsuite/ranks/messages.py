@@ -5,7 +5,7 @@ Frozen dataclasses of plain values. The controller has no torch, so what needs i
 """
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from perfsuite.errors import PeerState, RecipeError, SettingError
 from perfsuite.ranks.assignments import Assignment
@@ -277,8 +277,7 @@ class RunRecorded:
     """Reply to `RecordRun` and `RecordSteps`: this rank's file is written."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class RunChecked:
+class RunChecked(NamedTuple):
     """Reply to `CheckRun` and `CheckSteps`: checks that apply, and by name why others do not."""
 
     rows: tuple[EquivalenceRow, ...]

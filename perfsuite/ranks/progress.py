@@ -4,8 +4,8 @@ import mmap
 import os
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from perfsuite.records.stages import STAGES
 from perfsuite.system.files import explained
@@ -23,8 +23,7 @@ _MARKS, _STEP, _PHASE, _STAGE = range(4)
 _STAGES = {name: number for number, name in enumerate(STAGES, start=1)}  # 0 is none
 
 
-@dataclass(frozen=True, kw_only=True)
-class Position:
+class Position(NamedTuple):
     """Where a rank was at its last mark; `step` counts the optimizer steps that it has begun."""
 
     num_marks: int

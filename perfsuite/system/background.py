@@ -17,7 +17,6 @@ import sys
 import threading
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -46,8 +45,7 @@ _POLL_S = 0.05
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
-@dataclass(frozen=True)
-class Process:
+class Process(NamedTuple):
     """A process as proc(5) shows it: `session` and `parent` are ids, `cpu_s` is its own time."""
 
     state: str

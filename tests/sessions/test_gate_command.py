@@ -247,6 +247,22 @@ def test_a_command_that_is_not_touched_is_judged_by_its_logs_and_what_it_leaves_
     failed.expect(10, "head's tree: new since, and left there: times.jsonl", "ours FAIL +200.0 %*")
 
 
+def test_what_a_command_does_beside_the_steps_that_it_logs_is_told(
+    repository: Repository, path: str
+) -> None:
+    """Its log is its own word: a slower loader, which the log leaves out, is in no number."""
+    slow = "log:\n        __import__('time').sleep(logged_model.BETWEEN)"
+    logs = LOGS.replace("log:", slow).replace("logged_model.MILLISECONDS", "1000")
+    repository.write(logged_model="BETWEEN = 0", logs=logs)
+    repository.commit()
+    repository.write(logged_model="BETWEEN = 3")
+    repository.commit()
+
+    told = gate_command(repository, path, *LOGGED, "--", "python", "logs.py", "{out}/times.jsonl")
+
+    told.expect(0, "ours PASS *", "ours: beside its timed steps, the command took * s with head and *")
+
+
 def test_a_command_that_trains_in_heads_checkout_with_its_path_is_invalid_by_its_logs_too(
     repository: Repository, path: str
 ) -> None:

@@ -63,7 +63,8 @@ class Server:
         self._agreed_s: float | None = None
         self._ended_s = self._looked_s = self._granted_s = 0.0
         self._finished: set[str] = set()
-        self._hiding: set[str] = set()
+        # What an arm's own word on a cell lacks, by the arm.
+        self._noticed: dict[str, dict[str, Any]] = {name: {} for name in self.launches}
         self._is_over = False
 
     def close(self) -> None:
@@ -154,9 +155,10 @@ class Server:
                 self._ended_s = time.monotonic()
                 self._clocks_mhz[arm].append(self._read_clocks())
                 if kind == "done":
+                    self._noticed[arm]["turns_s"] = self._ended_s - self._granted_s
                     self._answer("turn", self._scheduler.end(arm))
             case "waits":
-                self._hiding.add(arm)
+                self._noticed[arm]["hides_waits"] = True
             case "left":
                 self._take_cell(arm, message)
             case "finished":
@@ -184,16 +186,15 @@ class Server:
         clocks_mhz, self._clocks_mhz[arm] = self._clocks_mhz[arm], []
         # The arm waits meanwhile, so its processes live.
         loaded = self.launches[arm].loaded = self._logs[arm].read()
-        run = msgspec.convert(message, CellRun)
+        run = msgspec.convert(self._noticed[arm] | message, CellRun)
         self.launches[arm].cells[message["cell"]] = dataclasses.replace(
             run,
             alternated_s=0.0 if self._agreed_s is None else self._ended_s - self._agreed_s,
-            hides_waits=run.hides_waits or arm in self._hiding,
             loaded=loaded,
             # A median would be a multiple of the 15 MHz that a GPU's clock goes by.
             clocks_mhz=tuple(trimmed_mean(one)[0] for one in zip(*clocks_mhz, strict=False)),
         )
-        self._hiding.discard(arm)
+        self._noticed[arm].clear()
         self._is_over = self._plan.is_enough(self._logs[arm].read())  # of what outlives the cell
         self._answer("turn", self._scheduler.leave(arm))
         self._advance()

@@ -14,6 +14,8 @@ from perfsuite.gate.arms.launched.load_log import LOG, is_python
 
 # A Python process that has computed for so many seconds has begun its log, if it has one.
 _STARTED_S = 0.2
+# The kind of line that fills a field of `Loaded`.
+_KIND = {"old": "old", "made": "made", "programs": "program", "silent": "silent", "shells": "shell"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,9 +47,7 @@ class LoadLogReader:
         self._folders = tuple(f"{folder}/" for folder in folders)
         self._began_s = log.parent.stat().st_ctime
         self._num_bytes = 0
-        self._texts: dict[str, set[str]] = {
-            kind: set() for kind in ("old", "made", "program", "silent", "shell")
-        }
+        self._texts: dict[str, set[str]] = {kind: set() for kind in _KIND.values()}
         self._files: defaultdict[int, set[str]] = defaultdict(set)
         self._parents: dict[int, int] = {}
         self._processes: set[int] = set()
@@ -60,11 +60,7 @@ class LoadLogReader:
         return Loaded(
             files=frozenset().union(*self._files.values()),
             recent=frozenset().union(*(self._files[process] for process in recent)),
-            old=frozenset(self._texts["old"]),
-            made=frozenset(self._texts["made"]),
-            programs=frozenset(self._texts["program"]),
-            silent=frozenset(self._texts["silent"]),
-            shells=frozenset(self._texts["shell"]),
+            **{name: frozenset(self._texts[kind]) for name, kind in _KIND.items()},
         )
 
     def look(self) -> None:

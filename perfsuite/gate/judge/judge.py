@@ -249,8 +249,9 @@ def _judge_counts(trial: Trial) -> None:
         trial.word, trial.by, trial.reason = "FAIL", "counts", None
     for one in (*compared.increases, *compared.unavailable):
         trial.add_reason(str(one))
-    if (changes := pair_evidence.describe_changes(**trial.last)) is not None:
-        trial.add_reason(changes)
+    beside = pair_evidence.describe_beside(**trial.runs, limit=trial.policy.bounds[1])
+    for one in filter(None, (pair_evidence.describe_changes(**trial.last), beside)):
+        trial.add_reason(one)
 
 
 def _judge_numerics(trial: Trial) -> None:

@@ -45,6 +45,8 @@ _PATH = re.compile(r"'[^']*/[^']*'|\S*/\S*")
 
 # Of a GPU's clock: as much is a change of what a step takes.
 _MOST_CLOCKS_APART = 0.01
+# What a command does beside its steps, such as imports, varies by as much.
+_VARYING_SHARE = 0.2
 
 _OF_BOTH = ", which runs head's conftest.py and settings,"
 _NO_ROOM = "memory has no room for both arms"
@@ -289,6 +291,19 @@ def describe_changes(base: CellRun, head: CellRun) -> str | None:
         if ours[name] != theirs[name]
     ]
     return f"head trains with {', '.join(sorted(changed))}" if changed else None
+
+
+def describe_beside(base: Sequence[CellRun], head: Sequence[CellRun], limit: float) -> str | None:
+    """Return that a command takes longer beside its timed steps, if it does in each pair."""
+    if base[-1].record is None or base[-1].alternated_s:  # all is timed
+        return None
+    logged_s = [math.fsum(run.rounds_s) for run in base]
+    base_s, head_s = ([it.turns_s - math.fsum(it.rounds_s) for it in runs] for runs in (base, head))
+    pairs = zip(logged_s, base_s, head_s, strict=False)
+    if any(two - one <= max(limit * steps, _VARYING_SHARE * one) for steps, one, two in pairs):
+        return None
+    took = f"{statistics.median(head_s):.3g} s with head and {statistics.median(base_s):.3g} s with"
+    return f"beside its timed steps, the command took {took} the base, which no time here has"
 
 
 def _read(run: CellRun) -> _Trained | None:

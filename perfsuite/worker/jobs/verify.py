@@ -84,19 +84,17 @@ def check_recorded(
 ) -> messages.RunChecked:
     """Compare what the ranks have recorded with references computed here."""
     board.enter_phase("check")
-    rows, inapplicable = check_run(
-        Case(
-            workload=load_workload(unpack(job.workload)),
-            recipe=job.recipe,
-            device=device,
-            seed=start.seed,
-            num_steps=job.num_steps,
-            trace=_load(start, _TESTED, job.recipe),
-            twin=None if job.recipe.checkpointing == "none" else _load(start, "twin", job.recipe),
-            on_step=board.begin_step,
-        )
+    case = Case(
+        workload=load_workload(unpack(job.workload)),
+        recipe=job.recipe,
+        device=device,
+        seed=start.seed,
+        num_steps=job.num_steps,
+        trace=_load(start, _TESTED, job.recipe),
+        twin=None if job.recipe.checkpointing == "none" else _load(start, "twin", job.recipe),
+        on_step=board.begin_step,
     )
-    return messages.RunChecked(rows=rows, inapplicable=inapplicable)
+    return messages.RunChecked(*check_run(case))
 
 
 def check_own_recorded(

@@ -22,8 +22,9 @@ def device_of(optimizer: Any) -> torch.device:
 
 def is_within_another(optimizer: Optimizer) -> bool:
     """Return whether a step that ends now is a part of another of its optimizer: super().step()."""
+    kind: Any = type(optimizer)
     # Frames take long to look at, within the step.
-    num_steps, frame = 0, inspect.currentframe() if _has_more_steps(type(optimizer)) else None
+    num_steps, frame = 0, inspect.currentframe() if _has_more_steps(kind) else None
     while frame is not None:
         num_steps += frame.f_code is _AROUND_STEP and frame.f_locals["self"] is optimizer
         frame = frame.f_back

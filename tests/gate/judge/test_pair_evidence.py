@@ -1,0 +1,50 @@
+"""What a pair says of a command that logs its steps itself."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from perfsuite.gate.arms.arm import CellRun
+from perfsuite.gate.judge.pair_evidence import describe_beside
+
+TOLD = (
+    "beside its timed steps, the command took 9 s with head and 3 s with the base, which no time "
+    "here has"
+)
+
+
+def run(beside_s: float, **others: Any) -> CellRun:
+    """A command whose ten timed steps took a second, and the rest so long."""
+    fields: dict[str, Any] = {"rounds_s": (0.1,) * 10, "record": {}, "turns_s": 1.0 + beside_s}
+    return CellRun(outcome="passed", reason=None, **{**fields, **others})
+
+
+@pytest.mark.parametrize(
+    ("base_s", "head_s", "expected"),
+    [
+        ([3.0, 3.0], [9.0, 9.0], TOLD),
+        ([2.0, 3.0, 4.0], [9.0, 8.0, 9.5], TOLD),
+        ([3.0, 3.0], [9.0, 3.1], None),  # in one pair of two
+        ([3.0, 3.0], [3.5, 3.5], None),  # as much varies
+        ([9.0, 9.0], [3.0, 3.0], None),
+        ([0.1, 0.1], [0.14, 0.14], None),  # less than the limit of the steps
+    ],
+)
+def test_what_a_command_does_beside_its_steps_is_told_where_each_pair_has_it(
+    base_s: list[float], head_s: list[float], expected: str | None
+) -> None:
+    base, head = ([run(beside_s) for beside_s in arm] for arm in (base_s, head_s))
+
+    assert describe_beside(base, head, limit=0.05) == expected
+
+
+@pytest.mark.parametrize("others", [{"record": None}, {"alternated_s": 2.0}])
+def test_nothing_is_told_of_cells_whose_turns_are_timed_round_by_round(
+    others: dict[str, Any],
+) -> None:
+    base, head = (dataclasses.replace(run(beside_s), **others) for beside_s in (3.0, 9.0))
+
+    assert describe_beside([base], [head], limit=0.05) is None
