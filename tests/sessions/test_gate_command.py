@@ -260,7 +260,9 @@ def test_what_a_command_does_beside_the_steps_that_it_logs_is_told(
 
     told = gate_command(repository, path, *LOGGED, "--", "python", "logs.py", "{out}/times.jsonl")
 
-    told.expect(0, "ours PASS *", "ours: beside its timed steps, the command took * s with head and *")
+    told.expect(
+        0, "ours PASS *", "ours: beside its timed steps, the command took * s with head and *"
+    )
 
 
 def test_a_command_that_trains_in_heads_checkout_with_its_path_is_invalid_by_its_logs_too(
