@@ -89,9 +89,10 @@ class Server:
                 return
 
     def _look(self, *, is_idle: bool) -> None:
-        """See what processes load unless rounds go on; ever less often while a turn is timed."""
-        now_s, least_s = time.monotonic(), max(_LOOK_S, self._looked_s - self._granted_s)
-        if self._agreed is None and (is_idle or now_s - self._looked_s >= least_s):
+        """See what processes load unless rounds go on; ever less often in a long turn."""
+        now_s, pause_s = time.monotonic(), max(_LOOK_S, self._looked_s - self._granted_s)
+        is_due = now_s - max(self._looked_s, self._granted_s) >= pause_s
+        if self._agreed is None and (is_idle or is_due):
             for log in self._logs.values():
                 log.look()
             self._looked_s = now_s

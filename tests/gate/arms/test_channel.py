@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import socket
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 
 from perfsuite.gate.arms.arm import Arm, PairPlan
 from perfsuite.gate.arms.channel import Patience, Server
+from perfsuite.gate.arms.loaded import LoadLogReader
 
 
 def typical_mhz(folder: Path, *clocks_mhz: float) -> tuple[float, ...]:
@@ -33,6 +35,31 @@ def test_a_clock_between_two_steps_of_a_gpus_clock_is_seen(tmp_path: Path) -> No
 
     assert (slower, faster) == ((1400.625,), (1402.5,))
     assert typical_mhz(tmp_path / "one", 1980) == (1980.0,)
+
+
+@pytest.mark.parametrize(
+    ("turn_s", "expected"),
+    [(math.inf, [0.5, 1.0, 2.0, 4.0, 8.0]), (4.0, [0.5, 1.0, 2.0, 4.5, 5.0, 6.0]), (0.25, [])],
+)
+def test_a_turn_is_looked_into_ever_less_often_and_a_short_one_never(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, turn_s: float, expected: list[float]
+) -> None:
+    arm = Arm(name="head", tree=tmp_path, import_roots=(), pytest_arguments=())
+    plan = PairPlan(number=1, first="head", hash_seed=1, timeout_s=60.0)
+    now_s, looks_s = [0.0], list[float]()
+    monkeypatch.setattr("time.monotonic", lambda: now_s[0])
+    monkeypatch.setattr(LoadLogReader, "look", lambda _: looks_s.append(now_s[0]))
+
+    with contextlib.closing(Server([arm], plan, tmp_path / "socket")) as server:
+        for quarter in range(8 * 4 + 1):  # of a second, in which a command greets
+            now_s[0] = quarter / 4
+            if now_s[0] % turn_s == 0:
+                server._granted_s = now_s[0]
+            server._look(is_idle=False)
+        server._agreed = {}  # rounds begin
+        server._look(is_idle=True)
+
+    assert looks_s == expected
 
 
 # What an arm tells of Python's collector: the largest and the smallest of all ranks.
