@@ -402,8 +402,8 @@ WRONG = {
         "bits are due (on all ranks); likeliest cause: the gradients are not reduced over the ranks"
     ),
     "same_data": (
-        "T1 mismatch: the gradient of * differs at step 1 by *; likeliest cause: all ranks return "
-        "the same loss: does the sampler give them the same data?"
+        "T1 mismatch: the gradient of * differs at step 1 by *; likeliest cause: the sampler gives "
+        "all ranks the same data, unless the step reduces the loss itself"
     ),
     "scaled_rate": (
         "T1 mismatch: the update of * differs at step 1 by 1.0e+00, over the limit of *; likeliest "

@@ -389,6 +389,29 @@ def test_a_value_that_cannot_be_pickled_is_refused_with_its_reason(rank_group: R
         rank_group(1, lambda value: value, (number for number in range(3)))
 
 
+@pytest.mark.parametrize("kind", ["a tee", "closed", "none"])
+def test_a_rank_whose_code_replaces_its_output_is_answered_for(
+    rank_group: RunRanks, kind: str
+) -> None:
+    def replace() -> str:
+        class Tee:
+            def write(self, text: str) -> None:
+                """Write it nowhere."""
+
+        with open(os.devnull, "w") as closed:  # noqa: PTH123
+            pass
+        sys.stdout = {"a tee": Tee(), "closed": closed, "none": None}[kind]  # type: ignore[assignment]
+        return kind
+
+    def fail() -> None:
+        replace()
+        raise ValueError("of the step")
+
+    assert rank_group(1, replace) == [kind]
+    with pytest.raises(RankFailureError, match="of the step"):
+        rank_group(1, fail)
+
+
 def test_what_a_rank_prints_reaches_the_test_output(
     rank_group: RunRanks, capsys: pytest.CaptureFixture[str]
 ) -> None:

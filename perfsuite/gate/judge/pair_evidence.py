@@ -45,8 +45,7 @@ _PATH = re.compile(r"'[^']*/[^']*'|\S*/\S*")
 
 # Of a GPU's clock: as much is a change of what a step takes.
 _MOST_CLOCKS_APART = 0.01
-# What a command does beside its steps, such as imports, varies by as much.
-_VARYING_SHARE = 0.2
+_VARYING_SHARE = 0.2  # as much does what a command does beside its steps, such as imports
 
 _OF_BOTH = ", which runs head's conftest.py and settings,"
 _NO_ROOM = "memory has no room for both arms"

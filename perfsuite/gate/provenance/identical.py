@@ -44,7 +44,7 @@ class Comparison:
         if changes.others or self._loads_documents:
             return []
         if not changes.modules:
-            why = "no file differs from the base"
+            why = "no file on disk that git knows differs from the base"
             if changes.documents:
                 why = f"only documentation differs from the base: {listed(changes.documents)}"
             return [_identical(name, why) for name in cells]

@@ -77,7 +77,7 @@ def names(found: Comparison, *cells: str) -> list[str]:
 @pytest.mark.parametrize(
     ("found", "why"),
     [
-        (changes(), "no file differs from the base"),
+        (changes(), "no file on disk that git knows differs from the base"),
         (
             changes(documents=["a.md", "b.md", "c.md", "d.md"]),
             "only documentation differs from the base: a.md, b.md, c.md and 1 more",

@@ -388,7 +388,7 @@ def _find_cause(
     # Of an average that is logged they are right; later ones follow from other weights.
     losses = steps[0].judge_loss(steps[0].step.mean_loss)
     if _have_same_losses(trace) and not all(loss.is_within for loss in losses):
-        return "all ranks return the same loss: does the sampler give them the same data?"
+        return "the sampler gives all ranks the same data, unless the step reduces the loss itself"
     if found.what != "gradient" and found.step > 1 and not truth.follows:
         return "the loss before it agrees, so that the update in between does not"
     if found.what == "loss":
