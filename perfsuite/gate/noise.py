@@ -3,9 +3,8 @@
 import math
 import statistics
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NamedTuple
 
 import msgspec
 
@@ -65,8 +64,7 @@ class Calibration(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     cells: dict[str, CellNoise]
 
 
-@dataclass(frozen=True, kw_only=True)
-class SessionPairs:
+class SessionPairs(NamedTuple):
     """The A/A pairs of one cell in one session, with the standard errors that are known."""
 
     log_ratios: Sequence[float]

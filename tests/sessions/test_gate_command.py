@@ -261,7 +261,9 @@ def test_what_a_command_does_beside_the_steps_that_it_logs_is_told(
     told = gate_command(repository, path, *LOGGED, "--", "python", "logs.py", "{out}/times.jsonl")
 
     told.expect(
-        0, "ours PASS *", "ours: beside its timed steps, the command took * s with head and *"
+        0,
+        "ours PASS *",
+        "ours: beside its timed steps, which alone are judged, the command took * with head and *",
     )
 
 

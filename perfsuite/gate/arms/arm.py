@@ -51,7 +51,7 @@ class CellRun:
     alternated_s: float = 0.0
     # (function, calls, own seconds) of an iteration, where the plan profiles.
     profile: tuple[tuple[str, float, float], ...] = ()
-    turns_s: float = 0.0  # duration of its turns, by its own clock, or of a command that logs steps
+    turns_s: float = 0.0  # duration of its turns by its own clock, or of the ranks' last one
     background_s: float = 0.0  # processor seconds of its threads in the other arm's turns
     hides_waits: bool = False  # what its threads or processes waited for went on in those turns
     outgrew_core: bool = False  # it was pinned to the shared core, and then used more than a thread

@@ -25,7 +25,7 @@ from perfsuite.gate.arms.turns import Scheduler
 from perfsuite.stats.intervals import trimmed_mean
 from perfsuite.system.gpus import open_clocks
 
-_LOOK_S = 0.5
+_LOOK_S, _MOST_LOOK_S = 0.5, 5.0
 # How often, within the time that idle launches may be silent, the gate looks whether they work; how
 # much of one processor working ones use at least; and how much longer they may be silent.
 _LOOKS = 10
@@ -89,9 +89,9 @@ class Server:
                 return
 
     def _look(self, *, is_idle: bool) -> None:
-        """See what processes load unless rounds go on; ever less often in a long turn."""
-        now_s, pause_s = time.monotonic(), max(_LOOK_S, self._looked_s - self._granted_s)
-        is_due = now_s - max(self._looked_s, self._granted_s) >= pause_s
+        """See what processes load unless rounds go on; less often in a long turn."""
+        now_s, lasted_s = time.monotonic(), min(_MOST_LOOK_S, self._looked_s - self._granted_s)
+        is_due = now_s - max(self._looked_s, self._granted_s) >= max(_LOOK_S, lasted_s)
         if self._agreed is None and (is_idle or is_due):
             for log in self._logs.values():
                 log.look()
@@ -219,7 +219,7 @@ class Server:
 
     def _answer(self, kind: str, arms: Iterable[str], answer: Mapping[str, Any] = {}) -> None:
         for arm in arms:
-            if kind == "turn":
+            if kind in ("enter", "turn"):
                 self._granted_s = time.monotonic()
             with contextlib.suppress(OSError):  # the arm may have ended by now
                 self._waiting.pop((arm, kind)).sendall(json.dumps(answer).encode() + b"\n")

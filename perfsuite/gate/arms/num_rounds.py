@@ -3,7 +3,7 @@
 import math
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 # Seconds that those of any later launch may take: what is left of their noise is the launch's.
 _MOST_S = 3.0
@@ -24,8 +24,7 @@ _PART_OF_GAP = 1 / 3.5
 LEAST_PAIRS = 3
 
 
-@dataclass(frozen=True)
-class PairCost:
+class PairCost(NamedTuple):
     """What one pair of a cell gave, and its seconds: of a round of both arms, and beside rounds."""
 
     log_ratio: float

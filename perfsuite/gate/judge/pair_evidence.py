@@ -293,16 +293,19 @@ def describe_changes(base: CellRun, head: CellRun) -> str | None:
 
 
 def describe_beside(base: Sequence[CellRun], head: Sequence[CellRun], limit: float) -> str | None:
-    """Return that a command takes longer beside its timed steps, if it does in each pair."""
-    if base[-1].record is None or base[-1].alternated_s:  # all is timed
+    """Return that a command takes longer beside its timed steps, if it does in each of two pairs.
+
+    A log may sum up to more than the time that went by: of several ranks, or in other units.
+    """
+    if len(base) < 2 or base[-1].record is None or base[-1].alternated_s:  # or all is timed
         return None
-    logged_s = [math.fsum(run.rounds_s) for run in base]
     base_s, head_s = ([it.turns_s - math.fsum(it.rounds_s) for it in runs] for runs in (base, head))
-    pairs = zip(logged_s, base_s, head_s, strict=False)
-    if any(two - one <= max(limit * steps, _VARYING_SHARE * one) for steps, one, two in pairs):
-        return None
+    for run, one, two in zip(base, base_s, head_s, strict=False):
+        least_s = max(limit * math.fsum(run.rounds_s), max(limit, _VARYING_SHARE) * one)
+        if one < 0 or two - one <= least_s:
+            return None
     took = f"{statistics.median(head_s):.3g} s with head and {statistics.median(base_s):.3g} s with"
-    return f"beside its timed steps, the command took {took} the base, which no time here has"
+    return f"beside its timed steps, which alone are judged, the command took {took} the base"
 
 
 def _read(run: CellRun) -> _Trained | None:

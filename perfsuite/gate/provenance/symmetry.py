@@ -41,6 +41,7 @@ class Loading:
         self.top = (arm.top or arm.tree).resolve()
         self.roots = tuple(root.resolve() for root in arm.import_roots)  # first on its path
         self.site = arm.tree.resolve() / SITE_FOLDER  # where the base's build installs
+        self.environment = _environment_of(arm.python)
         self.prefix = Path(_real_path(arm.python)).parent.parent  # of its interpreter
         self.programs, self.old, self.made = loaded.programs, loaded.old, loaded.made
         self.files = frozenset(
@@ -178,16 +179,19 @@ def _find_foreign(arm: Loading, other: Loading) -> str | None:
 def _find_installed_instead(base: Loading, head: Loading) -> str | None:
     """Why the base loaded an installed copy of what head loads from its own tree or environment."""
     copies = {SITE.split(file)[-1]: file for file in base.files if SITE.search(file)}
-    is_apart = base.prefix != head.prefix
+    is_apart = base.environment != head.environment
     owners = {} if is_apart else installed.installed_by_projects(head.top, copies.values())
     for file in () if is_apart else sorted(head.files - base.files):
-        if (name := SITE.split(file)[-1]) not in copies or not file.startswith(f"{head.top}/"):
+        other = copies.get(SITE.split(file)[-1], in_base := f"{base.top}/")
+        place = file.removeprefix(f"{head.top}/")
+        if place == file or other.startswith(in_base) or _OF_LAUNCHES.search(place):
             continue
-        place, is_same = Path(file).relative_to(head.top), _real_path(file) in base.files
-        if not (is_same or (base.top / place).exists() or place in _tracked(head.top)):
+        is_same = _real_path(file) in base.files
+        if not (is_same or (base.top / place).exists() or Path(place) in _tracked(head.top)):
             return (
-                f"the head arm loaded {file}, and the base arm {copies[name]}; name a virtual "
-                f"environment of the checkout by an absolute path, or {_PYTHON}"
+                f"the head arm loaded {file}, and the base arm {other}, so that they ran with "
+                "different packages; name a virtual environment of the checkout by an absolute "
+                f"path, or {_PYTHON}"
             )
     for root in head.roots:
         for path in head.own_files:

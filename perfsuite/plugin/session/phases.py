@@ -1,8 +1,7 @@
 """How a phase of a test (setup, call, teardown) ended; its subtests are reported while it runs."""
 
 from collections.abc import Generator
-from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import pytest
 
@@ -18,8 +17,7 @@ _IS_IN_CALL = pytest.StashKey[bool]()
 _FAILED_SUBTEST = pytest.StashKey[str | None]()
 
 
-@dataclass(frozen=True, kw_only=True)
-class PhaseEnd:
+class PhaseEnd(NamedTuple):
     """How a phase of a test ended on one rank and why, perhaps only because another rank failed."""
 
     outcome: Literal["passed", "failed", "skipped"]

@@ -11,10 +11,9 @@ import pkgutil
 import signal
 from collections import defaultdict
 from collections.abc import Container, Iterable, Sequence
-from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from perfsuite.errors import LostRankError
 from perfsuite.ranks import bootstrap
@@ -37,8 +36,7 @@ _MESSENGER = "perfsuite.worker.messenger:serve"
 _SESSION = -1
 
 
-@dataclass(frozen=True, kw_only=True)
-class MessengerStart:
+class MessengerStart(NamedTuple):
     """What a messenger is started with: its controller's place and process, and a log's folder."""
 
     membership: Membership

@@ -11,8 +11,8 @@ from perfsuite.gate.arms.arm import CellRun
 from perfsuite.gate.judge.pair_evidence import describe_beside
 
 TOLD = (
-    "beside its timed steps, the command took 9 s with head and 3 s with the base, which no time "
-    "here has"
+    "beside its timed steps, which alone are judged, the command took 9 s with head and 3 s with "
+    "the base"
 )
 
 
@@ -31,6 +31,8 @@ def run(beside_s: float, **others: Any) -> CellRun:
         ([3.0, 3.0], [3.5, 3.5], None),  # as much varies
         ([9.0, 9.0], [3.0, 3.0], None),
         ([0.1, 0.1], [0.14, 0.14], None),  # less than the limit of the steps
+        ([3.0], [9.0], None),  # the first pair has cold caches
+        ([-9.0, -9.0], [-3.0, -3.0], None),  # the log sums up to more than the time that went by
     ],
 )
 def test_what_a_command_does_beside_its_steps_is_told_where_each_pair_has_it(
@@ -47,4 +49,11 @@ def test_nothing_is_told_of_cells_whose_turns_are_timed_round_by_round(
 ) -> None:
     base, head = (dataclasses.replace(run(beside_s), **others) for beside_s in (3.0, 9.0))
 
-    assert describe_beside([base], [head], limit=0.05) is None
+    assert describe_beside([base] * 2, [head] * 2, limit=0.05) is None
+
+
+def test_what_is_accepted_of_the_steps_is_accepted_of_those_that_are_not_timed() -> None:
+    base, head = run(10.0), run(13.0)
+
+    assert describe_beside([base] * 2, [head] * 2, limit=0.37) is None
+    assert describe_beside([base] * 2, [head] * 2, limit=0.05) is not None

@@ -569,11 +569,47 @@ def test_an_environment_that_head_has_and_the_base_lacks_has_other_packages(
     found = compare(folder, [common], [f"head/{file}", common])
 
     told = (
-        f"the head arm loaded {folder}/head/{file}, and the base arm {folder}/{common}; name a "
-        "virtual environment of the checkout by an absolute path, or give the base an interpreter "
-        "of its own with --base-python (pytest: --perf-base-python)"
+        f"the head arm loaded {folder}/head/{file}, and the base arm {folder}/{common}, so that "
+        "they ran with different packages; name a virtual environment of the checkout by an "
+        "absolute path, or give the base an interpreter of its own with --base-python (pytest: "
+        "--perf-base-python)"
     )
     assert found == (told if other == "none" else None)
+
+
+@pytest.mark.parametrize("case", ["two of one Python", "the base's own", "made by a launch"])
+def test_environments_that_are_meant_to_differ_are_fine(folder: Path, case: str) -> None:
+    """The base has one by --base-python or --base-build, or each launch made its own in TMPDIR."""
+    places = {arm: f"{arm}/.venv/lib/site-packages/torch/nn.py" for arm in ("base", "head")}
+    if case == "two of one Python":
+        places["base"] = "old/lib/site-packages/torch/nn.py"
+    elif case == "made by a launch":
+        of_launch = "head/tmp/perfsuite-7-pair-1/{}/site-packages/torch/nn.py"
+        places = {arm: of_launch.format(arm) for arm in places}
+    else:
+        places["base"] = places["base"].replace("/lib/", "/lib/python3.12/")
+    for place in places.values():
+        (folder / place).parent.mkdir(parents=True)
+        (folder / place).touch()
+    pythons = {arm: folder / arm / "bin/python" for arm in ("old", "new")}
+    for python in pythons.values():
+        python.parent.mkdir(parents=True, exist_ok=True)
+        python.symlink_to(sys.executable)
+    base, head = (
+        Launch(
+            arm=Arm(
+                name=arm,
+                tree=folder / arm,
+                import_roots=(),
+                pytest_arguments=(),
+                python=str(pythons["old" if is_apart else "new"]),
+            ),
+            loaded=Loaded(files=frozenset({str(folder / places[arm])})),
+        )
+        for arm, is_apart in (("base", case == "two of one Python"), ("head", False))
+    )
+
+    assert find_asymmetry(base, head) is None
 
 
 @pytest.mark.parametrize(("leads_to", "found"), [("more", None), ("../../../../src", "a.pth")])
