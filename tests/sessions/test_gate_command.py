@@ -252,7 +252,7 @@ def test_what_a_command_does_beside_the_steps_that_it_logs_is_told(
 ) -> None:
     """Its log is its own word: a slower loader, which the log leaves out, is in no number."""
     slow = "log:\n        __import__('time').sleep(logged_model.BETWEEN)"
-    logs = LOGS.replace("log:", slow).replace("logged_model.MILLISECONDS", "1000")
+    logs = LOGS.replace("log:", slow).replace("logged_model.MILLISECONDS", "1.0")
     repository.write(logged_model="BETWEEN = 0", logs=logs)
     repository.commit()
     repository.write(logged_model="BETWEEN = 3")
@@ -310,7 +310,7 @@ def test_a_virtual_environment_that_heads_checkout_alone_has_is_no_pass(
 
     blind = gate_command(repository, path, *LOGGED, *("--", "bash", "run.sh"))
 
-    told = f"ours: the head arm loaded {module}, and the base arm {psutil.__file__}; *"
+    told = f"ours: the head arm loaded {module}, and the base arm {psutil.__file__}, so *"
     blind.expect(12, "ours INVALID", told)
 
 
