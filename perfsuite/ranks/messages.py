@@ -1,6 +1,6 @@
 """What a controller and its ranks send each other: how a rank is started, its job, its reply.
 
-Frozen dataclasses of plain values. The controller has no torch, so what needs it travels as bytes
+Frozen, of plain values. The controller has no torch, so what needs it travels as bytes
 (`ranks.pickling.pack`), such as the `workload` of a job: what `find_workload` returned.
 """
 

@@ -63,8 +63,8 @@ def serve(start: messages.RankStart, pipe: Connection) -> None:
 
 def _send(pipe: Connection, reply: messages.Reply) -> None:
     """Send the reply, and return when the controller has closed its end: it has all replies."""
-    for stream in (sys.stdout, sys.stderr):
-        if not getattr(stream, "closed", True):  # the user's code may have put anything there
+    for stream in (sys.stdout, sys.stderr):  # the user's code may have put anything there
+        if hasattr(stream, "flush") and not getattr(stream, "closed", False):
             stream.flush()
     pipe.send(reply)
     with contextlib.suppress(EOFError, ConnectionResetError):

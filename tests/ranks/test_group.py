@@ -389,7 +389,7 @@ def test_a_value_that_cannot_be_pickled_is_refused_with_its_reason(rank_group: R
         rank_group(1, lambda value: value, (number for number in range(3)))
 
 
-@pytest.mark.parametrize("kind", ["a tee", "closed", "none"])
+@pytest.mark.parametrize("kind", ["a tee", "open", "closed", "none"])
 def test_a_rank_whose_code_replaces_its_output_is_answered_for(
     rank_group: RunRanks, kind: str
 ) -> None:
@@ -398,9 +398,13 @@ def test_a_rank_whose_code_replaces_its_output_is_answered_for(
             def write(self, text: str) -> None:
                 """Write it nowhere."""
 
+        class Open(Tee):
+            closed = False
+
         with open(os.devnull, "w") as closed:  # noqa: PTH123
             pass
-        sys.stdout = {"a tee": Tee(), "closed": closed, "none": None}[kind]  # type: ignore[assignment]
+        outputs = {"a tee": Tee(), "open": Open(), "closed": closed, "none": None}
+        sys.stdout = outputs[kind]  # type: ignore[assignment]
         return kind
 
     def fail() -> None:

@@ -293,16 +293,13 @@ def describe_changes(base: CellRun, head: CellRun) -> str | None:
 
 
 def describe_beside(base: Sequence[CellRun], head: Sequence[CellRun], limit: float) -> str | None:
-    """Return that a command takes longer beside its timed steps, if it does in each of two pairs.
-
-    A log may sum up to more than the time that went by: of several ranks, or in other units.
-    """
+    """Return that a command takes longer beside its timed steps, where each of two pairs has it."""
     if len(base) < 2 or base[-1].record is None or base[-1].alternated_s:  # or all is timed
         return None
     base_s, head_s = ([it.turns_s - math.fsum(it.rounds_s) for it in runs] for runs in (base, head))
     for run, one, two in zip(base, base_s, head_s, strict=False):
         least_s = max(limit * math.fsum(run.rounds_s), max(limit, _VARYING_SHARE) * one)
-        if one < 0 or two - one <= least_s:
+        if one < 0 or two - one <= least_s:  # a log of several ranks sums up to more than went by
             return None
     took = f"{statistics.median(head_s):.3g} s with head and {statistics.median(base_s):.3g} s with"
     return f"beside its timed steps, which alone are judged, the command took {took} the base"

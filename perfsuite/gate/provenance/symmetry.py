@@ -178,11 +178,13 @@ def _find_foreign(arm: Loading, other: Loading) -> str | None:
 
 def _find_installed_instead(base: Loading, head: Loading) -> str | None:
     """Why the base loaded an installed copy of what head loads from its own tree or environment."""
-    copies = {SITE.split(file)[-1]: file for file in base.files if SITE.search(file)}
+    in_base = f"{base.top}/"
+    loaded = sorted(base.files, key=lambda file: (file.startswith(in_base), file))  # its own last
+    copies = {SITE.split(file)[-1]: file for file in loaded if SITE.search(file)}
     is_apart = base.environment != head.environment
     owners = {} if is_apart else installed.installed_by_projects(head.top, copies.values())
     for file in () if is_apart else sorted(head.files - base.files):
-        other = copies.get(SITE.split(file)[-1], in_base := f"{base.top}/")
+        other = copies.get(SITE.split(file)[-1], in_base)
         place = file.removeprefix(f"{head.top}/")
         if place == file or other.startswith(in_base) or _OF_LAUNCHES.search(place):
             continue

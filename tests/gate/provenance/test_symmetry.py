@@ -17,6 +17,7 @@ from perfsuite.gate.provenance import symmetry
 from perfsuite.gate.provenance.installed import is_any_installed
 from perfsuite.gate.provenance.symmetry import find_asymmetry
 
+VENVS = ("base", "python3.12"), ("head", "python3.13")
 PLACES = {
     "pkg": "pkg/__init__.py",
     "other": "src/other/__init__.py",
@@ -68,6 +69,7 @@ def compare(
     *,
     trees: tuple[str, str] = ("base", "head"),
     python: str = sys.executable,
+    base_python: str | None = None,
     alone: Collection[str] = (),
     old: Collection[str] = (),
     roots: Collection[str] = (),
@@ -81,7 +83,7 @@ def compare(
             top=folder / tree.removesuffix("/perf"),
             import_roots=tuple(folder / root for root in roots),
             pytest_arguments=(),
-            python=python,
+            python=(base_python or python) if name == "base" else python,
             alone=frozenset(map(Path, alone if name == "head" else ())),
         )
         files, written_before = (
@@ -591,25 +593,33 @@ def test_environments_that_are_meant_to_differ_are_fine(folder: Path, case: str)
     for place in places.values():
         (folder / place).parent.mkdir(parents=True)
         (folder / place).touch()
-    pythons = {arm: folder / arm / "bin/python" for arm in ("old", "new")}
-    for python in pythons.values():
+    pythons = [folder / environment / "bin/python" for environment in ("old", "new")]
+    for python in pythons:
         python.parent.mkdir(parents=True, exist_ok=True)
         python.symlink_to(sys.executable)
-    base, head = (
-        Launch(
-            arm=Arm(
-                name=arm,
-                tree=folder / arm,
-                import_roots=(),
-                pytest_arguments=(),
-                python=str(pythons["old" if is_apart else "new"]),
-            ),
-            loaded=Loaded(files=frozenset({str(folder / places[arm])})),
-        )
-        for arm, is_apart in (("base", case == "two of one Python"), ("head", False))
+    of_base, of_head = map(str, pythons)
+
+    found = compare(
+        folder,
+        [places["base"]],
+        [places["head"]],
+        python=of_head,
+        base_python=of_base if case == "two of one Python" else None,
     )
 
-    assert find_asymmetry(base, head) is None
+    assert found is None
+
+
+@pytest.mark.parametrize("also", ["site-packages", "zzz/site-packages"])
+def test_what_the_base_has_of_its_own_counts_whatever_else_it_loaded(
+    folder: Path, also: str
+) -> None:
+    """pytest loads a package, too; which of two places is met first is as a set has it."""
+    ours, theirs = (f"{tree}/.venv/lib/{version}/site-packages/yaml.py" for tree, version in VENVS)
+
+    found = compare(folder, [f"{also}/yaml.py", ours], [f"{also}/yaml.py", theirs])
+
+    assert found is None
 
 
 @pytest.mark.parametrize(("leads_to", "found"), [("more", None), ("../../../../src", "a.pth")])
