@@ -257,6 +257,25 @@ def test_a_library_that_each_tree_builds_is_judged_whatever_git_says(shop: Repos
     gated.expect(10, f"base build: {BUILD}", f"{PRICE} FAIL +30.0 % *")
 
 
+def test_a_library_that_is_older_than_what_head_changes_of_its_sources_is_no_pass(
+    shop: Repository,
+) -> None:
+    shop.write(shop=BY_CTYPES)
+    (shop.path / ".gitignore").write_text("*.so\n")
+    write_library(shop, seconds=0.001)
+    shop.commit()
+    (shop.path / "price.c").write_text(LIBRARY.format(seconds=0.0013))
+    shop.commit()
+
+    stale = shop.gate("--perf-base=HEAD~1", f"--perf-base-build={BUILD}")
+    subprocess.run(BUILD.split(), cwd=shop.path, check=True)
+    built_anew = shop.gate("--perf-base=HEAD~1", f"--perf-base-build={BUILD}")
+
+    told = "which git does not track, and nothing was compiled since price.c was changed; build *"
+    stale.expect(12, f"{PRICE} INVALID", f"{PRICE}: the head arm loaded libprice.so, {told}")
+    built_anew.expect(10, f"{PRICE} FAIL +30.0 % *")
+
+
 def test_a_build_that_changes_what_head_runs_with_ends_the_session(
     shop: Repository, python: Path
 ) -> None:

@@ -10,7 +10,8 @@ from perfsuite.gate.git.changes import IMPORTABLE, is_left_out
 from perfsuite.gate.git.repository import find_top, listed_files
 from perfsuite.units import listed
 
-_CODE = frozenset({".py", ".pyx", ".c", ".cc", ".cpp", ".cu", ".h", ".hpp", ".cuh"})
+# Sources that are compiled.
+BUILT = frozenset({".pyx", ".pxd", ".rs", ".c", ".cc", ".cpp", ".cu", ".h", ".hpp", ".cuh"})
 # Sources too where git tracks them: others may be what a run writes.
 _CONFIGURATIONS = ("*.yaml", "*.yml", "*.toml")
 _SETTINGS = overlay.PYTEST_FILES | {"pyproject.toml", "setup.cfg", "tox.ini"}
@@ -110,7 +111,7 @@ def _inside(entry: Path) -> Iterator[Path]:
 
 def code_times(top: Path) -> dict[Path, int]:
     """Return when each source of a checkout was written, in nanoseconds."""
-    files = [path for path in overlay.tree_files(top) if path.suffix in _CODE]
+    files = [path for path in overlay.tree_files(top) if path.suffix in BUILT | {".py"}]
     if find_top(top) is not None:
         files += listed_files(top, "--", *_CONFIGURATIONS)
     return {path: (top / path).stat().st_mtime_ns for path in files if (top / path).is_file()}

@@ -16,6 +16,7 @@ from perfsuite.gate.git.repository import find_top, is_ignored, tracked_files
 from perfsuite.gate.git.worktree import missing_files
 from perfsuite.gate.provenance import installed
 from perfsuite.gate.provenance.dependencies import find_changed_dependency
+from perfsuite.gate.provenance.head_files import BUILT, code_times
 from perfsuite.gate.provenance.installed import SITE, find_source
 from perfsuite.system.background import read_start_s
 
@@ -88,6 +89,7 @@ def find_asymmetry(base: Launch, head: Launch) -> str | None:
         or _find_missing(ours, theirs)
         or _find_shared(ours, theirs)
         or _find_built(ours, theirs)
+        or _find_stale(ours, theirs)
         or _find_silent(base, theirs)
         or _find_heads_python(base, head)
     )
@@ -303,6 +305,24 @@ def _find_built(base: Loading, head: Loading) -> str | None:
                     "tree or in TMPDIR; gate again if that was a download"
                 )
             return f"both arms loaded {file}, which was written during this session; {advice}"
+    return None
+
+
+def _find_stale(base: Loading, head: Loading) -> str | None:
+    """Why what head loads was compiled before the sources that it changes, and not since."""
+    tracked = _tracked(head.top)
+    code = (path for path in head.own_files if _is_compiled(head.top / path))
+    if not (loaded := [path for path in code if path not in tracked]):
+        return None
+    built = {*loaded, *(path for path in head.alone if path.suffix == ".so")}
+    built_ns = max((head.top / path).stat().st_mtime_ns for path in built)
+    for path, at_ns in code_times(head.top).items():
+        source = head.top / path
+        if at_ns > built_ns and path.suffix in BUILT and not are_alike(source, base.top / path):
+            return (
+                f"the head arm loaded {loaded[0]}, which git does not track, and nothing was "
+                f"compiled since {path} was changed; build head too, from scratch where that builds nothing"
+            )
     return None
 
 

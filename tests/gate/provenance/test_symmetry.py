@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import sys
 import zipfile
 from collections.abc import Collection
@@ -608,6 +609,45 @@ def test_environments_that_are_meant_to_differ_are_fine(folder: Path, case: str)
     )
 
     assert found is None
+
+
+@pytest.mark.parametrize(
+    ("case", "is_wrong"),
+    [
+        ("a source", True),
+        ("a header", True),
+        ("written before the build", False),
+        ("as in the base", False),
+        ("another was built since", False),
+        ("a committed library", False),
+        ("no library", False),
+    ],
+)
+def test_what_head_changes_after_its_build_is_in_no_number(
+    folder: Path, case: str, is_wrong: bool
+) -> None:
+    source = "src/price.h" if case == "a header" else "src/price.c"
+    library, other = "pkg/price.cpython-311.so", "pkg/other.so"
+    for file in (source, library, other):
+        add(folder, file)
+    head = folder / "head"
+    (head / source).write_text("" if case == "as in the base" else "// head")
+    (head / library).write_bytes(b"\x7fELF")
+    is_before, is_since = case == "written before the build", case == "another was built since"
+    times_s = {library: 20, source: 10 if is_before else 30, other: 40 if is_since else 0}
+    for file, at_s in times_s.items():
+        os.utime(head / file, (at_s, at_s))
+    git(head, "init", "--quiet")
+    git(head, "add", "src", *(["pkg"] if case == "a committed library" else []))
+    loaded = "alone.py" if case == "no library" else library
+
+    found = compare(folder, [f"base/{loaded}"], [f"head/{loaded}"], alone=[library, other])
+
+    told = (
+        f"the head arm loaded {library}, which git does not track, and nothing was compiled since "
+        f"{source} was changed; build head too, from scratch where that builds nothing"
+    )
+    assert found == (told if is_wrong else None)
 
 
 @pytest.mark.parametrize("also", ["site-packages", "zzz/site-packages"])
