@@ -63,6 +63,11 @@ class Turns:
         """Say that what this process waits for goes on in the other arm's turns."""
         self._send(kind="waits")
 
+    def tell_logged(self, number: int) -> None:
+        """Say how many step times a command has logged, those included that nobody asked for."""
+        self._send(kind="logged", number=number)
+        self._receive()
+
     def agree(self, num_iterations: int, iteration_s: float, collector: Sequence[float]) -> Agreed:
         """Return what both arms run, where this one alone would run so many, of so many seconds."""
         shape = {"iterations": num_iterations, "iteration_s": iteration_s, "first_s": _FIRST_S}

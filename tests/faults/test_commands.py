@@ -407,6 +407,16 @@ def test_a_command_that_is_not_touched_is_timed_by_what_it_logs(project: pytest.
             "WorkloadError: logs: the command logged 0 step times (metrics='regex:loss: (.*)'); "
             "each is a positive number of seconds, and at least two follow 2 to warm up",
         ),
+        "another_key": (
+            '"file", "{out}/times.jsonl"], metrics="jsonl:times.jsonl:step_time"',
+            "WorkloadError: logs: the command logged 0 step times beside evaluation, step, step_time_s "
+            "(metrics='jsonl:times.jsonl:step_time'); *",
+        ),
+        "another_tag": (
+            '"events", "{out}/runs"], metrics="tensorboard:runs:step_time"',
+            "WorkloadError: logs: the command logged 0 step times beside perf/step_time "
+            "(metrics='tensorboard:runs:step_time'); *",
+        ),
         "failed": (
             '"nothing"], metrics="regex:step time: (.*) s"',
             "WorkloadError: logs: the command ended with exit code 1: no nothing",

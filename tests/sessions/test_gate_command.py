@@ -247,6 +247,24 @@ def test_a_command_that_is_not_touched_is_judged_by_its_logs_and_what_it_leaves_
     failed.expect(10, "head's tree: new since, and left there: times.jsonl", "ours FAIL +200.0 %*")
 
 
+def test_a_command_that_logs_an_evaluation_under_the_key_of_its_steps_is_invalid(
+    repository: Repository, path: str
+) -> None:
+    """The first values are taken: of fast evaluations, each step of head could be slower."""
+    both = 'print(json.dumps({"ms": 0.1}), file=log); print(json.dumps'
+    repository.write(logged_model="MILLISECONDS = 1.0", logs=LOGS)
+    repository.commit()
+    repository.write(logged_model="MILLISECONDS = 1.3", logs=LOGS.replace("print(json.dumps", both))
+    repository.commit()
+
+    mixed = gate_command(repository, path, *LOGGED, "--", "python", "logs.py", "{out}/times.jsonl")
+
+    told = (
+        "ours: *the command logs 60 step times with head and 30 with the base, so that the first *"
+    )
+    mixed.expect(12, "ours INVALID *", told)
+
+
 def test_what_a_command_does_beside_the_steps_that_it_logs_is_told(
     repository: Repository, path: str
 ) -> None:

@@ -160,6 +160,9 @@ class Server:
                     self._answer("turn", self._scheduler.end(arm))
             case "waits":
                 self._noticed[arm]["hides_waits"] = True
+            case "logged":
+                self._noticed[arm]["num_logged"] = message["number"]
+                self._answer(kind, [arm])
             case "left":
                 self._take_cell(arm, message)
             case "finished":

@@ -270,6 +270,11 @@ def _judge_size(trial: Trial) -> None:
 
     With fewer FLOPs for the same numbers it is a better step, or a compiled one, which hides them.
     """
+    if (why := pair_evidence.why_logs_differ(**trial.runs)) is not None:
+        if trial.word != "FAIL":
+            trial.word, trial.by = "INVALID", "counts"
+        trial.add_reason(why)
+        return
     compared = _compare_counts(trial)
     told = [str(one) for one in compared.decreases if one.name == "flops"]
     told += [text for text in compared.unavailable if text.startswith("flops is not available")]

@@ -305,6 +305,19 @@ def describe_beside(base: Sequence[CellRun], head: Sequence[CellRun], limit: flo
     return f"beside its timed steps, which alone are judged, the command took {took} the base"
 
 
+def why_logs_differ(base: Sequence[CellRun], head: Sequence[CellRun]) -> str | None:
+    """Why a command's timed steps may be other ones in head: each launch logs more, or fewer."""
+    numbers = [{run.num_logged for run in runs} for runs in (base, head)]
+    if len(base) < 2 or len(numbers[0]) > 1 or len(numbers[1]) > 1 or numbers[0] == numbers[1]:
+        return None
+    (theirs,), (ours,) = numbers
+    return (
+        f"the command logs {ours} step times with head and {theirs} with the base, so that the "
+        "first ones may be of other steps, as an evaluation's are; log those under another key, or "
+        "rename the cell if that is intended"
+    )
+
+
 def _read(run: CellRun) -> _Trained | None:
     try:
         return None if run.record is None else msgspec.convert(run.record, _Trained)

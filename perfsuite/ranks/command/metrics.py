@@ -14,7 +14,7 @@ from perfsuite.ranks.command.group import CommandGroup, CommandLaunch
 from perfsuite.ranks.messages import COUNTED, CellMeasured, GroupRequest, RoundTimes, RunCell
 from perfsuite.ranks.turns import Turns
 from perfsuite.system.environment import describe_host
-from perfsuite.units import counted
+from perfsuite.units import counted, listed
 
 _FORM = re.compile(
     r"(?:(?P<kind>jsonl|tensorboard):(?P<path>[^:]+)|regex):(?P<key>.+?)"
@@ -23,7 +23,6 @@ _FORM = re.compile(
 )
 # A writer of torch begins a new one each time.
 _EVENT_FILES = "*tfevents*"
-_MISSING = "the times are those that the command logs (metrics=)"
 # What a file holds, and when it was written.
 _Written = tuple[bytes, int]
 _Files = Mapping[Path, _Written | None]
@@ -45,6 +44,7 @@ class Metrics:
             )
         self.text, self._key = text, found["key"]
         self.path = (found["path"] or "").removeprefix("{out}/")  # where it is looked for first
+        self.others: set[str] = set()  # what else was logged there
 
     def files(self, folder: Path) -> _Files:
         """Return the files that are there, and what is in one that may be appended to."""
@@ -59,13 +59,16 @@ class Metrics:
         The first may be older ones, up to `unused`; raises a WorkloadError where more may be.
         """
         if self._kind == "regex":
-            found: Iterable[Any] = re.findall(self._key, output)
+            found: Iterable[Any] = ((self._key, one) for one in re.findall(self._key, output))
         elif self._kind == "jsonl":
             file = folder / self.path
-            found = _read_lines(file, self._key, before.get(file) or (b"", 0), unused)
+            found = _read_lines(file, before.get(file) or (b"", 0), unused)
         else:
-            found = _read_events(sorted(self.files(folder).keys() - before), self._key)
-        for value in found:
+            found = _read_events(sorted(self.files(folder).keys() - before))
+        for name, value in found:
+            if name != self._key:
+                self.others.add(name)
+                continue
             try:
                 yield float(value) * self._scale_s
             except (TypeError, ValueError):
@@ -84,7 +87,7 @@ def _read(file: Path) -> _Written:
         return log.read(), file.stat().st_mtime_ns
 
 
-def _read_lines(file: Path, key: str, before: _Written, unused: int) -> Iterator[Any]:
+def _read_lines(file: Path, before: _Written, unused: int) -> Iterator[tuple[str, Any]]:
     (log, at_ns), (earlier, earlier_ns) = _read(file), before
     if log.startswith(earlier):
         begin = 0 if log == earlier and at_ns != earlier_ns else len(earlier)  # or written anew
@@ -95,8 +98,8 @@ def _read_lines(file: Path, key: str, before: _Written, unused: int) -> Iterator
             value = json.loads(line)
         except ValueError:  # of another kind, or cut off
             continue
-        if isinstance(value, dict) and key in value:
-            yield value[key]
+        if isinstance(value, dict):
+            yield from value.items()
 
 
 def _end_of_earlier(log: bytes, earlier: bytes, unused: int) -> int:
@@ -116,12 +119,12 @@ def _end_of_earlier(log: bytes, earlier: bytes, unused: int) -> int:
     return ends[0]
 
 
-def _read_events(files: Sequence[Path], tag: str) -> Iterator[Any]:
+def _read_events(files: Sequence[Path]) -> Iterator[tuple[str, Any]]:
     module = import_extra("tensorboard.backend.event_processing.event_accumulator", "tensorboard")
     for file in files:
         events = module.EventAccumulator(str(file), size_guidance={"scalars": 0}).Reload()
-        if tag in events.Tags()["scalars"]:
-            yield from (one.value for one in events.Scalars(tag))
+        for tag in events.Tags()["scalars"]:
+            yield from ((tag, one.value) for one in events.Scalars(tag))
 
 
 def run_logged(request: GroupRequest, launch: CommandLaunch, metrics: Metrics) -> list[Any]:
@@ -132,9 +135,9 @@ def run_logged(request: GroupRequest, launch: CommandLaunch, metrics: Metrics) -
     assert isinstance(request.job, RunCell)
     code = request.job.user_code
     assert code is not None
-    channel = request.policy.turns
+    turns = None if request.policy.turns is None else Turns(request.policy.turns)
     with (
-        nullcontext() if channel is None else Turns(channel).take(),
+        nullcontext() if turns is None else turns.take(),
         CommandGroup(request, launch, has_hook=False) as group,
     ):
         try:
@@ -149,15 +152,19 @@ def run_logged(request: GroupRequest, launch: CommandLaunch, metrics: Metrics) -
     times_s = values[code.num_warmup :][: code.num_steps]
     if (wrong := [value for value in times_s if not 0 < value < math.inf]) or len(times_s) < 2:
         found = f"a step time of {wrong[0]}" if wrong else counted(len(values), "step time")
+        others = f" beside {listed(sorted(metrics.others))}" if metrics.others else ""
         raise WorkloadError(
-            f"{launch.name}: the command logged {found} (metrics={metrics.text!r}); each is a "
-            f"positive number of seconds, and at least two follow {code.num_warmup} to warm up"
+            f"{launch.name}: the command logged {found}{others} (metrics={metrics.text!r}); each "
+            f"is a positive number of seconds, and at least two follow {code.num_warmup} to warm up"
         )
+    if turns is not None:
+        turns.tell_logged(len(values))
+    told = f"the times are {len(times_s)} of the {len(values)} that the command logs (metrics=)"
     measured = CellMeasured(
         rounds=[RoundTimes(duration_s=one, stages_s={}, steps_s=(one,)) for one in times_s],
         num_iterations=1,
         global_batch_size=code.samples_per_step,
         environment=describe_host(os.environ, len(os.sched_getaffinity(0))),
-        missing=dict.fromkeys(COUNTED, _MISSING),
+        missing=dict.fromkeys(COUNTED, told),
     )
     return [measured]

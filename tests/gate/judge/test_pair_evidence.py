@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from perfsuite.gate.arms.arm import CellRun
-from perfsuite.gate.judge.pair_evidence import describe_beside
+from perfsuite.gate.judge.pair_evidence import describe_beside, why_logs_differ
 
 TOLD = (
     "beside its timed steps, which alone are judged, the command took 9 s with head and 3 s with "
@@ -57,3 +57,24 @@ def test_what_is_accepted_of_the_steps_is_accepted_of_those_that_are_not_timed()
 
     assert describe_beside([base] * 2, [head] * 2, limit=0.37) is None
     assert describe_beside([base] * 2, [head] * 2, limit=0.05) is not None
+
+
+@pytest.mark.parametrize(
+    ("base", "head", "differ"),
+    [
+        ([30, 30], [60, 60], True),
+        ([60, 60], [30, 30], True),
+        ([30, 30], [30, 30], False),
+        ([30], [60], False),  # one pair may have been unlucky
+        ([30, 31], [60, 60], False),  # by a clock, or until a loss is reached
+        ([30, 30], [27, 28], False),
+        ([None, None], [None, None], False),  # no command logs anything
+    ],
+)
+def test_a_command_that_logs_more_steps_or_fewer_in_each_launch_may_log_other_ones(
+    base: list[int | None], head: list[int | None], differ: bool
+) -> None:
+    ours, theirs = ([run(0.0, num_logged=number) for number in arm] for arm in (base, head))
+
+    told = f"the command logs {head[0]} step times with head and {base[0]} with the base, so that "
+    assert str(why_logs_differ(ours, theirs)).startswith(told) == differ
