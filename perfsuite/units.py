@@ -55,8 +55,8 @@ def option_bounds(tolerance: str | None, limit: str, *, prefix: str = "--") -> t
     if bounds[0] >= 1:
         raise SettingError(f"{prefix}tolerance is {tolerance}; use less than 100%")
     if bounds[1] < bounds[0]:
-        wrong = f"{prefix}limit is {limit}, below the tolerance of {tolerance}"
-        raise SettingError(f"{wrong}; use a larger one, or a smaller {prefix}tolerance")
+        wrong = f"{prefix}tolerance is {tolerance}, above the limit of {limit}"
+        raise SettingError(f"{wrong}; use a smaller one, or a larger {prefix}limit")
     return bounds
 
 

@@ -120,7 +120,8 @@ def rank_error(
     signal_name: str | None = None
     traceback: Sequence[str] = ()
     if isinstance(failure, Failed):
-        what, traceback = f"raised {failure.error}: {failure.message}", failure.lines
+        what = f"raised {': '.join(filter(None, (failure.error, failure.message)))}"
+        traceback = failure.lines
     elif failure.exit_code is not None and failure.exit_code < 0:
         signal_name = signal.Signals(-failure.exit_code).name
         what = f"was killed by {signal_name}"

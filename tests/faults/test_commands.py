@@ -409,8 +409,8 @@ def test_a_command_that_is_not_touched_is_timed_by_what_it_logs(project: pytest.
         ),
         "another_key": (
             '"file", "{out}/times.jsonl"], metrics="jsonl:times.jsonl:step_time"',
-            "WorkloadError: logs: the command logged 0 step times beside evaluation, step, step_time_s "
-            "(metrics='jsonl:times.jsonl:step_time'); *",
+            "WorkloadError: logs: the command logged 0 step times beside evaluation, step, "
+            "step_time_s (metrics='jsonl:times.jsonl:step_time'); *",
         ),
         "another_tag": (
             '"events", "{out}/runs"], metrics="tensorboard:runs:step_time"',

@@ -55,8 +55,8 @@ def shop(tmp_path: Path) -> Repository:
         ),
         (
             ("--perf-tolerance=6%", "--perf-limit=3%"),
-            "--perf-limit is 3%, below the tolerance of 6%; use a larger one, or a smaller "
-            "--perf-tolerance (limit: command line; tolerance: command line)",
+            "--perf-tolerance is 6%, above the limit of 3%; use a smaller one, or a larger "
+            "--perf-limit (limit: command line; tolerance: command line)",
         ),
         (
             ("--perf-base=no-such-branch",),

@@ -26,7 +26,7 @@ from perfsuite.units import counted, format_change, format_ratio, option_bounds,
     good="A revision at which it was not slower yet.",
     bad="One at which it is.",
     tolerance="Slowdown that is accepted; a quarter of the bad commit's unless given, 2% at least.",
-    limit="Slowdown that must not pass; three quarters of it, 5% at least.",
+    limit="Slowdown that must not pass; three quarters of it, 5% at least; 5% beside --tolerance.",
     max_pairs="Launches of each side in a step, at most.",
     max_minutes="Start no pair of a step that would end after this.",
 )

@@ -56,6 +56,13 @@ class Loading:
         paths = (Path(file) for file in sorted(self.files) if file.startswith(f"{self.top}/"))
         return tuple(path.relative_to(self.top) for path in paths if self.is_own(path))
 
+    @functools.cached_property
+    def packages(self) -> dict[str, str]:
+        """What it loaded from site-packages, by the name there: of two, that of its checkout."""
+        own = f"{self.top}/"
+        ordered = sorted(self.files, key=lambda file: (file.startswith(own), file))
+        return {SITE.split(file)[-1]: file for file in ordered if SITE.search(file)}
+
     def is_data(self, file: str) -> bool:
         """Whether a file is neither a module, nor compiled, nor a program that was started."""
         return not file.endswith(_CODE) and ".so." not in file and file not in self.programs
@@ -84,6 +91,7 @@ def find_asymmetry(base: Launch, head: Launch) -> str | None:
     found = (
         _find_foreign(ours, theirs)
         or _find_foreign(theirs, ours)
+        or _find_other_environment(ours, theirs)
         or _find_installed_instead(ours, theirs)
         or _find_kept(theirs, head.cells)
         or _find_missing(ours, theirs)
@@ -178,17 +186,15 @@ def _find_foreign(arm: Loading, other: Loading) -> str | None:
     return None
 
 
-def _find_installed_instead(base: Loading, head: Loading) -> str | None:
-    """Why the base loaded an installed copy of what head loads from its own tree or environment."""
-    in_base = f"{base.top}/"
-    loaded = sorted(base.files, key=lambda file: (file.startswith(in_base), file))  # its own last
-    copies = {SITE.split(file)[-1]: file for file in loaded if SITE.search(file)}
-    is_apart = base.environment != head.environment
-    owners = {} if is_apart else installed.installed_by_projects(head.top, copies.values())
-    for file in () if is_apart else sorted(head.files - base.files):
-        other = copies.get(SITE.split(file)[-1], in_base)
-        place = file.removeprefix(f"{head.top}/")
-        if place == file or other.startswith(in_base) or _OF_LAUNCHES.search(place):
+def _find_other_environment(base: Loading, head: Loading) -> str | None:
+    """Why head loaded packages of its checkout, and the base those of the same names elsewhere."""
+    if base.environment != head.environment:
+        return None
+    of_base, of_head = f"{base.top}/", f"{head.top}/"
+    for file in sorted(head.files - base.files):
+        other = base.packages.get(SITE.split(file)[-1], of_base)
+        place = file.removeprefix(of_head)
+        if place == file or other.startswith(of_base) or _OF_LAUNCHES.search(place):
             continue
         is_same = _real_path(file) in base.files
         if not (is_same or (base.top / place).exists() or Path(place) in _tracked(head.top)):
@@ -197,6 +203,14 @@ def _find_installed_instead(base: Loading, head: Loading) -> str | None:
                 "different packages; name a virtual environment of the checkout by an absolute "
                 f"path, or {_PYTHON}"
             )
+    return None
+
+
+def _find_installed_instead(base: Loading, head: Loading) -> str | None:
+    """Why the base loaded an installed copy of what head loads from its own tree."""
+    copies, owners = base.packages, dict[str, str]()
+    if base.environment == head.environment:
+        owners = installed.installed_by_projects(head.top, copies.values())
     for root in head.roots:
         for path in head.own_files:
             own = head.top / path
@@ -321,7 +335,7 @@ def _find_stale(base: Loading, head: Loading) -> str | None:
         if at_ns > built_ns and path.suffix in BUILT and not are_alike(source, base.top / path):
             return (
                 f"the head arm loaded {loaded[0]}, which git does not track, and nothing was "
-                f"compiled since {path} was changed; build head too, from scratch where that builds nothing"
+                f"compiled since {path} was changed; remove it, and build head anew"
             )
     return None
 

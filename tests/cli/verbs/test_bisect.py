@@ -232,6 +232,6 @@ def test_a_limit_below_the_tolerance_is_refused(
 ) -> None:
     assert bisect("--good", "v1", "--tolerance", "6%", CELL) == 2
     assert capsys.readouterr().err == (
-        "perfsuite: --limit is 5%, below the tolerance of 6%; use a larger one, or a smaller "
-        "--tolerance\n"
+        "perfsuite: --tolerance is 6%, above the limit of 5%; use a smaller one, or a larger "
+        "--limit\n"
     )

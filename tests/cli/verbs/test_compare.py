@@ -158,7 +158,7 @@ def test_an_unknown_interval_is_null(verb: Verb, tmp_path: Path) -> None:
         (["--tolerance", "100%"], "--tolerance is 100%; use less than 100%"),
         (
             ["--limit", "1%", "--tolerance", "2%"],
-            "--limit is 1%, below the tolerance of 2%; use a larger one, or a smaller --tolerance",
+            "--tolerance is 2%, above the limit of 1%; use a smaller one, or a larger --limit",
         ),
         (["--device", "tpu"], "--device is 'tpu'; use one of auto, cpu, cuda"),
     ],

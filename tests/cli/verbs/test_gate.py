@@ -310,7 +310,7 @@ def test_a_refusal_is_printed_without_a_table(
     [
         (
             ("--limit", "1%", "--tolerance", "2%"),
-            "--limit is 1%, below the tolerance of 2%; use a larger one, or a smaller --tolerance",
+            "--tolerance is 2%, above the limit of 1%; use a smaller one, or a larger --limit",
         ),
         (("--tolerance", "200%"), "--tolerance is 200%; use less than 100%"),
         (("--tolerance", "much"), "--tolerance is 'much'; use a ratio such as 2%"),

@@ -210,7 +210,7 @@ def test_a_folder_in_the_place_of_a_file_that_goes_is_named(tmp_path: Path) -> N
         (
             ("run.json", "--limit", "1%", "--tolerance", "2%"),
             2,
-            "--limit is 1%, below the tolerance of 2%; use a larger one, or a smaller --tolerance",
+            "--tolerance is 2%, above the limit of 1%; use a smaller one, or a larger --limit",
         ),
         (("run.json", "--limit", "x"), 2, "--limit is 'x'; use a ratio such as 2%"),
         (("run.json", "--csv", "run.json/c"), 12, "cannot write run.json/c: Not a directory"),
