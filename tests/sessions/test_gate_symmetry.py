@@ -271,7 +271,7 @@ def test_a_library_that_is_older_than_what_head_changes_of_its_sources_is_no_pas
     subprocess.run(BUILD.split(), cwd=shop.path, check=True)
     built_anew = shop.gate("--perf-base=HEAD~1", f"--perf-base-build={BUILD}")
 
-    told = "which git does not track, and nothing was compiled since price.c was changed; remove *"
+    told = "which git does not track, and nothing was compiled since price.c was changed; build *"
     stale.expect(12, f"{PRICE} INVALID", f"{PRICE}: the head arm loaded libprice.so, {told}")
     built_anew.expect(10, f"{PRICE} FAIL +30.0 % *")
 

@@ -335,7 +335,7 @@ def _find_stale(base: Loading, head: Loading) -> str | None:
         if at_ns > built_ns and path.suffix in BUILT and not are_alike(source, base.top / path):
             return (
                 f"the head arm loaded {loaded[0]}, which git does not track, and nothing was "
-                f"compiled since {path} was changed; remove it, and build head anew"
+                f"compiled since {path} was changed; build {loaded[0]} anew"
             )
     return None
 

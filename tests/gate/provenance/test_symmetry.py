@@ -645,7 +645,7 @@ def test_what_head_changes_after_its_build_is_in_no_number(
 
     told = (
         f"the head arm loaded {library}, which git does not track, and nothing was compiled since "
-        f"{source} was changed; remove it, and build head anew"
+        f"{source} was changed; build {library} anew"
     )
     assert found == (told if is_wrong else None)
 
