@@ -66,7 +66,6 @@ class Turns:
     def tell_logged(self, number: int) -> None:
         """Say how many step times a command has logged, those included that nobody asked for."""
         self._send(kind="logged", number=number)
-        self._receive()
 
     def agree(self, num_iterations: int, iteration_s: float, collector: Sequence[float]) -> Agreed:
         """Return what both arms run, where this one alone would run so many, of so many seconds."""

@@ -162,7 +162,6 @@ class Server:
                 self._noticed[arm]["hides_waits"] = True
             case "logged":
                 self._noticed[arm]["num_logged"] = message["number"]
-                self._answer(kind, [arm])
             case "left":
                 self._take_cell(arm, message)
             case "finished":
