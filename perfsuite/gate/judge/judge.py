@@ -249,6 +249,10 @@ def _judge_counts(trial: Trial) -> None:
         trial.word, trial.by, trial.reason = "FAIL", "counts", None
     for one in (*compared.increases, *compared.unavailable):
         trial.add_reason(str(one))
+    if (why := pair_evidence.why_logs_differ(**trial.runs)) is not None:
+        if trial.word != "FAIL":
+            trial.word, trial.by = "INVALID", "counts"
+        trial.add_reason(why)
     beside = pair_evidence.describe_beside(**trial.runs, limit=trial.policy.bounds[1])
     for one in filter(None, (pair_evidence.describe_changes(**trial.last), beside)):
         trial.add_reason(one)
@@ -270,11 +274,6 @@ def _judge_size(trial: Trial) -> None:
 
     With fewer FLOPs for the same numbers it is a better step, or a compiled one, which hides them.
     """
-    if (why := pair_evidence.why_logs_differ(**trial.runs)) is not None:
-        if trial.word != "FAIL":
-            trial.word, trial.by = "INVALID", "counts"
-        trial.add_reason(why)
-        return
     compared = _compare_counts(trial)
     told = [str(one) for one in compared.decreases if one.name == "flops"]
     told += [text for text in compared.unavailable if text.startswith("flops is not available")]
