@@ -324,12 +324,12 @@ def _find_built(base: Loading, head: Loading) -> str | None:
 
 def _find_stale(base: Loading, head: Loading) -> str | None:
     """Why what head loads was compiled before the sources that it changes, and not since."""
-    tracked = _tracked(head.top)
-    code = (path for path in head.own_files if _is_compiled(head.top / path))
-    if not (loaded := [path for path in code if path not in tracked]):
+    code = [path for path in head.own_files if not head.is_data(str(head.top / path))]
+    own = [path for path in code if path not in _tracked(head.top)]
+    if not (loaded := [path for path in own if _is_compiled(head.top / path)]):
         return None
-    built = {*loaded, *(path for path in head.alone if path.suffix == ".so")}
-    built_ns = max((head.top / path).stat().st_mtime_ns for path in built)
+    others = (path for path in head.alone if path.suffix == ".so" and (head.top / path).is_file())
+    built_ns = max((head.top / path).stat().st_mtime_ns for path in (*loaded, *others))
     for path, at_ns in code_times(head.top).items():
         source = head.top / path
         if at_ns > built_ns and path.suffix in BUILT and not are_alike(source, base.top / path):
