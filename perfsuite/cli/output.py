@@ -8,7 +8,7 @@ import msgspec
 import typer
 
 from perfsuite.errors import SettingError
-from perfsuite.system.files import check_writable, write_atomically
+from perfsuite.system.files import check_writable, real_path, write_atomically
 from perfsuite.system.untrusted import printable_lines
 
 JsonFile = Annotated[
@@ -24,11 +24,11 @@ def say(text: str) -> None:
 
 def require_apart(inputs: Iterable[str | Path], outputs: Iterable[Path | None]) -> None:
     """Raise a SettingError for an output that is an input, or another output."""
-    taken = {Path(one).resolve() for one in inputs}
+    taken = set(map(real_path, inputs))
     for path in filter(None, outputs):
-        if path.resolve() in taken:
+        if real_path(path) in taken:
             raise SettingError(f"{path} is given twice, to read or to write; name another file")
-        taken.add(path.resolve())
+        taken.add(real_path(path))
 
 
 def pick(value: object, keys: str, **fields: str) -> dict[str, Any]:

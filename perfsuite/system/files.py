@@ -34,6 +34,11 @@ def explained(attempt: str, advice: str = "") -> Iterator[None]:
         raise WriteError(f"cannot {attempt}: {error.strerror or error}{advice}") from error
 
 
+def real_path(path: str | Path) -> Path:
+    """Return where links lead; `Path.resolve` raises a RuntimeError for a loop of them."""
+    return Path(os.path.realpath(path))
+
+
 def write_atomically(path: Path, data: bytes) -> None:
     """Make `path`, or what it links to, hold exactly `data`, or leave it as it was."""
     with explained(f"write {path}"):
@@ -43,7 +48,7 @@ def write_atomically(path: Path, data: bytes) -> None:
         elif _is_device(path):
             path.write_bytes(data)
         else:
-            target = path.resolve() if path.is_symlink() else path
+            target = real_path(path) if path.is_symlink() else path
             with written_beside(target, data) as beside:
                 beside.replace(target)
                 sync_folder(target.parent)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from perfsuite.cli.output import pick, say, write_json
+from perfsuite.cli.output import pick, require_apart, say, write_json
 from perfsuite.records.recipe import Recipe
 
 
@@ -30,6 +30,16 @@ def test_without_the_option_nothing_is_written(
     write_json(None, cells=[])
 
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_link_that_leads_to_itself_is_written_over(tmp_path: Path) -> None:
+    loop = tmp_path / "loop.json"
+    loop.symlink_to(loop)
+
+    require_apart([loop.with_name("run.json")], [loop])
+    write_json(loop, cells=[])
+
+    assert json.loads(loop.read_text()) == {"schema": 1, "cells": []}
 
 
 def test_attributes_stand_under_their_keys_in_the_json() -> None:

@@ -23,7 +23,7 @@ from perfsuite.gate.git.repository import changed_files, find_top
 from perfsuite.records import run_file
 from perfsuite.records.run_file import RunHead, StoredRun, Unusable
 from perfsuite.system.environment import Environment, difference
-from perfsuite.system.files import explained, sync_folder, written_beside
+from perfsuite.system.files import explained, real_path, sync_folder, written_beside
 from perfsuite.system.untrusted import printable
 from perfsuite.system.urls import AnyPath, RemotePath, locate
 
@@ -140,7 +140,7 @@ def _look_within(
         isinstance(storage, Path)
         and isinstance(path, Path)
         and (selector is True or path != Path(selector))
-        and not path.resolve().is_relative_to(storage.resolve())
+        and not real_path(path).is_relative_to(real_path(storage))
     ):
         return Unusable(path=path, reason="is a link that leads out of the storage")
     return run_file.read_moment(path)
@@ -267,7 +267,7 @@ def is_brought(path: AnyPath, brought: frozenset[Path]) -> bool:
     """Whether a stored run is among the files that a change brings."""
     # Git may name the file itself, or the link to it.
     return isinstance(path, Path) and not brought.isdisjoint(
-        {path.parent.resolve() / path.name, path.resolve()}
+        {real_path(path.parent) / path.name, real_path(path)}
     )
 
 

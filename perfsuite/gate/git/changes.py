@@ -11,6 +11,7 @@ from pathlib import Path, PurePath
 
 from perfsuite.gate.git.command import find_commit, output
 from perfsuite.gate.git.repository import changed_files, find_top, listed_files, working_files
+from perfsuite.system.files import real_path
 
 # Documentation touches no cell: texts and these folders at the top of a checkout but for their
 # modules, and a text with one of these names anywhere. Another text may be a page that it shows.
@@ -166,7 +167,7 @@ def tree_files(top: Path, root: Path, outputs: Sequence[Path]) -> list[Path]:
 
 
 def _of_sessions(root: Path, outputs: Sequence[Path]) -> Callable[[Path], bool]:
-    written = {path.resolve() for path in outputs}
+    written = set(map(real_path, outputs))
     left = {(root / name).resolve() for name in _LEFT_IN_ROOT}
     # A package may have the name of one of those folders.
     return lambda path: (

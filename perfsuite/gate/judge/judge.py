@@ -250,9 +250,7 @@ def _judge_counts(trial: Trial) -> None:
     for one in (*compared.increases, *compared.unavailable):
         trial.add_reason(str(one))
     if (why := pair_evidence.why_logs_differ(**trial.runs)) is not None:
-        if trial.word != "FAIL":
-            trial.word, trial.by = "INVALID", "counts"
-        trial.add_reason(why)
+        trial.word, trial.by, trial.reason = "INVALID", "counts", why
     beside = pair_evidence.describe_beside(**trial.runs, limit=trial.policy.bounds[1])
     for one in filter(None, (pair_evidence.describe_changes(**trial.last), beside)):
         trial.add_reason(one)

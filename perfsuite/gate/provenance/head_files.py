@@ -11,7 +11,8 @@ from perfsuite.gate.git.repository import find_top, listed_files
 from perfsuite.units import listed
 
 # Sources that are compiled.
-BUILT = frozenset({".pyx", ".pxd", ".rs", ".c", ".cc", ".cpp", ".cu", ".h", ".hpp", ".cuh"})
+BUILT = frozenset({".pyx", ".pxd", ".pxi", ".rs", ".cu", ".cuh", ".c", ".cc", ".cpp", ".cxx"})
+BUILT |= {".h", ".hh", ".hpp", ".hxx", ".inc", ".inl", ".ipp", ".tpp", ".f", ".f90"}
 # Sources too where git tracks them: others may be what a run writes.
 _CONFIGURATIONS = ("*.yaml", "*.yml", "*.toml")
 _SETTINGS = overlay.PYTEST_FILES | {"pyproject.toml", "setup.cfg", "tox.ini"}

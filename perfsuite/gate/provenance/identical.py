@@ -14,6 +14,7 @@ from perfsuite.gate.git.changes import Changes
 from perfsuite.gate.provenance import installed
 from perfsuite.gate.provenance.symmetry import Loading, is_of_session
 from perfsuite.records.verdict import CellVerdict
+from perfsuite.system.files import real_path
 from perfsuite.units import listed
 
 
@@ -35,7 +36,7 @@ class Comparison:
 
     @cached_property
     def _loads_documents(self) -> bool:
-        files = {Path(file).resolve() for file in self.collected.loaded.recent}
+        files = set(map(real_path, self.collected.loaded.recent))
         return any(self.top / path in files for path in self.changes.documents)
 
     def find_identical(self, cells: Collection[str]) -> list[CellVerdict]:
@@ -99,7 +100,7 @@ class Comparison:
         data = (Path(file) for file in recent.files - loaded.made if recent.is_data(file))
         return (
             bool(loaded.silent or loaded.shells)
-            or any(is_changed(Path(file).resolve()) for file in loaded.recent)
+            or any(is_changed(real_path(file)) for file in loaded.recent)
             # A build has made it, of whatever in the tree.
             or any(installed.find_source(Path(file), own) is None for file in owned)
             or not all(map(self._is_compared, recent.own_files))

@@ -71,7 +71,7 @@ class Metrics:
                 continue
             try:
                 yield float(value) * self._scale_s
-            except (TypeError, ValueError):
+            except (TypeError, ValueError, OverflowError):
                 yield math.nan
 
 
@@ -96,7 +96,7 @@ def _read_lines(file: Path, before: _Written, unused: int) -> Iterator[tuple[str
     for line in log[begin:].splitlines():
         try:
             value = json.loads(line)
-        except ValueError:  # of another kind, or cut off
+        except (ValueError, RecursionError):  # of another kind, or cut off
             continue
         if isinstance(value, dict):
             yield from value.items()

@@ -12,7 +12,7 @@ import pytest
 from pytest_benchmark.utils import get_machine_id
 
 from perfsuite.errors import SettingError, WriteError
-from perfsuite.gate.baselines.select import Choice, Trunk, choose_runs, save_run
+from perfsuite.gate.baselines.select import Choice, Trunk, choose_runs, is_brought, save_run
 from perfsuite.plugin.session.saving import put_stamp
 from perfsuite.records.run_file import RunStamp
 from perfsuite.records.shard import ShardStamp
@@ -288,6 +288,17 @@ def test_a_bad_file_does_not_hide_the_good_ones(tmp_path: Path) -> None:
 
     assert used(choice) == ["0001_run.json"]
     assert refusals(choice) == [("0002_cut.json", "is empty")]
+
+
+def test_a_link_that_leads_to_itself_does_not_hide_the_good_ones(tmp_path: Path) -> None:
+    link = store(tmp_path, "0001_run.json").with_name("0002_loop.json")
+    link.symlink_to(link)
+
+    choice = choose_runs(tmp_path, True, HERE)
+
+    assert used(choice) == ["0001_run.json"]
+    assert refusals(choice) == [("0002_loop.json", "Too many levels of symbolic links")]
+    assert not is_brought(link, frozenset({tmp_path / "a.json"}))
 
 
 def test_a_link_out_of_the_storage_is_not_followed(tmp_path: Path) -> None:
