@@ -26,7 +26,12 @@ from perfsuite.worker.equivalence.diagnosis import FILLED, explain_batchnorm, ex
 from perfsuite.worker.equivalence.limits import is_low_precision, nudge
 from perfsuite.worker.equivalence.planted_bugs import Bug, gradient_bugs, wrong_scale
 from perfsuite.worker.equivalence.proof import KEPT_WEIGHTS, Proof
-from perfsuite.worker.equivalence.trace.draws import draw_one, modules_that_drew, read_random_state
+from perfsuite.worker.equivalence.trace.draws import (
+    describe_dropout,
+    draw_one,
+    modules_that_drew,
+    read_random_state,
+)
 from perfsuite.worker.equivalence.trace.own_steps import MOST_UPDATES, BeforeUpdate, OwnSteps
 from perfsuite.worker.equivalence.trace.trace import RankStep, Step, Trace
 
@@ -55,7 +60,7 @@ def check_own_steps(case: OwnCase) -> tuple[EquivalenceRow, dict[str, str]]:
     proof = Proof(check=semantic_check(recipe.precision), on_bug=case.on_step)
     case = replace(case, build=_rehearse(case))
     truth, plain = _references(case)
-    if (dropout := _describe_dropout(truth.own.model)) is not None:
+    if (dropout := describe_dropout(truth.own.model)) is not None:
         return EquivalenceRow.of(recipe, proof.check, "not exercised", dropout), {}
     why_losses_alone = _why_losses_alone(trace, truth.own.parameters)
     truth.follows = plain.follows = why_losses_alone is None
@@ -65,7 +70,9 @@ def check_own_steps(case: OwnCase) -> tuple[EquivalenceRow, dict[str, str]]:
     for one in steps:
         proof.evidence += one.judge_loss(one.step.mean_loss)
         if one.has_gradients:
-            proof.evidence += [*one.judge_gradients(one.step.gradients), *one.judge_weights()]
+            proof.evidence += one.judge_gradients(one.step.gradients)
+        if one.has_gradients or (truth.follows and one.is_of_one_side):
+            proof.evidence += one.judge_weights()
     wrong = [one for one in proof.evidence if not one.is_within]
     # Whatever is drawn, the ranks agree.
     is_excused = truth.has_drawn and wrong and all(one.rank is None for one in wrong)
@@ -91,6 +98,12 @@ class _OwnStep(ExpectedStep):
     has_gradients: bool  # optimizers stepped on all sides; a GradScaler may leave a step out
     updated: Tensors  # the weights that the optimizers make of the ranks' gradients alone
     num_updates: int  # the most of a parameter
+
+    @property
+    def is_of_one_side(self) -> bool:
+        """Whether optimizers stepped on the ranks or in the reference alone, with no GradScaler."""
+        is_uneven = bool(self.step.gradients) != bool(self.truth.gradients)
+        return is_uneven and not is_low_precision(self.recipe)
 
     def judge_weights(self, tested: Tensors | None = None) -> list[Discrepancy]:
         """Return how far the weights after the step are off, or others in their place."""
@@ -217,20 +230,6 @@ def _nothing_cast() -> Iterator[None]:
     """Ignore whatever autocast is entered inside."""
     with patch.object(torch, "set_autocast_enabled", lambda *_: None), torch._C._DisableAutocast():
         yield
-
-
-def _describe_dropout(model: nn.Module) -> str | None:
-    active = []
-    for name, one in model.named_modules():
-        # An nn.MultiheadAttention or nn.LSTM has the number itself.
-        name_of_p = "p" if isinstance(one, nn.modules.dropout._DropoutNd) else "dropout"
-        share = getattr(one, name_of_p, 0.0)
-        if one.training and isinstance(share, float) and share > 0:
-            active.append(name)
-    if not active:
-        return None
-    draw = f"the model has dropout ({listed(active)}), and ranks and reference draw different masks"
-    return f"{draw}; build both with p=0"
 
 
 def _why_losses_alone(trace: Trace, parameters: Mapping[str, nn.Parameter]) -> str | None:
@@ -366,7 +365,7 @@ def _find_cause(
         return f"no optimizer steps {names}: is one not called, or built before the model had them?"
     one = steps[found.step - 1]
     unlike = [*map(repr, sorted(one.step.gradients.keys() ^ one.truth.gradients.keys()))]
-    if any(" (update " in name for name in unlike):
+    if one.is_of_one_side or any(" (update " in name for name in unlike):
         return f"ranks and reference do not step equally often: one side alone has {listed(unlike)}"
     if found.what == "update" and unlike:
         return f"{FILLED} ({listed(unlike)})"

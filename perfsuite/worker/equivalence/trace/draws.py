@@ -19,6 +19,7 @@ import numpy
 import torch
 from torch import Tensor, nn
 
+from perfsuite.units import listed
 from perfsuite.worker.measure import dispatch
 
 # Operators of torch that compute with what they draw and do not return it.
@@ -255,3 +256,18 @@ def draw_one(device: torch.device) -> None:
 def modules_that_drew(before: RandomState, after: RandomState) -> list[str]:
     """Return the modules that drew random numbers between two states."""
     return [module for module, state in before.items() if after.get(module, state) != state]
+
+
+def describe_dropout(model: nn.Module) -> str | None:
+    """Return which modules drop elements at random, and what to do; None without any."""
+    active = []
+    for name, one in model.named_modules():
+        # An nn.MultiheadAttention or nn.LSTM has the number itself.
+        name_of_p = "p" if isinstance(one, nn.modules.dropout._DropoutNd) else "dropout"
+        share = getattr(one, name_of_p, 0.0)
+        if one.training and isinstance(share, float) and share > 0:
+            active.append(name)
+    if not active:
+        return None
+    draw = f"the model has dropout ({listed(active)}), and ranks and reference draw different masks"
+    return f"{draw}; build both with p=0"
