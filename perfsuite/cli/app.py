@@ -28,7 +28,7 @@ from perfsuite.cli.verbs.report import report
 from perfsuite.cli.verbs.sweep import sweep
 from perfsuite.cli.verbs.verify import verify
 from perfsuite.errors import ExitCode, PerfsuiteError
-from perfsuite.system.signals import ends_on_signals, exit_by, shell_exit_code
+from perfsuite.system.signals import SIGNALLED, ends_on_signals, exit_by
 from perfsuite.system.untrusted import printable_lines
 
 app = typer.Typer(
@@ -50,8 +50,8 @@ def main() -> None:
             app()
     except SystemExit as ended:
         if isinstance(ended.__context__, BrokenPipeError):  # typer's 1 is that of a failed test
-            sys.exit(shell_exit_code(signal.SIGPIPE))
-        if ended.code == shell_exit_code(signal.SIGINT):  # as typer ends, without a word
+            sys.exit(SIGNALLED + signal.SIGPIPE)
+        if ended.code == SIGNALLED + signal.SIGINT:  # as typer ends, without a word
             sys.stderr.write("perfsuite: ended by SIGINT\n")
         raise
     except KeyboardInterrupt:  # as typer builds its commands

@@ -12,18 +12,15 @@ from typing import Any, NoReturn
 
 # A CI that cancels, and a terminal that is closed.
 SIGNALS = (signal.SIGTERM, signal.SIGHUP)
-
-
-def shell_exit_code(number: int) -> int:
-    """Return a shell's exit code for a process that signal `number` ended: it adds 128."""
-    return 128 + number
+# A shell adds it to the number of the signal that ended a process: the sum is its exit code.
+SIGNALLED = 128
 
 
 def exit_by(number: int) -> NoReturn:
     """Say which signal ended this process, and exit as a shell tells of it."""
     # Not through sys.stderr: the signal may have come while that was writing.
     os.write(2, f"perfsuite: ended by {signal.Signals(number).name}\n".encode())
-    sys.exit(shell_exit_code(number))
+    sys.exit(SIGNALLED + number)
 
 
 def start_apart(

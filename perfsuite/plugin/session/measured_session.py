@@ -29,7 +29,7 @@ from perfsuite.report.summary import verdict_sentence
 from perfsuite.report.terminal.gate import annotation_lines, verdict_lines
 from perfsuite.report.terminal.tables import progress_line, report_table
 from perfsuite.system.files import append_line, write_atomically
-from perfsuite.system.signals import ends_on_signals, handled_by, shell_exit_code
+from perfsuite.system.signals import SIGNALLED, ends_on_signals, handled_by
 from perfsuite.units import default_tolerance
 
 if TYPE_CHECKING:
@@ -334,7 +334,7 @@ class MeasuredSession:
 def _end_session(number: int) -> NoReturn:
     """End pytest in good order, so that what was measured is written, where a CI cancels."""
     name = signal.Signals(number).name
-    pytest.exit(f"perfsuite: ended by {name}", returncode=shell_exit_code(number))
+    pytest.exit(f"perfsuite: ended by {name}", returncode=SIGNALLED + number)
 
 
 def _progress_of(report: pytest.TestReport) -> str | None:

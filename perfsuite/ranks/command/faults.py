@@ -8,6 +8,7 @@ import subprocess
 from perfsuite.errors import WorkloadError
 from perfsuite.ranks.failures import Died, blamed_peer
 from perfsuite.ranks.messages import Failed, Joined
+from perfsuite.system.signals import SIGNALLED
 from perfsuite.units import counted
 
 # Torch begins each line of a rank's traceback so, and torchrun (--tee) each line of a rank.
@@ -18,7 +19,6 @@ _OF_LAUNCHER, _LOG_OF_LAUNCHER = "torch.distributed.elastic", "torch/distributed
 # What C++ says where torch's threads outlive Python: the exception that ended Python is the cause.
 _ABORTED_AT_EXIT = "terminate called without an active exception"
 # torchrun names the signal that ended a rank.
-_SIGNALLED = 128  # a shell adds it to the signal that ended a process
 _SIGNAL = r"\((SIG\w+)\) received by PID {process}\b"
 
 
@@ -43,8 +43,8 @@ def read_end(
     exit_code: int | None = launcher.returncode
     if killed := re.findall(_SIGNAL.format(process=rank.process), output):
         exit_code = -signal.Signals[killed[0]]
-    elif exit_code is not None and exit_code - _SIGNALLED in {*signal.Signals}:
-        exit_code = _SIGNALLED - exit_code
+    elif exit_code is not None and exit_code - SIGNALLED in {*signal.Signals}:
+        exit_code = SIGNALLED - exit_code
     elif rank.process != launcher.pid:
         exit_code = None
     raised = _tracebacks(output)
