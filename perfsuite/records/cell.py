@@ -4,7 +4,9 @@ Gates and reports see records alone. `None` means "not available here"; never 0,
 bounds of a number hold for each number that is read: the file is untrusted.
 """
 
+import contextlib
 import math
+from collections.abc import Iterator
 from typing import Annotated, Literal
 
 import msgspec
@@ -230,6 +232,14 @@ def samples_of_step(samples_per_s: float | None, step_time_s: float) -> int | No
 # Of one line of cells.jsonl, without its newline; other data raise a ValueError.
 encode_line = msgspec.json.Encoder().encode
 decode_line = msgspec.json.Decoder(CellLine).decode
+
+
+def decode_lines(data: bytes) -> Iterator[CellLine]:
+    """Yield the cells of a cells.jsonl; a killed session can leave half of its last line."""
+    for line in data.splitlines():
+        with contextlib.suppress(ValueError):
+            yield decode_line(line)
+
 
 # Everything beside the time that can grow; model FLOPs are a part of the FLOPs.
 COUNT_NAMES = (*(name for name in Counts.__struct_fields__ if name != "model_flops"), "memory")

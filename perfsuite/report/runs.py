@@ -1,16 +1,14 @@
 """Runs of pytest-benchmark, with or without records of ours, and their cells as rows."""
 
-import contextlib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from perfsuite.errors import RecipeError, SettingError
-from perfsuite.records.cell import CellLine, CellRecord, decode_line
+from perfsuite.records.cell import CellRecord, decode_lines
 from perfsuite.records.run_file import Benchmark, RunHead, Unusable, invalid_record, read_file
 from perfsuite.records.shard import ShardStamp
 from perfsuite.records.verdict import Verdict, VerdictWord
@@ -174,7 +172,11 @@ def with_reasons(run: Run) -> Run:
     """Return the run with the reasons that lie beside its file; as it is where none do."""
     if isinstance(run.path, RemotePath):  # storages hold runs alone
         return run
-    lines = {printable(line.fullname): line for line in _lines(run.path.with_name("cells.jsonl"))}
+    try:
+        data = read_untrusted(run.path.with_name("cells.jsonl"), max_bytes=MAX_JSON_BYTES)
+    except (OSError, ValueError):
+        return run
+    lines = {printable(line.fullname): line for line in decode_lines(data)}
     times_s = {name: line.step_times_s for name, line in lines.items()}
     ours = [row for row in run.rows if row.record is not None]
     if not ours or any(times_s.get(row.name) != row.rounds_s for row in ours):
@@ -186,14 +188,3 @@ def with_reasons(run: Run) -> Run:
         if line.outcome == "failed" and line.perfsuite is None:
             missing.append(f"FAILED {name}: {notes[name] or 'no reason is known'}")
     return replace(run, rows=rows, missing=tuple(map(printable, missing)))
-
-
-def _lines(path: Path) -> Iterator[CellLine]:
-    try:
-        data = read_untrusted(path, max_bytes=MAX_JSON_BYTES)
-    except (OSError, ValueError):
-        return
-    for text in data.splitlines():
-        # A killed session can leave half of its last line.
-        with contextlib.suppress(ValueError):
-            yield decode_line(text)

@@ -20,7 +20,7 @@ from perfsuite.plugin.output import HeldOutput, say
 from perfsuite.plugin.session.phases import PhaseEnd, Raised, end_of
 from perfsuite.ranks.torchrun.membership import Membership
 from perfsuite.ranks.torchrun.peers import Peers
-from perfsuite.records.cell import CellLine, decode_line, encode_line
+from perfsuite.records.cell import CellLine, decode_lines, encode_line
 from perfsuite.records.verdict import most_severe
 from perfsuite.system.background import read_start_s
 from perfsuite.system.files import write_atomically
@@ -143,14 +143,8 @@ def keep_finished(path: Path, *, since_s: float) -> dict[str, CellLine]:
     """
     if not path.exists() or path.stat().st_mtime < since_s:
         return {}
-    finished = {}
-    for data in path.read_bytes().splitlines():
-        try:
-            line = decode_line(data)
-        except ValueError:
-            continue
-        if line.outcome != "skipped":
-            finished[line.fullname] = line
+    lines = decode_lines(path.read_bytes())
+    finished = {line.fullname: line for line in lines if line.outcome != "skipped"}
     write_atomically(path, b"".join(encode_line(line) + b"\n" for line in finished.values()))
     return finished
 
