@@ -106,11 +106,9 @@ def _accuracy(ranks: Sequence[RankEpoch]) -> float | None:
 
 def _metrics(ranks: Sequence[RankEpoch]) -> dict[str, float | None]:
     num_scored = sum(rank.num_scored for rank in ranks)
-    totals: dict[str, float] = {}
-    for rank in ranks:
-        for name, total in rank.metric_sums.items():
-            totals[name] = totals.get(name, 0.0) + total
-    return {name: _finite(total / num_scored) for name, total in totals.items()}
+    sums = [rank.metric_sums for rank in ranks]
+    names = dict.fromkeys(name for one in sums for name in one)
+    return {name: _finite(sum(one.get(name, 0.0) for one in sums) / num_scored) for name in names}
 
 
 def _finite(value: float) -> float | None:
