@@ -247,7 +247,6 @@ class _AllReduce(Repeatable):
         self._tensor.zero_()  # sums stay finite however often they are repeated
 
     def iterate(self, stage: Stage) -> None:
-        del stage
         dist.all_reduce(self._tensor)
 
     def held_tensors(self) -> Iterator[Tensor]:
