@@ -155,15 +155,14 @@ class _ProfiledTraining:
             self.missing["communication"] = reason
         return found
 
-    def _step(self, stage: Stage) -> None:
+    def _step(self, stage: Stage) -> Tensor | None:
         self._board.begin_step()
-        train_step(self._trainer, self._training, stage)
+        return train_step(self._trainer, self._training, stage)
 
     def _train(self) -> tuple[list[Tensor], list[Tensor]]:
         losses, finite_gradients = [], []
         for _ in range(self._num_steps):
-            self._board.begin_step()
-            if (loss := train_step(self._trainer, self._training, self._stages)) is not None:
+            if (loss := self._step(self._stages)) is not None:
                 losses.append(loss)
             # Untimed: on small models it takes as long as the optimizer.
             with self._clock.held():
