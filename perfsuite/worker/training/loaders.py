@@ -285,14 +285,12 @@ class _Fetching(data.Dataset[Any]):
     """Fetches and collates whole batches of a dataset, and gives a `_Failure` where that raises."""
 
     def __init__(self, dataset: Any) -> None:
-        self._dataset = dataset
-        self._fetch_all = getattr(dataset, "__getitems__", None)
+        fetch_all = getattr(dataset, "__getitems__", None)
+        self._fetch = fetch_all or (lambda indices: [dataset[index] for index in indices])
 
     def __getitems__(self, indices: list[int]) -> Any:
         try:
-            if self._fetch_all is not None:
-                return data.default_collate(self._fetch_all(indices))
-            return data.default_collate([self._dataset[index] for index in indices])
+            return data.default_collate(self._fetch(indices))
         # The user's dataset may raise anything, and the user is to read all of it.
         except Exception as error:  # noqa: BLE001
             return _Failure(describe_failure(error))
