@@ -85,11 +85,11 @@ def visible_handles(environ: Mapping[str, str] = os.environ) -> Iterator[list[An
     with nvml() as failure:
         num = pynvml.nvmlDeviceGetCount() if failure is None else 0
         visible = _choose(num, environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(num)))))
-        cut = [gpu for gpu in visible if _is_cut(gpu)]
+        named = [one for one in visible if pynvml.nvmlDeviceGetUUID(one).startswith("MIG-")]
+        cut = [gpu for gpu in visible if gpu not in named and _is_in_mig_mode(gpu)]
         slots = [(gpu, i) for gpu in cut for i in range(pynvml.nvmlDeviceGetMaxMigDeviceCount(gpu))]
         found = [if_shown(pynvml.nvmlDeviceGetMigDeviceHandleByIndex, *slot) for slot in slots]
         instances = [one for one in found if one is not None]
-        named = [one for one in visible if pynvml.nvmlDeviceGetUUID(one).startswith("MIG-")]
         yield (named or instances)[:1] or [gpu for gpu in visible if gpu not in cut]
 
 
@@ -150,12 +150,9 @@ def _choose(count: int, chosen: str) -> list[Any]:
     return list(found.values())
 
 
-def _is_cut(handle: Any) -> bool:
-    """Whether it is a whole GPU with its MIG mode on."""
-    if pynvml.nvmlDeviceGetUUID(handle).startswith("MIG-"):
-        return False
-    modes = if_shown(pynvml.nvmlDeviceGetMigMode, handle)
-    return modes is not None and modes[0] == pynvml.NVML_DEVICE_MIG_ENABLE
+def _is_in_mig_mode(gpu: Any) -> bool | None:
+    modes = if_shown(pynvml.nvmlDeviceGetMigMode, gpu)
+    return None if modes is None else modes[0] == pynvml.NVML_DEVICE_MIG_ENABLE
 
 
 def _facts(handle: Any) -> GpuFacts:
@@ -165,7 +162,6 @@ def _facts(handle: Any) -> GpuFacts:
     gpu = pynvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(handle) if is_instance else handle
     major, minor = pynvml.nvmlDeviceGetCudaComputeCapability(gpu)
     limit_mw = if_shown(pynvml.nvmlDeviceGetEnforcedPowerLimit, gpu)
-    mig_modes = if_shown(pynvml.nvmlDeviceGetMigMode, gpu)
     clock = if_shown(pynvml.nvmlDeviceGetApplicationsClock, gpu, pynvml.NVML_CLOCK_SM)
     default = if_shown(pynvml.nvmlDeviceGetDefaultApplicationsClock, gpu, pynvml.NVML_CLOCK_SM)
     # What lies around the chip, a container may hide.
@@ -180,7 +176,7 @@ def _facts(handle: Any) -> GpuFacts:
         memory_bytes=memory_info(handle).total,
         compute_capability=(major, minor),
         power_limit_w=None if limit_mw is None else limit_mw / 1e3,
-        is_mig=None if mig_modes is None else mig_modes[0] == pynvml.NVML_DEVICE_MIG_ENABLE,
+        is_mig=_is_in_mig_mode(gpu),
         clock_mhz=None if clock == default else clock,
         cores=tuple(i for i in range(64 * len(words)) if words[i // 64] >> i % 64 & 1),
         has_ecc=None if ecc is None else bool(ecc[0]),
