@@ -111,7 +111,9 @@ class _Head(msgspec.Struct, frozen=True, kw_only=True):
     stamp: RunStamp | None = msgspec.field(default=None, name=STAMP_KEY)
 
 
-class _File(_Head, frozen=True, kw_only=True):
+class RunFile(_Head, frozen=True, kw_only=True):
+    """A well-formed file: it has benchmarks, no cell twice, and possible times."""
+
     benchmarks: tuple[Benchmark, ...]
     machine_info: dict[str, Any] = {}
 
@@ -135,14 +137,6 @@ class RunHead:
     def probe_s(self) -> dict[str, float] | None:
         """Seconds of each probe, None where none was run."""
         return None if self.stamp is None else self.stamp.probe_s
-
-
-@dataclass(frozen=True, kw_only=True)
-class RunFile(RunHead):
-    """A well-formed file: it has benchmarks, no cell twice, and possible times."""
-
-    benchmarks: tuple[Benchmark, ...]
-    machine_info: dict[str, Any]
 
 
 class StoredCell(msgspec.Struct, frozen=True, kw_only=True):
@@ -194,10 +188,10 @@ def _or_unusable(read: Callable[[AnyPath], _T]) -> Callable[[AnyPath], _T | Unus
 
 
 @_or_unusable
-def read_file(path: AnyPath) -> RunFile:
+def read_file(path: AnyPath) -> tuple[RunHead, RunFile]:
     """Return what a file of pytest-benchmark holds, or why it holds no run."""
     file = _read_whole(path)
-    return RunFile(**_facts(path, file), benchmarks=file.benchmarks, machine_info=file.machine_info)
+    return RunHead(**_facts(path, file)), file
 
 
 @_or_unusable
@@ -248,8 +242,8 @@ def _facts(path: AnyPath, head: _Head) -> dict[str, Any]:
     return facts | {"commit": known, "is_dirty": commit.dirty}
 
 
-def _read_whole(path: AnyPath) -> _File:
-    file = read_json_as(path, _File)
+def _read_whole(path: AnyPath) -> RunFile:
+    file = read_json_as(path, RunFile)
     if not file.benchmarks:
         raise ValueError("holds no benchmark")
     seen: set[str] = set()

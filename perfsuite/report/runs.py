@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
@@ -102,9 +102,10 @@ def _environment(run: Run, row: Row) -> tuple[str, str | None]:
 
 
 def _read_run(path: AnyPath) -> Run:
-    file = read_file(path)
-    if isinstance(file, Unusable):
-        raise SettingError(f"{file}; {_WHAT_TO_DO}")
+    found = read_file(path)
+    if isinstance(found, Unusable):
+        raise SettingError(f"{found}; {_WHAT_TO_DO}")
+    head, file = found
     cpu, stamp = file.machine_info.get("cpu"), file.stamp
     cpu = cpu if isinstance(cpu, dict) else {}
     try:
@@ -125,7 +126,7 @@ def _read_run(path: AnyPath) -> Run:
     exceptions = {} if stamp is None else stamp.exceptions
     accepted = dict.fromkeys(text for texts in exceptions.values() for text in texts)
     return Run(
-        **{one.name: getattr(file, one.name) for one in fields(RunHead)},
+        **vars(head),
         machine=printable(", ".join(it for it in said if isinstance(it, str))[:MOST_SHOWN]) or None,
         accepted=frozenset() if stamp is None else frozenset(stamp.accepted),
         rows=rows,
