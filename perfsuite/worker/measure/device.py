@@ -51,8 +51,3 @@ def memory_stats(device: torch.device) -> dict[str, int]:
     module = torch.get_device_module(device)
     kind = getattr(module, "get_allocator_backend", str)()
     return {} if kind == "pluggable" else dict(module.memory_stats(device))
-
-
-def reset_peak(device: torch.device) -> None:
-    """Have the allocator's peaks start anew from what is in use now."""
-    torch.get_device_module(device).reset_peak_memory_stats(device)

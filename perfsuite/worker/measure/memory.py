@@ -17,7 +17,7 @@ from torch import Tensor
 from perfsuite.ranks.messages import PeakMemory
 from perfsuite.records.stages import Stage, untimed
 from perfsuite.worker.measure.clock import collector_off, living_objects
-from perfsuite.worker.measure.device import is_accelerator, memory_stats, reset_peak, synchronize
+from perfsuite.worker.measure.device import is_accelerator, memory_stats, synchronize
 from perfsuite.worker.measure.dispatch import StepMode, tensors_in
 from perfsuite.worker.measure.iterations import Iterations
 
@@ -90,7 +90,7 @@ def _measure_allocator(device: torch.device, counted: str) -> Iterations[PeakMem
     saved = _SavedBytes(lambda: read(memory_stats(device), "current"), untimed)
     with collector_off():
         synchronize(device)
-        reset_peak(device)
+        torch.get_device_module(device).reset_peak_memory_stats(device)
         yield saved.stage
         synchronize(device)
         stats = memory_stats(device)
