@@ -8,8 +8,8 @@ import itertools
 import signal
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from perfsuite.errors import PeerState, RankFailureError
 from perfsuite.ranks.messages import Failed
@@ -49,8 +49,7 @@ _OWN_ERROR = "CUDA error:"
 NUM_WATCHDOG_BYTES = 2**16
 
 
-@dataclass(frozen=True, kw_only=True)
-class Died:
+class Died(NamedTuple):
     """A rank's process ended without a reply."""
 
     exit_code: int | None  # below 0 the signal that killed it; None where unknown

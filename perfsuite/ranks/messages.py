@@ -82,8 +82,7 @@ class RankStart:
         return self.request.policy.seed
 
 
-@dataclass(frozen=True, kw_only=True)
-class Joined:
+class Joined(NamedTuple):
     """What a process of a command says of itself first, to be answered with a `RankStart`."""
 
     process: int
@@ -92,8 +91,7 @@ class Joined:
     device: str
 
 
-@dataclass(frozen=True, kw_only=True)
-class CallFunction:
+class CallFunction(NamedTuple):
     """Job: call a function with the default process group initialised; (function, args), packed."""
 
     call: bytes
@@ -159,8 +157,7 @@ class RunCell:
     user_code: UserCode | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
-class RecordRun:
+class RecordRun(NamedTuple):
     """Job: train some steps, and write what each rank saw of them to a file of the proof."""
 
     workload: bytes
@@ -169,8 +166,7 @@ class RecordRun:
     num_steps: int
 
 
-@dataclass(frozen=True, kw_only=True)
-class CheckRun:
+class CheckRun(NamedTuple):
     """Job: compare a recorded run, and its twin if it has one, with references on one rank."""
 
     workload: bytes
@@ -178,24 +174,21 @@ class CheckRun:
     num_steps: int
 
 
-@dataclass(frozen=True, kw_only=True)
-class RecordSteps:
+class RecordSteps(NamedTuple):
     """Job: take the first steps of a user's own, and write what each rank saw to a file."""
 
     user_code: UserCode
     num_steps: int
 
 
-@dataclass(frozen=True, kw_only=True)
-class CheckSteps:
+class CheckSteps(NamedTuple):
     """Job: compare the steps of `tested` with those of `reference`, which one rank takes here."""
 
     reference: UserCode
     tested: UserCode
 
 
-@dataclass(frozen=True, kw_only=True)
-class RunProfile:
+class RunProfile(NamedTuple):
     """Job: train some epochs with an evaluation after each, and say where the time went."""
 
     workload: bytes
@@ -206,8 +199,7 @@ class RunProfile:
 Job = CallFunction | RunCell | RecordRun | CheckRun | RecordSteps | CheckSteps | RunProfile
 
 
-@dataclass(frozen=True, kw_only=True)
-class FunctionReturned:
+class FunctionReturned(NamedTuple):
     """Reply to `CallFunction`: what the function returned, packed."""
 
     value: bytes
@@ -219,8 +211,7 @@ Span = tuple[str, float, float]
 Watched = dict[str, tuple[float, float, int]]
 
 
-@dataclass(frozen=True, kw_only=True)
-class RoundTimes:
+class RoundTimes(NamedTuple):
     """One rank's own times of one round: on a CPU from the common start to the end of its work.
 
     On an accelerator from the device's first iteration to its last, when the host has run ahead.
@@ -233,8 +224,7 @@ class RoundTimes:
     spans: tuple[Span, ...] = ()
 
 
-@dataclass(frozen=True, kw_only=True)
-class PeakMemory:
+class PeakMemory(NamedTuple):
     """Memory of one iteration on one rank, see `perfsuite.worker.measure.memory`."""
 
     metric: MemoryMetric

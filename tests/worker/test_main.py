@@ -70,7 +70,8 @@ def test_a_proof_that_begins_again_holds_nothing_of_its_first_try(
             raise RuntimeError("max_pool3d does not have a deterministic implementation")
         return tries[0]()
 
-    job = messages.RecordSteps.__new__(messages.RecordSteps)
+    code: Any = None
+    job = messages.RecordSteps(user_code=code, num_steps=1)
     monkeypatch.setitem(main._JOBS, messages.RecordSteps, check)
     start: Any = None
     torch.use_deterministic_algorithms(True)

@@ -6,8 +6,8 @@ outcome of the group; all controllers return or raise the same.
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 from multiprocessing.connection import wait
+from typing import NamedTuple
 
 from perfsuite.errors import LostRankError, NotExercisedError, PerfsuiteError, RankFailureError
 from perfsuite.ranks import failures
@@ -22,8 +22,7 @@ from perfsuite.ranks.torchrun.topology import Topology
 _ANSWER_S = 10.0
 
 
-@dataclass(frozen=True, kw_only=True)
-class RankEnd:
+class RankEnd(NamedTuple):
     """How a controller's rank ended, and where it was; one that still ran has its stack `lines`."""
 
     result: Reply | PerfsuiteError | None

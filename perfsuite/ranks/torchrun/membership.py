@@ -3,7 +3,7 @@
 import re
 import reprlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from perfsuite.errors import SettingError
 from perfsuite.ranks.bootstrap import REQUIRED_VARIABLES, RESTARTS
@@ -13,8 +13,7 @@ _MAX_PORT = 65_535
 _MAX_INT = 2**31 - 1
 
 
-@dataclass(frozen=True, kw_only=True)
-class Membership:
+class Membership(NamedTuple):
     """One of several pytest processes that are one session."""
 
     rank: int

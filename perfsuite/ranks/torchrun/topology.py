@@ -2,9 +2,9 @@
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
 from operator import attrgetter
 from pathlib import Path
+from typing import NamedTuple
 
 from perfsuite.records.recipe import Recipe
 
@@ -12,8 +12,7 @@ _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _NETWORK = Path("/proc/self/ns/net")
 
 
-@dataclass(frozen=True, kw_only=True)
-class RankPlace:
+class RankPlace(NamedTuple):
     """Identities of a rank's kernel, network namespace, folder of its lock, processors and GPUs."""
 
     machine: str
@@ -35,8 +34,7 @@ def _identity(path: Path) -> str:
     return f"{status.st_dev}:{status.st_ino}"
 
 
-@dataclass(frozen=True)
-class Topology:
+class Topology(NamedTuple):
     """Where all ranks are, in rank order. A group of N ranks is the first N."""
 
     everyone: tuple[RankPlace, ...]
