@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from perfsuite.report.families import Family, Member, RecipeField, families
 from perfsuite.report.rows import Row
@@ -24,8 +24,7 @@ _NOISY = 0.10
 _MEMORY_MOVED = 0.02
 
 
-@dataclass(frozen=True, kw_only=True)
-class Advice:
+class Advice(NamedTuple):
     """One finding, the numbers that it follows from, and the rule in words."""
 
     text: str

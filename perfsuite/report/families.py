@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from perfsuite.records.cell import CellRecord
 from perfsuite.records.parallel import ParallelPlan
@@ -23,8 +23,7 @@ class Member:
     step_time_s: float
 
 
-@dataclass(frozen=True, kw_only=True)
-class Family:
+class Family(NamedTuple):
     """At least two cells that differ in one value alone, in its order; the others name them."""
 
     name: str

@@ -9,7 +9,7 @@ import statistics
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import msgspec
 
@@ -33,8 +33,7 @@ _SKIPS = {"Skipped": "SKIPPED", "XFailed": "XFAIL"}
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, kw_only=True)
-class HistoryPoint:
+class HistoryPoint(NamedTuple):
     """What one of several runs measured of a cell; `is_accepted` by a reviewed exception alone."""
 
     when: str

@@ -3,7 +3,7 @@
 import math
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from perfsuite.errors import ExitCode
 from perfsuite.records.verdict import SEVERITY, CellVerdict, Explanation, exit_code
@@ -25,8 +25,7 @@ _UNTOLD = ("same bits", "cannot be told: no loss")
 _MOST_TOLD = 10.0
 
 
-@dataclass(frozen=True, kw_only=True)
-class Summary:
+class Summary(NamedTuple):
     """The verdict over all cells, None where none was judged, and how many have which."""
 
     word: str | None

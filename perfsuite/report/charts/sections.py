@@ -1,9 +1,8 @@
 """What a report has beside its cells: sections of pictures, tables and notes, in no format yet."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from itertools import islice
-from typing import Literal, TypeVar
+from typing import Literal, NamedTuple, TypeVar
 
 # More of one kind are not worth looking through; their numbers are in the tables.
 MOST_CHARTS = 24
@@ -11,8 +10,7 @@ MOST_CHARTS = 24
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Text:
+class Text(NamedTuple):
     """A text in a picture, its anchor at x, its base line at y, which grows downwards."""
 
     x: float
@@ -21,8 +19,7 @@ class Text:
     content: str
 
 
-@dataclass(frozen=True, kw_only=True)
-class Picture:
+class Picture(NamedTuple):
     """Paths of a style class and an outline, texts over them, and a label that says it in words."""
 
     label: str
@@ -32,8 +29,7 @@ class Picture:
     texts: tuple[Text, ...] = ()
 
 
-@dataclass(frozen=True, kw_only=True)
-class Grid:
+class Grid(NamedTuple):
     """A table of texts; each column has a title, and says whether it holds numbers."""
 
     title: str
@@ -41,8 +37,7 @@ class Grid:
     rows: tuple[tuple[str, ...], ...]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Section:
+class Section(NamedTuple):
     """Charts, tables and notes on one subject; `num_left_out` further charts are not drawn."""
 
     title: str

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import chain
-from typing import Literal, get_args
+from typing import Literal, NamedTuple, get_args
 
 from perfsuite.records.recipe import Recipe
 from perfsuite.report.families import mode_name, shared_fields, shared_name
@@ -118,8 +118,7 @@ class ScaledCell:
         return (backward_s - forward_s * base_backward_s / base_forward_s) / self.step_time_s
 
 
-@dataclass(frozen=True, kw_only=True)
-class ScalingSeries:
+class ScalingSeries(NamedTuple):
     """Cells of one mode that differ in their number of devices."""
 
     kind: Kind
@@ -136,8 +135,7 @@ class ScalingSeries:
         return f"{self.batch:g} {'a device' if self.kind == 'weak' else 'in all'}"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Scaling:
+class Scaling(NamedTuple):
     """What cells say of scaling: weak series before strong ones, and links of each environment."""
 
     series: tuple[ScalingSeries, ...]
