@@ -4,7 +4,7 @@ import random
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from perfsuite.experiments.rank_session import Session, call_by_name
 from perfsuite.ranks.messages import ActivityName
@@ -20,8 +20,7 @@ Key = TypeVar("Key")
 ROUND_S = 0.3
 
 
-@dataclass(frozen=True)
-class Cell:
+class Cell(NamedTuple):
     """What is measured: an activity of a workload, a name or "module:attribute", and its recipe."""
 
     workload: str

@@ -2,14 +2,12 @@
 
 import argparse
 from collections.abc import Container
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
 
-@dataclass(frozen=True)
-class Option:
+class Option(NamedTuple):
     """One option and its ini twin."""
 
     name: str  # without prefix, with hyphens: "collective-timeout"

@@ -6,8 +6,7 @@ import json
 import re
 import statistics
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import msgspec
 
@@ -19,8 +18,7 @@ _MAX_SHARDS = 99_999
 _SHARD = re.compile(r"([1-9][0-9]{0,8})/([1-9][0-9]{0,8})")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Shard:
+class Shard(NamedTuple):
     """One of the parts of a session, `number` counted from 1."""
 
     number: int

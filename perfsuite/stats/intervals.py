@@ -3,8 +3,7 @@
 import math
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     import numpy as np
@@ -44,8 +43,7 @@ def robust_sd(samples: Sequence[float]) -> float:
     return MAD_TO_SD * statistics.median(abs(sample - centre) for sample in samples)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Interval:
+class Interval(NamedTuple):
     """The centre of positive samples, and its bounds."""
 
     centre: float

@@ -4,7 +4,7 @@ import dataclasses
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from perfsuite.experiments.interleave import Bench
 from perfsuite.stats import intervals
@@ -29,8 +29,7 @@ class ClaimFinding:
         return dataclasses.replace(self, figures=figures, reason=reason)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Claim:
+class Claim(NamedTuple):
     """A claim of reference.md, with the figures that are quoted for it and their documents."""
 
     id: str

@@ -1,6 +1,6 @@
 """Claims about whole trainings: C7, C10, C11."""
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from perfsuite.experiments.claims.claim import NOISE, ClaimFinding, claim, weigh, weigh_interval
 from perfsuite.experiments.compare import Comparison, ComparisonRequest, Word, compare
@@ -34,8 +34,7 @@ _TIMES: dict[Word, str] = {
 }
 
 
-@dataclass(frozen=True, kw_only=True)
-class LearningCurve:
+class LearningCurve(NamedTuple):
     """What one precision came to: a loss of each epoch, None where it is not finite."""
 
     losses: tuple[float | None, ...]

@@ -6,8 +6,8 @@ that runners which agree on both measure each cell once.
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -19,8 +19,7 @@ from perfsuite.system.urls import AnyPath, locate
 from perfsuite.units import counted, format_seconds
 
 
-@dataclass(frozen=True, kw_only=True)
-class Sharding:
+class Sharding(NamedTuple):
     """Which of a session's cells are its own, by node id; of a whole session it says no more."""
 
     shard: Shard

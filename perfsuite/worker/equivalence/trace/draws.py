@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy
 import torch
@@ -39,8 +39,7 @@ class Draw:
     stage: int = 0  # of the pipeline, 0 where the model is whole
 
 
-@dataclass(frozen=True)
-class Call:
+class Call(NamedTuple):
     """A call of an operator that drew random numbers."""
 
     func: Any

@@ -7,8 +7,7 @@ the modules themselves stay the user's, with their names, their hooks and their 
 
 import inspect
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor, fx, nn
 
@@ -19,8 +18,7 @@ from perfsuite.worker.training.batches import call_model
 _NOT_RECORDABLE = (TypeError, ValueError, RuntimeError, AttributeError, IndexError, KeyError)
 
 
-@dataclass(frozen=True)
-class ModelStage:
+class ModelStage(NamedTuple):
     """A stage: (activations of the one before, inputs of these names) -> activations or outputs."""
 
     module: fx.GraphModule
