@@ -33,7 +33,7 @@ from perfsuite.gate.judge.trial import CellPolicy, Judgement, Trial
 from perfsuite.gate.provenance import head_files
 from perfsuite.gate.provenance.dependencies import describe_dependencies
 from perfsuite.gate.provenance.identical import Comparison
-from perfsuite.gate.provenance.symmetry import name_lacking
+from perfsuite.gate.provenance.untracked import name_lacking
 from perfsuite.gate.request import BaseSide, GateRequest, base_of, collect, head_arm, import_roots
 from perfsuite.records.verdict import CellVerdict, Explanation, exit_code
 from perfsuite.system.signals import ends_on_signals

@@ -307,6 +307,44 @@ def test_a_command_that_trains_in_heads_checkout_with_its_path_is_invalid_by_its
     blind.expect(12, "ours INVALID", told)
 
 
+RUN_SH = """
+test -f .env && . ./.env
+export MILLISECONDS
+exec python logs.py "$PERFSUITE_OUT/times.jsonl"
+"""
+MAKEFILE = """
+-include .env
+export MILLISECONDS
+run:
+\tpython logs.py $$PERFSUITE_OUT/times.jsonl
+"""
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "command"),
+    [("run.sh", RUN_SH, ("sh", "run.sh")), ("Makefile", MAKEFILE, ("make", "run"))],
+    ids=["sh", "make"],
+)
+def test_settings_that_a_shell_or_make_reads_from_heads_checkout_alone_are_no_improvement(
+    repository: Repository, path: str, file: str, text: str, command: tuple[str, ...]
+) -> None:
+    by_variable = LOGS.replace("import logged_model", "import os").replace(
+        "logged_model.MILLISECONDS", 'float(os.environ.get("MILLISECONDS") or 3.0)'
+    )
+    (repository.path / file).write_text(text)
+    (repository.path / ".gitignore").write_text(".env\n")
+    repository.write(logs=by_variable)
+    repository.commit()
+    repository.write(logs=by_variable + "# slower, as .env hides")
+    repository.commit()
+    (repository.path / ".env").write_text("MILLISECONDS=1.0\n")
+
+    hidden = gate_command(repository, path, *LOGGED, "--", *command)
+
+    told = "a script of the head arm names .env, which git does not track, so the base's tree *"
+    hidden.expect(12, "ours INVALID", f"ours: {told}")
+
+
 def test_a_virtual_environment_that_heads_checkout_alone_has_is_no_pass(
     repository: Repository, path: str
 ) -> None:

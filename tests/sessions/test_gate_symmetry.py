@@ -276,6 +276,32 @@ def test_a_library_that_is_older_than_what_head_changes_of_its_sources_is_no_pas
     built_anew.expect(10, f"{PRICE} FAIL +30.0 % *")
 
 
+def test_a_program_that_make_starts_may_be_older_than_its_sources_too(shop: Repository) -> None:
+    shop.write(
+        shop="""
+        import subprocess
+
+        def price(clock):
+            clock.work(float(subprocess.run(["make", "-s"], capture_output=True).stdout))
+        """
+    )
+    (shop.path / "Makefile").write_text("run:\n\t./price\n")
+    (shop.path / ".gitignore").write_text("/price\n")
+    program, build = '#include <stdio.h>\nint main(void) {{ puts("{}"); }}\n', "cc price.c -o price"
+    (shop.path / "price.c").write_text(program.format(0.001))
+    shop.commit()
+    subprocess.run(build.split(), cwd=shop.path, check=True)
+    (shop.path / "price.c").write_text(program.format(0.0013))
+    shop.commit()
+
+    stale = shop.gate("--perf-base=HEAD~1", f"--perf-base-build={build}")
+    subprocess.run(build.split(), cwd=shop.path, check=True)
+    built_anew = shop.gate("--perf-base=HEAD~1", f"--perf-base-build={build}")
+
+    stale.expect(12, f"{PRICE} INVALID", f"{PRICE}: *price.c was changed; build price anew")
+    built_anew.expect(10, f"{PRICE} FAIL +30.0 % *")
+
+
 def test_a_build_that_changes_what_head_runs_with_ends_the_session(
     shop: Repository, python: Path
 ) -> None:

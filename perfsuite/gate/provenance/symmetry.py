@@ -4,7 +4,7 @@ import functools
 import os
 import re
 import zipfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 from perfsuite.gate.arms.arm import Arm, CellRun, Launch
@@ -12,22 +12,21 @@ from perfsuite.gate.arms.launched import load_log
 from perfsuite.gate.arms.loaded import Loaded
 from perfsuite.gate.git.changes import SITE_FOLDER, is_left_out
 from perfsuite.gate.git.overlay import are_alike, read_start
-from perfsuite.gate.git.repository import find_top, is_ignored, tracked_files
+from perfsuite.gate.git.repository import is_ignored, tracked_files
 from perfsuite.gate.git.worktree import missing_files
 from perfsuite.gate.provenance import installed
 from perfsuite.gate.provenance.dependencies import find_changed_dependency
-from perfsuite.gate.provenance.head_files import BUILT, code_times
+from perfsuite.gate.provenance.head_files import BUILT, code_times, kept_files
 from perfsuite.gate.provenance.installed import SITE, find_source
+from perfsuite.gate.provenance.scripts import places_named
+from perfsuite.gate.provenance.untracked import BUILD, SHARE
 from perfsuite.system.background import read_start_s
 
 _PYTHON = "give the base an interpreter of its own with --base-python (pytest: --perf-base-python)"
-_NO_MODULE = re.compile(r"No module named '([\w.]+)'")
-_NO_NAME = re.compile(r"cannot import name '(\w+)' from (?:partially [a-z ]+ )?'([\w.]+)'")
-_BUILD = "build it in the base's tree with --base-build CMD (pytest: --perf-base-build)"
-_SHARE = "name it in pytest's perf_share where both may use head's"
 _REMOVE = "remove it where the code makes it anew"
 _ARCHIVES = (".zip", ".egg", ".whl", ".pyz")
 _CODE = (".py", ".so", *_ARCHIVES)
+_SETTINGS = (".env", ".sh", ".mk", ".cfg", ".conf", ".ini", ".toml", ".yaml", ".yml")
 # Temporary folders of sessions, which a continuous integration may have in the checkout.
 _OF_LAUNCHES = re.compile(r"perfsuite-\d+-")
 # What installers, pytest, coverage and Hypothesis keep in a checkout, and read.
@@ -45,6 +44,7 @@ class Loading:
         self.environment = _environment_of(arm.python)
         self.prefix = Path(_real_path(arm.python)).parent.parent  # of its interpreter
         self.programs, self.old, self.made = loaded.programs, loaded.old, loaded.made
+        self.shells = loaded.shells
         self.files = frozenset(
             file if file.startswith(f"{self.top}/") else _real_path(file)
             for file in loaded.files | loaded.programs
@@ -62,6 +62,12 @@ class Loading:
         own = f"{self.top}/"
         ordered = sorted(self.files, key=lambda file: (file.startswith(own), file))
         return {SITE.split(file)[-1]: file for file in ordered if SITE.search(file)}
+
+    @functools.cached_property
+    def named(self) -> set[Path]:
+        """What its scripts and Makefiles name, of files that git does not track; from its top."""
+        places = places_named(self.top, self.shells) - set(_tracked(self.top))
+        return {path for path in places if ".." not in path.parts and (self.top / path).is_file()}
 
     def is_data(self, file: str) -> bool:
         """Whether a file is neither a module, nor compiled, nor a program that was started."""
@@ -94,6 +100,7 @@ def find_asymmetry(base: Launch, head: Launch) -> str | None:
         or _find_other_environment(ours, theirs)
         or _find_installed_instead(ours, theirs)
         or _find_kept(theirs, head.cells)
+        or _find_named(ours, theirs)
         or _find_missing(ours, theirs)
         or _find_shared(ours, theirs)
         or _find_built(ours, theirs)
@@ -174,14 +181,14 @@ def _find_foreign(arm: Loading, other: Loading) -> str | None:
         if is_data and not is_of_session(path) and place not in _tracked(other.top):
             continue
         if not are_alike(path, arm.top / place):
-            advice = "have the code find it beside itself" + (f", or {_SHARE}" if is_data else "")
+            advice = "have the code find it beside itself" + (f", or {SHARE}" if is_data else "")
             if path.suffix == ".py":
                 advice = (
                     "is it installed in editable mode, or behind a link with an absolute path? Name"
                     f" its folder in pytest's pythonpath or in PYTHONPATH, or {advice}"
                 )
             elif not is_data:
-                advice += f" and {_BUILD}, or name its folder in pytest's pythonpath"
+                advice += f" and {BUILD}, or name its folder in pytest's pythonpath"
             return f"the {arm.name} arm loaded {path}, which is {other.name}'s; {advice}"
     return None
 
@@ -238,16 +245,25 @@ def _find_kept(head: Loading, cells: Mapping[str, CellRun]) -> str | None:
     return None
 
 
-def _lacked_by_base(head: Loading, path: Path) -> str:
+def _find_named(base: Loading, head: Loading) -> str | None:
+    """Why a shell or make may have read settings that head's checkout alone has."""
+    for path in sorted(head.named & head.alone):
+        is_settings = path.name.startswith(".env") or path.suffix in _SETTINGS
+        if is_settings and not (base.top / path).exists():
+            return _lacked_by_base(head, path, "a script of the head arm names")
+    return None
+
+
+def _lacked_by_base(head: Loading, path: Path, how: str = "the head arm loaded") -> str:
     is_built = not head.is_data(str(head.top / path)) and _is_compiled(head.top / path)
-    advice = [_BUILD, *([] if is_built else [_SHARE]), _REMOVE]
+    advice = [BUILD, *([] if is_built else [SHARE]), _REMOVE]
     if not is_ignored(head.top, path):
         advice.append("add it to git where it belongs to the change")
     folder = next((one for one in path.parents[-2::-1] if not tracked_files(head.top, [one])), None)
     inside = "" if folder is None else f"in {folder}, "
     return (
-        f"the head arm loaded {path}, {inside}which git does not track, so the base's tree began "
-        f"without it; {', or '.join(advice)}"
+        f"{how} {path}, {inside}which git does not track, so the base's tree began without it; "
+        f"{', or '.join(advice)}"
     )
 
 
@@ -295,7 +311,7 @@ def _find_shared(base: Loading, head: Loading) -> str | None:
         advice = "name its folder in pytest's pythonpath, uninstall that copy"
         why = f"although the tree has {source}; {advice}"
         if source is None:
-            why = f"which {owners[name]} has installed; {_BUILD}"
+            why = f"which {owners[name]} has installed; {BUILD}"
         return f"both arms loaded {file}, {why}, or {_PYTHON}"
     return None
 
@@ -325,11 +341,13 @@ def _find_built(base: Loading, head: Loading) -> str | None:
 def _find_stale(base: Loading, head: Loading) -> str | None:
     """Why what head loads was compiled before the sources that it changes, and not since."""
     code = [path for path in head.own_files if not head.is_data(str(head.top / path))]
+    code += [path for path in head.named if os.access(head.top / path, os.X_OK)]
     own = [path for path in code if path not in _tracked(head.top)]
     if not (loaded := [path for path in own if _is_compiled(head.top / path)]):
         return None
-    others = (path for path in head.alone if path.suffix == ".so" and (head.top / path).is_file())
-    built_ns = max((head.top / path).stat().st_mtime_ns for path in (*loaded, *others))
+    built = {head.top / path for path in loaded}
+    built |= {file for file in kept_files(head.top) if file.suffix == ".so" and file.is_file()}
+    built_ns = max(file.stat().st_mtime_ns for file in built)
     for path, at_ns in code_times(head.top).items():
         source = head.top / path
         if at_ns > built_ns and path.suffix in BUILT and not are_alike(source, base.top / path):
@@ -365,29 +383,3 @@ def _is_of_another(file: Path, tree: Path, source: Path) -> bool:
 
 def _is_compiled(file: Path) -> bool:
     return file.suffix != ".py" and file.is_file() and read_start(file, 2) != b"#!"
-
-
-def name_lacking(reason: str, head: Path, base: Path, roots: Sequence[Path]) -> str | None:
-    """Return what head's root alone has, and the base failed for, by its `reason`; what to do."""
-    for path in _candidates(reason, head, base, roots):
-        is_lacking = path.exists() and not (base / path.relative_to(head)).exists()
-        if is_lacking and find_top(head) is not None and not tracked_files(head, [path]):
-            is_text = path.is_dir() or b"\0" not in read_start(path, 4096)
-            advice = f"git add it if it is new code, {_SHARE}, or {_BUILD}" if is_text else _BUILD
-            return f"head has {path.relative_to(head)}, which git does not track: {advice}"
-    return None
-
-
-def _candidates(reason: str, head: Path, base: Path, roots: Sequence[Path]) -> Iterator[Path]:
-    modules = [match[1] for match in _NO_MODULE.finditer(reason)]
-    modules += [f"{match[2]}.{match[1]}" for match in _NO_NAME.finditer(reason)]
-    for module in modules:
-        place = module.replace(".", "/")
-        for root in roots:
-            yield from (root / f"{place}.py", root / place / "__init__.py")
-            yield from sorted((root / place).parent.glob(f"{Path(place).name}.*so"))
-    for match in re.finditer(rf"{re.escape(str(base))}/([^'\":\n]+)", reason):
-        path = head / match[1]
-        # The outermost folder that the base lacks, as of all data.
-        inside = [one for one in reversed(path.parents) if one.is_relative_to(head)]
-        yield next((one for one in inside if not (base / one.relative_to(head)).exists()), path)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from perfsuite.gate.provenance.symmetry import name_lacking
+from perfsuite.gate.provenance.untracked import name_lacking
 
 
 @pytest.mark.parametrize(
