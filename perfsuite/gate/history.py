@@ -257,8 +257,9 @@ def read_history(
         log = read_log(root, branch)
         trunk = trunk._replace(is_in_history=log.__contains__)
     choice = choose_runs(storage, True, here, trunk)
-    if root is not None and choice.refused and is_shallow(root):
-        left_out = f"{counted(len(choice.refused), 'stored run')} left out, as {choice.refused[0]}"
+    lost = [one for one in choice.refused if one.path != storage]  # which may not exist
+    if root is not None and lost and is_shallow(root):
+        left_out = f"{counted(len(lost), 'stored run')} left out, as {lost[0]}"
         raise SettingError(f"this clone is shallow, and {left_out}; run 'git fetch --unshallow'")
     runs = order_runs(choice.usable, log)[-num_runs:]
     return StoredHistory(root=root, runs=runs, refused=choice.refused, accepted=accepted)

@@ -132,7 +132,7 @@ def explain_ranks(failures: Sequence[Discrepancy], plan: ParallelPlan) -> str | 
     places = [plan.coordinates(one.rank or 0) for one in unlike if one.what == what]
     # Each is compared with the first rank, or with that of its shard: what differs lies off it.
     axes = [axis for axis in _long_axes(plan) if all(place[axis.name] for place in places)]
-    if len(axes) != 1:
+    if len(axes) != 1 or (what == "loss" and axes[0].divides_batch):  # each rank's is its own
         return None
     ranks = f"the ranks along axis {axes[0].name!r}"
     if first == 0:

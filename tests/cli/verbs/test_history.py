@@ -483,6 +483,8 @@ def test_a_shallow_clone_is_no_history(
     told = capsys.readouterr().err
     assert told.startswith("perfsuite: this clone is shallow, and 37 stored runs left out, as ")
     assert told.endswith("; run 'git fetch --unshallow'\n")
+    assert history("--all", "--storage", "nowhere") == 12
+    assert "shallow" not in capsys.readouterr().err  # a deeper one would have no runs either
     subprocess.run(["git", "fetch", "--quiet", "--unshallow"], check=True)
     assert history("--all", "--fail-on-change", *runs) == 10
 

@@ -7,11 +7,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from perfsuite.records.recipe import Recipe
 from perfsuite.worker.equivalence.comparison import Discrepancy
 from perfsuite.worker.equivalence.diagnosis import (
     explain_batchnorm,
     explain_gradients,
     explain_non_finite,
+    explain_ranks,
     explain_weights,
 )
 from perfsuite.worker.equivalence.planted_bugs import (
@@ -219,3 +221,21 @@ def test_an_infinite_weight_in_float32_is_told_with_its_step() -> None:
         "1 of its 2 values are infinite or NaN after step 3: lower the learning rate, or clip "
         "gradients (clip_grad_norm)"
     )
+
+
+@pytest.mark.parametrize(
+    ("axis", "what", "is_told"),
+    [
+        ("dp", "loss", False),  # of other samples it is another
+        ("dp", "gradient", True),
+        ("tp", "loss", True),
+        ("tp", "gradient", True),
+    ],
+)
+def test_ranks_that_share_no_samples_need_not_have_the_same_loss(
+    axis: str, what: str, is_told: bool
+) -> None:
+    cause = explain_ranks([evidence(what=what, rank=1)], Recipe(parallel=f"mesh:{axis}=2").plan)
+
+    told = f"the ranks along axis {axis!r} do not have the same {what}: is a reduction over it "
+    assert str(cause).startswith(told) == is_told
