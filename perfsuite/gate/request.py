@@ -107,10 +107,11 @@ def base_of(request: GateRequest, folders: Sequence[Path]) -> Base | str | None:
     if request.found is not None:
         return request.found
     folder = request.command.folder
-    if folders and find_top(folders[0]) != find_top(folder):
+    if folders and (top := find_top(folders[0])) != find_top(folder):
+        there = "" if top is None else f"call it in {folders[0]}, or "
         return (
             f"pytest's root, {folders[0]}, and {folder}, where it was called, are not in one git "
-            f"checkout: call it in {folders[0]}, or {USE_FOLDER}"
+            f"checkout: {there}{USE_FOLDER}"
         )
     return find_base(
         folder, request.base, target=request.target, outputs=request.outputs, folders=folders

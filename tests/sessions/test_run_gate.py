@@ -370,6 +370,20 @@ def test_tests_of_another_checkout_than_the_folders_are_refused_before_any_base_
     )
 
 
+def test_a_configuration_above_the_checkout_is_no_place_to_call_it_in(tmp_path: Path) -> None:
+    folder = tmp_path.resolve()
+    write(folder, {"pytest.ini": "[pytest]\n"})
+    project = make_project(folder / "project", {"bench/test_a.py": BENCH}, {})
+    (project / "pytest.ini").unlink(missing_ok=True)
+
+    result = gate(project, base=None, arguments=("bench", f"--rootdir={folder}", *FEW_PLUGINS))
+
+    assert result.refusal == (
+        f"pytest's root, {folder}, and {project}, where it was called, are not in one git "
+        "checkout: use --base-dir=DIR (pytest: --perf-base-dir)"
+    )
+
+
 def test_an_unknown_base_is_a_users_mistake(project: Path) -> None:
     with pytest.raises(SettingError, match="no-such-branch"):
         gate(project, base="no-such-branch")
