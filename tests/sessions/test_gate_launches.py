@@ -42,8 +42,8 @@ def test_what_a_test_keeps_under_the_name_of_a_record_is_no_record(shop: Reposit
 
     gated = shop.gate()
 
-    gated.expect(10, f"{PRICE} FAIL +200.0 % *")
-    assert "Traceback" not in gated.output
+    gated.expect(10, "FAIL: +200.0 % against the base, *", f"{PRICE} FAIL +200.0 % *")
+    assert gated.output.count("FAIL: +200.0 % against the base, between") == 1
     (cell,) = json.loads((shop.path / "results" / "run.json").read_text())["benchmarks"]
     assert cell["extra_info"]["perfsuite"]["verdict"]["word"] == "FAIL"
 

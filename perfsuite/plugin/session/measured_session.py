@@ -227,8 +227,9 @@ class MeasuredSession:
         item.user_properties += [(name, word) for name, word in told if word is not None]
         report.user_properties = [*item.user_properties]
         text = verdict_sentence(verdict)
-        report.sections.append(("verdict", text))
-        if verdict.shown == "FAIL":
+        if verdict.shown != "FAIL":
+            report.sections.append(("verdict", text))
+        else:
             if not hasattr(report, "wasxfail"):  # pytest counts no such test
                 self._failed_by_verdict.add(item.nodeid)
             report.outcome = "failed"
