@@ -341,7 +341,7 @@ def test_settings_that_a_shell_or_make_reads_from_heads_checkout_alone_are_no_im
 
     hidden = gate_command(repository, path, *LOGGED, "--", *command)
 
-    told = "a script of the head arm names .env, which git does not track, so the base's tree *"
+    told = "what an arm starts names .env, which git does not track, so the base's tree began *"
     hidden.expect(12, "ours INVALID", f"ours: {told}")
 
 

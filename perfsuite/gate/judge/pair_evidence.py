@@ -307,8 +307,8 @@ def describe_beside(base: Sequence[CellRun], head: Sequence[CellRun], limit: flo
 
 def why_logs_differ(base: Sequence[CellRun], head: Sequence[CellRun]) -> str | None:
     """Why a command's timed steps may be other ones in head: each launch logs more, or fewer."""
-    numbers = [{run.num_logged for run in runs} for runs in (base, head)]
-    if len(base) < 2 or len(numbers[0]) > 1 or len(numbers[1]) > 1 or numbers[0] == numbers[1]:
+    numbers = [{run.num_logged for run in runs} - {None} for runs in (base, head)]
+    if len(base) < 2 or [len(one) for one in numbers] != [1, 1] or numbers[0] == numbers[1]:
         return None
     (theirs,), (ours,) = numbers
     return (

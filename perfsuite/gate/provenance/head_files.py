@@ -11,8 +11,9 @@ from perfsuite.gate.git.repository import find_top, listed_files
 from perfsuite.units import listed
 
 # Sources that are compiled.
-BUILT = frozenset({".pyx", ".pxd", ".pxi", ".rs", ".cu", ".cuh", ".c", ".cc", ".cpp", ".cxx"})
-BUILT |= {".h", ".hh", ".hpp", ".hxx", ".inc", ".inl", ".ipp", ".tpp", ".f", ".f90"}
+BUILT = frozenset({".pyx", ".pxd", ".pxi", ".rs", ".cu", ".cuh", ".hip", ".s", ".c", ".cc", ".cpp"})
+BUILT |= {".cxx", ".c++", ".cppm", ".h", ".hh", ".hpp", ".hxx", ".inc", ".inl", ".ipp", ".tcc"}
+BUILT |= {".tpp", ".f", ".for", ".f90", ".f95", ".f03", ".f08"}
 # Sources too where git tracks them: others may be what a run writes.
 _CONFIGURATIONS = ("*.yaml", "*.yml", "*.toml")
 _SETTINGS = overlay.PYTEST_FILES | {"pyproject.toml", "setup.cfg", "tox.ini"}
@@ -112,7 +113,7 @@ def _inside(entry: Path) -> Iterator[Path]:
 
 def code_times(top: Path) -> dict[Path, int]:
     """Return when each source of a checkout was written, in nanoseconds."""
-    files = [path for path in overlay.tree_files(top) if path.suffix in BUILT | {".py"}]
+    files = [path for path in overlay.tree_files(top) if path.suffix.lower() in BUILT | {".py"}]
     if find_top(top) is not None:
         files += listed_files(top, "--", *_CONFIGURATIONS)
     return {path: (top / path).stat().st_mtime_ns for path in files if (top / path).is_file()}

@@ -4,7 +4,7 @@ import functools
 import os
 import re
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from perfsuite.gate.arms.arm import Arm, CellRun, Launch
@@ -16,13 +16,14 @@ from perfsuite.gate.git.repository import is_ignored, tracked_files
 from perfsuite.gate.git.worktree import missing_files
 from perfsuite.gate.provenance import installed
 from perfsuite.gate.provenance.dependencies import find_changed_dependency
-from perfsuite.gate.provenance.head_files import BUILT, code_times, kept_files
 from perfsuite.gate.provenance.installed import SITE, find_source
 from perfsuite.gate.provenance.scripts import places_named
+from perfsuite.gate.provenance.stale import find_stale
 from perfsuite.gate.provenance.untracked import BUILD, SHARE
 from perfsuite.system.background import read_start_s
 
 _PYTHON = "give the base an interpreter of its own with --base-python (pytest: --perf-base-python)"
+_ADD = "add it to git where it belongs to the change"
 _REMOVE = "remove it where the code makes it anew"
 _ARCHIVES = (".zip", ".egg", ".whl", ".pyz")
 _CODE = (".py", ".so", *_ARCHIVES)
@@ -65,19 +66,21 @@ class Loading:
 
     @functools.cached_property
     def named(self) -> set[Path]:
-        """What its scripts and Makefiles name, of files that git does not track; from its top."""
-        places = places_named(self.top, self.shells) - set(_tracked(self.top))
-        return {path for path in places if ".." not in path.parts and (self.top / path).is_file()}
+        """What of a checkout its shells, scripts and Makefiles name; from its top."""
+        return {one for one in places_named(self.top, self.shells) if ".." not in one.parts}
 
     def is_data(self, file: str) -> bool:
         """Whether a file is neither a module, nor compiled, nor a program that was started."""
         return not file.endswith(_CODE) and ".so." not in file and file not in self.programs
 
+    def is_installed(self, file: Path) -> bool:
+        """Whether a file of its checkout is of an interpreter or a package in that."""
+        is_inside = file.is_relative_to(self.prefix) and not self.top.is_relative_to(self.prefix)
+        return is_inside or SITE.search(str(file)) is not None
+
     def is_own(self, file: Path) -> bool:
         """Whether a file of its checkout is of no interpreter, package, tool or launch in it."""
-        if SITE.search(str(file)) or (
-            file.is_relative_to(self.prefix) and not self.top.is_relative_to(self.prefix)
-        ):
+        if self.is_installed(file):
             return False
         place = file.relative_to(self.top)
         folders = (self.top / folder for folder in place.parents[:-1])
@@ -247,23 +250,27 @@ def _find_kept(head: Loading, cells: Mapping[str, CellRun]) -> str | None:
 
 def _find_named(base: Loading, head: Loading) -> str | None:
     """Why a shell or make may have read settings that head's checkout alone has."""
-    for path in sorted(head.named & head.alone):
-        is_settings = path.name.startswith(".env") or path.suffix in _SETTINGS
-        if is_settings and not (base.top / path).exists():
-            return _lacked_by_base(head, path, "a script of the head arm names")
+    for path in sorted((base.named | head.named) & head.alone):
+        is_lacking = (head.top / path).is_file() and not (base.top / path).exists()
+        if is_lacking and (path.name.startswith(".env") or path.suffix in _SETTINGS):
+            return _lacked_by_base(head, path, "what an arm starts names", (SHARE, BUILD))
     return None
 
 
-def _lacked_by_base(head: Loading, path: Path, how: str = "the head arm loaded") -> str:
+def _lacked_by_base(
+    head: Loading,
+    path: Path,
+    how: str = "the head arm loaded",
+    advice: Sequence[str] = (BUILD, SHARE),
+) -> str:
     is_built = not head.is_data(str(head.top / path)) and _is_compiled(head.top / path)
-    advice = [BUILD, *([] if is_built else [SHARE]), _REMOVE]
-    if not is_ignored(head.top, path):
-        advice.append("add it to git where it belongs to the change")
+    told = [one for one in advice if not (is_built and one == SHARE)]
+    told += [_REMOVE, *([] if is_ignored(head.top, path) else [_ADD])]
     folder = next((one for one in path.parents[-2::-1] if not tracked_files(head.top, [one])), None)
     inside = "" if folder is None else f"in {folder}, "
     return (
         f"{how} {path}, {inside}which git does not track, so the base's tree began without it; "
-        f"{', or '.join(advice)}"
+        f"{', or '.join(told)}"
     )
 
 
@@ -339,23 +346,12 @@ def _find_built(base: Loading, head: Loading) -> str | None:
 
 
 def _find_stale(base: Loading, head: Loading) -> str | None:
-    """Why what head loads was compiled before the sources that it changes, and not since."""
-    code = [path for path in head.own_files if not head.is_data(str(head.top / path))]
-    code += [path for path in head.named if os.access(head.top / path, os.X_OK)]
-    own = [path for path in code if path not in _tracked(head.top)]
-    if not (loaded := [path for path in own if _is_compiled(head.top / path)]):
-        return None
-    built = {head.top / path for path in loaded}
-    built |= {file for file in kept_files(head.top) if file.suffix == ".so" and file.is_file()}
-    built_ns = max(file.stat().st_mtime_ns for file in built)
-    for path, at_ns in code_times(head.top).items():
-        source = head.top / path
-        if at_ns > built_ns and path.suffix in BUILT and not are_alike(source, base.top / path):
-            return (
-                f"the head arm loaded {loaded[0]}, which git does not track, and nothing was "
-                f"compiled since {path} was changed; build {loaded[0]} anew"
-            )
-    return None
+    """Why what head runs with may be compiled of older sources than its own."""
+    inside = (Path(file) for file in head.files if file.startswith(f"{head.top}/"))
+    loaded = {one.relative_to(head.top) for one in inside if not head.is_installed(one)}
+    return find_stale(
+        head.top, base.top, sorted((loaded | head.named).difference(_tracked(head.top)))
+    )
 
 
 def _find_source(base: Loading, head: Loading, file: Path) -> Path | None:

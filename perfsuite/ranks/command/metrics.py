@@ -14,6 +14,7 @@ from perfsuite.ranks.command.group import CommandGroup, CommandLaunch
 from perfsuite.ranks.messages import COUNTED, CellMeasured, GroupRequest, RoundTimes, RunCell
 from perfsuite.ranks.turns import Turns
 from perfsuite.system.environment import describe_host
+from perfsuite.system.untrusted import printable
 from perfsuite.units import counted, listed
 
 _FORM = re.compile(
@@ -152,9 +153,10 @@ def run_logged(request: GroupRequest, launch: CommandLaunch, metrics: Metrics) -
     times_s = values[code.num_warmup :][: code.num_steps]
     if (wrong := [value for value in times_s if not 0 < value < math.inf]) or len(times_s) < 2:
         found = f"a step time of {wrong[0]}" if wrong else counted(len(values), "step time")
-        others = f" beside {listed(sorted(metrics.others))}" if metrics.others else ""
+        others = "" if values else printable(listed(sorted(metrics.others), most=20))
+        found += others and f" beside {others}"
         raise WorkloadError(
-            f"{launch.name}: the command logged {found}{others} (metrics={metrics.text!r}); each "
+            f"{launch.name}: the command logged {found} (metrics={metrics.text!r}); each "
             f"is a positive number of seconds, and at least two follow {code.num_warmup} to warm up"
         )
     if turns is not None:

@@ -9,27 +9,45 @@ import pytest
 from perfsuite.gate.provenance.scripts import places_named
 
 FILES = {
-    "run.sh": 'set -a; . "$ROOT/.env"\n[ -f ./local.cfg ] && bash tools/inner.sh -v',
-    "tools/inner.sh": "source settings.conf\n exec ../bin/train --mode=fast <(cat more.conf)",
-    "tools/never.sh": ". hidden.env",
+    "run.sh": 'set -a; . "$ROOT/.env" # and comment.env\n[ -f ./a.cfg ] && bash tools/inner.sh -v',
+    "tools/inner.sh": "source b.conf\n. ~/home.env\n exec ../bin/train <(cat c.conf) $HOME/h.env",
+    "tools/never.sh": ". never.env",
+    "other/run.sh": ". other.env",
     "Makefile": "-include .make.env\nall:\n\t@./trainbin && $(MAKE) -C sub",
     "sub/Makefile": "include deep.mk",
+    "vendor/Makefile": "include vendor.mk",
     "launch": "#!/bin/sh\n. launch.env",
-    "launch.py": "#!/usr/bin/env python\nopen('python.env')",
+    "python": "#!/usr/bin/env python3\nopen('python.env')",
     "notes": ". notes.env",
+    "long.sh": f"{'-' * 300}\n. ./{'k' * 300}\n. long.env",
+    "binary.sh": "#!/bin/sh\n. binary.env\nexit\n\0",
 }
+
+
+RUN = {".env", "a.cfg", "tools/b.conf", "bin/train", "tools/c.conf"}
+MAKE = {".make.env", "trainbin", "sub/deep.mk"}
+EVERY = {Path(name) for name in RUN | MAKE}
+EVERY |= {Path(f"{name}.env") for name in ("my", "launch", "python", "notes", "long", "binary")}
+EVERY |= {Path(f"{name}.env") for name in ("comment", "home", "tools/home", "h", "tools/h")}
+EVERY |= {Path("tools/never.env"), Path("other/other.env"), Path("vendor/vendor.mk")}
 
 
 @pytest.mark.parametrize(
     ("command", "named"),
     [
-        ("sh run.sh", {".env", "local.cfg", "tools/settings.conf", "bin/train", "tools/more.conf"}),
+        ("sh run.sh", RUN),
         ("bash -c . ./my.env; exec python train.py", {"my.env"}),
-        ("/work/shop/run.sh 8", {".env", "local.cfg"}),
-        ("make -s", {".make.env", "trainbin"}),
-        ("/usr/bin/make", {".make.env"}),
+        ("{top}/other/run.sh 8", {"other/other.env", *RUN}),  # either, by its name
+        ("make -s", MAKE),
+        ("/usr/bin/make", MAKE),
+        ("sh -c make # it", MAKE),
         ("./launch --fast", {"launch.env"}),
+        ("./python", set()),
+        ("./notes", set()),
+        ("sh long.sh", {"long.env"}),
+        ("sh binary.sh", {"binary.env"}),
         ("cmake .", set()),
+        ("ptxas run.sh Makefile", set()),
     ],
 )
 def test_a_command_names_what_its_words_and_its_scripts_name(
@@ -39,11 +57,9 @@ def test_a_command_names_what_its_words_and_its_scripts_name(
         (tmp_path / file).parent.mkdir(exist_ok=True)
         (tmp_path / file).write_text(text)
 
-    found = places_named(tmp_path, [command])
+    found = places_named(tmp_path, [command.format(top=tmp_path)])
 
-    assert found >= {Path(name) for name in named}
-    assert not found & {Path("tools/hidden.env"), Path("python.env"), Path("notes.env")}
-    assert (Path(".make.env") in found) == (".make.env" in named)
+    assert found & EVERY == {Path(name) for name in named}
 
 
 def test_without_a_command_no_file_is_looked_at(tmp_path: Path) -> None:

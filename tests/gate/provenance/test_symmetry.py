@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import sys
 import zipfile
 from collections.abc import Collection
@@ -609,48 +608,6 @@ def test_environments_that_are_meant_to_differ_are_fine(folder: Path, case: str)
     )
 
     assert found is None
-
-
-@pytest.mark.parametrize(
-    ("case", "is_wrong"),
-    [
-        ("a source", True),
-        ("a header", True),
-        ("written before the build", False),
-        ("as in the base", False),
-        ("another was built since", False),
-        ("a committed library", False),
-        ("no library", False),
-        ("data", False),
-    ],
-)
-def test_what_head_changes_after_its_build_is_in_no_number(
-    folder: Path, case: str, is_wrong: bool
-) -> None:
-    source = "src/price.h" if case == "a header" else "src/price.c"
-    library, other = "pkg/price.cpython-311.so", "pkg/other.so"
-    for file in (source, library, other, "prices.csv"):
-        add(folder, file)
-    head = folder / "head"
-    (head / source).write_text("" if case == "as in the base" else "// head")
-    (head / library).write_bytes(b"\x7fELF")
-    is_before, is_since = case == "written before the build", case == "another was built since"
-    times_s = {library: 20, source: 10 if is_before else 30, other: 40 if is_since else 0}
-    times_s["prices.csv"] = 0
-    for file, at_s in times_s.items():
-        os.utime(head / file, (at_s, at_s))
-    git(head, "init", "--quiet")
-    (head / ".gitignore").write_text("*.so\n")
-    git(head, "add", "--force", "src", *(["pkg"] if case == "a committed library" else []))
-    loaded = {"no library": "alone.py", "data": "prices.csv"}.get(case, library)
-
-    found = compare(folder, [f"base/{loaded}"], [f"head/{loaded}"])
-
-    told = (
-        f"the head arm loaded {library}, which git does not track, and nothing was compiled since "
-        f"{source} was changed; build {library} anew"
-    )
-    assert found == (told if is_wrong else None)
 
 
 @pytest.mark.parametrize("also", ["site-packages", "zzz/site-packages"])

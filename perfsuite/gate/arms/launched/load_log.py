@@ -27,15 +27,15 @@ BEGAN = "PERFSUITE_ARM_BEGAN"
 SESSION = "PERFSUITE_ARM_SESSION"  # when its session began
 _FOLDER = os.path.dirname(__file__)
 _READ = (".py", ".pyc", ".so", ".zip", ".egg", ".whl", ".pyz", ".md", ".rst")
-_SHELLS = frozenset({"sh", "ash", "bash", "dash", "zsh", "env", "nice", "nohup", "timeout"})
+SHELLS = frozenset({"sh", "ash", "bash", "dash", "zsh", "env", "nice", "nohup", "timeout"})
 # What they are told is no file that they read; what a shell is told, it may hand on.
-_WRITERS = _SHELLS | {"rm", "mv", "touch", "tee"}
+_WRITERS = SHELLS | {"rm", "mv", "touch", "tee"}
 # They start no Python. What any other program starts is as unknown as what a shell does.
-_TOOLS = (_WRITERS - _SHELLS) | {"cat", "cp", "file", "git", "hg", "ldconfig", "lscpu", "true"}
+_TOOLS = (_WRITERS - SHELLS) | {"cat", "cp", "file", "git", "hg", "ldconfig", "lscpu", "true"}
 _TOOLS |= {"as", "c++", "cc", "clang", "clang++", "g++", "gcc", "ld", "nvcc", "nvidia-smi", "uname"}
 _OF_COMMANDS = "/perfsuite/ranks/command/hooked/sitecustomize.py"
 _OF_METRICS = "/perfsuite/ranks/command/metrics.py"  # reads logs of earlier launches, to skip them
-_MOST_CHARACTERS = 200
+_MOST_CHARACTERS, _MOST_OF_COMMAND = 200, 10_000  # shown, and kept
 _OF_SYSTEM = ("/dev/", "/etc/", "/proc/", "/run/", "/sys/")
 _STANDARD_LIBRARY = os.path.dirname(os.__file__) + os.sep
 _PACKAGES = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
@@ -196,13 +196,13 @@ class LoadLog:
                 self.write("file", told)
             elif may_read and os.path.isfile(told) and (old := self._find_old(told)):
                 self.write("old", old)
-        command = " ".join(" ".join(words).split())[:_MOST_CHARACTERS]
+        command = " ".join(" ".join(words).split())[:_MOST_OF_COMMAND]
         if script := interpreter_of(found):
             found, words = script[0], [*script, found, *words[1:]]
         runs_python = is_python(found)
-        is_shell = os.path.basename(found) in _SHELLS or (bool(script) and not runs_python)
+        is_shell = os.path.basename(found) in SHELLS or (bool(script) and not runs_python)
         if (runs_python or is_shell) and not self._is_inherited(words, variables):
-            self.write("silent", command)
+            self.write("silent", command[:_MOST_CHARACTERS])
         if is_shell or not (runs_python or os.path.basename(found) in _TOOLS):
             self.write("shell", command)
 
