@@ -6,7 +6,7 @@ Norms are Frobenius norms in float64.
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -87,8 +87,7 @@ class Discrepancy:
         return self.error / self.limit if math.isfinite(self.error) else math.inf
 
 
-@dataclass(frozen=True)
-class Errors:
+class Errors(NamedTuple):
     """The relative errors ||tested - expected|| / ||expected|| of tensors."""
 
     total: float
