@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from perfsuite.errors import SettingError
 from perfsuite.gate.arms.arm import Say, Suite
@@ -35,8 +35,7 @@ _SHARES = (0.25, 0.75)
 _MOST_LISTED = 3
 
 
-@dataclass(frozen=True, kw_only=True)
-class BisectStep:
+class BisectStep(NamedTuple):
     """One commit that was judged against the good one; `mark` is what git made of the verdict."""
 
     commit: str
@@ -85,8 +84,7 @@ def bisect(
         return _Search(request=request, bounds=bounds, suite=suite, cell=cell, say=say).run(*ends)
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Search:
+class _Search(NamedTuple):
     request: GateRequest
     bounds: tuple[float, float] | None
     suite: Suite

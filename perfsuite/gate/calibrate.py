@@ -8,8 +8,8 @@ import random
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from statistics import fmean
+from typing import NamedTuple
 
 from perfsuite.errors import WorkloadError
 from perfsuite.gate.git.changes import is_dirty
@@ -20,8 +20,7 @@ from perfsuite.gate.request import GateRequest, collect, head_arm
 from perfsuite.gate.run_gate import HELD, run_gate
 
 
-@dataclass(frozen=True, kw_only=True)
-class Plant:
+class Plant(NamedTuple):
     """What is done to head in some sessions: nothing, or one of these."""
 
     ratio: float = 0.0  # a slowdown of every iteration, 0.05 = 5 %
@@ -57,8 +56,7 @@ class PlantedResult:
         self.wall_s = fmean(judgement.wall_s for judgement in judgements)
 
 
-@dataclass(frozen=True, kw_only=True)
-class CalibrationResult:
+class CalibrationResult(NamedTuple):
     """The result of a calibration."""
 
     num_cells: int

@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, NamedTuple, Self, TypeVar
 
 import msgspec
 
@@ -73,8 +73,7 @@ class Leniency:
         return ExitCode.OK if self.is_advisory and is_verdict else code
 
 
-@dataclass(frozen=True, kw_only=True)
-class ChosenCells:
+class ChosenCells(NamedTuple):
     """How each cell of both sides is judged, by head's name, and the verdicts of the others."""
 
     policies: dict[str, CellPolicy]

@@ -1,11 +1,11 @@
 """The history of each cell over the stored runs: dated changes and drift, and who accepted them."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import date, datetime, timedelta
 from itertools import pairwise
 from pathlib import Path
 from statistics import geometric_mean
+from typing import NamedTuple
 
 import msgspec
 
@@ -42,8 +42,7 @@ class Point(msgspec.Struct, frozen=True):
         return day if self.commit is None else f"{short_commit(self.commit)} ({day})"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Timeline:
+class Timeline(NamedTuple):
     """The runs of a cell in order, without the `num_elsewhere` that found another environment."""
 
     cell: str
@@ -134,8 +133,7 @@ class DatedDrift(msgspec.Struct, frozen=True, kw_only=True):
     accepted: str | None
 
 
-@dataclass(frozen=True, kw_only=True)
-class CellHistory:
+class CellHistory(NamedTuple):
     """The changes of one cell, the oldest first, and its drift; too few runs have no trend."""
 
     timeline: Timeline
@@ -151,8 +149,7 @@ class CellHistory:
         return is_drifting or any(change.is_open for change in self.changes)
 
 
-@dataclass(frozen=True, kw_only=True)
-class StoredHistory:
+class StoredHistory(NamedTuple):
     """The stored runs of one environment, by their commits; `root` is None outside git."""
 
     root: Path | None

@@ -6,9 +6,8 @@ It never fails a cell. Its formulas, and why they hold: docs/explanation/screen.
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from datetime import timedelta
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from perfsuite.gate.judge.trial import CellPolicy
 from perfsuite.records.run_file import StoredCell, StoredRun
@@ -40,8 +39,7 @@ _TAIL = 0.025
 _WEEK = timedelta(weeks=1)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Screened:
+class Screened(NamedTuple):
     """The result for one cell; what has a default is so where nothing can be compared."""
 
     reason: str
@@ -53,8 +51,7 @@ class Screened:
     newest: StoredRun | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Fit:
+class _Fit(NamedTuple):
     """A cell against its history: d, e, s², df and n of the formulas; leverage is SE² / v."""
 
     difference: float

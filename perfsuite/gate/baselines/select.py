@@ -8,7 +8,6 @@ import os
 import uuid
 from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from datetime import datetime
 from fractions import Fraction
 from functools import cache
@@ -37,8 +36,7 @@ _NUMBERED = "[0-9][0-9][0-9][0-9]_*.json"
 _Folder = TypeVar("_Folder", Path, RemotePath)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Choice:
+class Choice(NamedTuple):
     """The runs to compare with, the newest last, and those that were refused."""
 
     usable: tuple[StoredRun, ...]

@@ -6,8 +6,8 @@ import os
 import re
 import stat
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path, PurePath
+from typing import NamedTuple
 
 from perfsuite.gate.git.command import find_commit, output
 from perfsuite.gate.git.repository import changed_files, find_top, listed_files, working_files
@@ -125,8 +125,7 @@ def is_code_changed(root: Path, old: str, new: str) -> bool:
     return any(_may_be_loaded(top, root, file) for file in changed_files(root, old, new))
 
 
-@dataclass(frozen=True, kw_only=True)
-class Changes:
+class Changes(NamedTuple):
     """What differs between head and base; a module that only the base has is among the others."""
 
     documents: tuple[Path, ...]

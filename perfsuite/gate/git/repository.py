@@ -3,10 +3,9 @@
 import os
 import shutil
 from collections.abc import Iterable
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Self
+from typing import NamedTuple
 
 from perfsuite.errors import WriteError
 from perfsuite.gate.git.command import answer, complaint_of, output, run_git
@@ -24,8 +23,7 @@ _CHECK_OUT = ("reset", "--quiet", "--hard", "--no-recurse-submodules")
 USE_FOLDER = "use --base-dir=DIR (pytest: --perf-base-dir)"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Base:
+class Base(NamedTuple):
     """The commit that head is compared with: how it was found, and why another may be meant.
 
     `instead` is the base where no cell loads what head has and this commit has not.
@@ -34,7 +32,7 @@ class Base:
     revision: str
     described: str
     warning: str | None = None
-    instead: Self | None = None
+    instead: "Base | None" = None
 
 
 def is_in_history(root: Path, commit: str, revision: str) -> bool:

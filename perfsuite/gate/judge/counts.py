@@ -5,8 +5,7 @@ An increase beyond the slack of its counter fails, and must stand in every launc
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import msgspec
 
@@ -26,8 +25,7 @@ class _CountedRecord(msgspec.Struct, frozen=True):
 Counted = StoredCell | _CountedRecord
 
 
-@dataclass(frozen=True, kw_only=True)
-class Slack:
+class Slack(NamedTuple):
     """How much more a count may be though no code changed: a part of the base's, or some bytes."""
 
     ratio: float = 0.0
@@ -63,8 +61,7 @@ _VISIBLE_RATIO = 0.0005
 _LEAST_VARYING = 6
 
 
-@dataclass(frozen=True)
-class CountChange:
+class CountChange(NamedTuple):
     """A count that changed, per iteration of the busiest rank; an exception may accept a ratio."""
 
     name: str
@@ -102,8 +99,7 @@ class CountChange:
         return line + again * self.is_recomputed
 
 
-@dataclass(frozen=True, kw_only=True)
-class CountComparison:
+class CountComparison(NamedTuple):
     """Every count that differs and is not switched off, and why others are not compared."""
 
     changes: tuple[CountChange, ...] = ()

@@ -6,8 +6,7 @@ The launches of a pair have one seed and one hash seed: the same training gives 
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 from msgspec.structs import astuple, replace
@@ -67,8 +66,7 @@ class _Trained(msgspec.Struct, frozen=True):
         return _FACTOR * epsilon * math.sqrt(self.world_size * num_steps)
 
 
-@dataclass(frozen=True)
-class _Difference:
+class _Difference(NamedTuple):
     step: int
     what: str
     before: float

@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from perfsuite.gate.arms.arm import CellRun
 from perfsuite.gate.arms.num_rounds import PairCost
@@ -207,8 +207,7 @@ def draw_seed() -> int:
     return random.SystemRandom().randrange(2**32)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Judgement:
+class Judgement(NamedTuple):
     """The result of the pairs."""
 
     trials: tuple[Trial, ...]
