@@ -256,7 +256,7 @@ class ArmPlugin:
         if (clock := self._clocks.pop(_name_of(item), None)) is not None:
             clock.end()
             clock.core.unpin()
-            used = {"turns_s": clock.turns_s, "background_s": clock.background_s}
+            used = {"turns_s": clock.core.turns_s, "background_s": clock.background_s}
             used["outgrew_core"] = clock.core.is_late
             used["hides_waits"] = clock.waits is not None and clock.waits.are_hidden
         stats = getattr(fixture, "stats", None)

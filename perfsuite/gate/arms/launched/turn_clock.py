@@ -31,7 +31,6 @@ class TurnClock:
     end_round: Callable[[], object]  # which keeps the turn
     collects_garbage: bool  # at the end of each round, where pytest-benchmark keeps it from running
     waits: Any  # notices what else goes on between turns; None where no other arm is in the cell
-    turns_s: float = 0.0  # the duration of all turns so far
     background_s: float = 0.0  # processor seconds of other threads, in the other arm's turns
     _planted_ratio: float = 0.0
     _started_s: float = 0.0
@@ -73,7 +72,7 @@ class TurnClock:
         before = background.thread_seconds()
         self.wait_for_turn()
         # Until its first turn the other arm may have been in its setup.
-        if self.turns_s > 0 and self.waits is not None:
+        if self.core.turns_s > 0 and self.waits is not None:
             self.background_s += growth(before, background.thread_seconds())
             self.waits.begin_turn()
         self.core.begin_turn()
@@ -87,7 +86,7 @@ class TurnClock:
             if self.waits is not None:
                 self.waits.end_turn(self.core.background.processes())
             self.core.background.stop()
-            self.turns_s += self.core.end_turn()
+            self.core.end_turn()
             if self.waits is not None:
                 self.waits.settle()
             self.end_turn()
@@ -110,9 +109,9 @@ class SharedCore:
     is_calibrating: bool = False
     is_late: bool = False
     is_settled: bool = False  # whether it was decided where the cell runs
+    turns_s: float = 0.0  # the duration of all turns so far
     _is_pinned: bool = False
     _is_serial: bool = True
-    _turns_s: float = 0.0
     _beside_s: float = 0.0
 
     def begin_turn(self) -> None:
@@ -121,15 +120,14 @@ class SharedCore:
         self._processes_before = self._processes()
         self._before_s = _children_s() - time.thread_time() + time.process_time()
 
-    def end_turn(self) -> float:
-        """Add up what the launch has used in the turn, and return its seconds."""
+    def end_turn(self) -> None:
+        """Add up what the launch has used in the turn, and its seconds."""
         # In this order, reading the clocks adds nothing to what a single thread has used.
         beside_s = time.process_time() - time.thread_time() + _children_s() - self._before_s
-        turn_s = time.perf_counter() - self._began_s
+        self.turns_s += time.perf_counter() - self._began_s
         before, after = self._processes_before, self._processes()
-        self._turns_s += turn_s
         self._beside_s += beside_s + growth(before, after)
-        is_busy = self._beside_s > _MOST_BESIDE * self._turns_s
+        is_busy = self._beside_s > _MOST_BESIDE * self.turns_s
         if after.keys() - before.keys() or self.background.threads() or is_busy:
             self._is_serial = False
         if not self.is_settled and not self.is_calibrating:
@@ -137,7 +135,6 @@ class SharedCore:
         elif self._is_pinned and not self._is_serial:
             self.is_late = True
             self.unpin()
-        return turn_s
 
     def settle(self) -> None:
         """Pin a cell that has used one core until now."""

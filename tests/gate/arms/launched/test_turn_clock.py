@@ -207,7 +207,7 @@ def test_what_threads_do_in_the_other_arms_turns_is_counted(launch: Launch) -> N
         take_turn(clock)
 
     assert clock.background_s == 0.5
-    assert clock.turns_s > 0
+    assert clock.core.turns_s > 0
 
 
 def test_waits_are_looked_at_before_processes_are_stopped_and_after_the_first_turn(
