@@ -13,7 +13,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from perfsuite.errors import WriteError
 from perfsuite.gate.arms.arm import Arm, Launch, PairPlan
 from perfsuite.gate.arms.channel import Server
 from perfsuite.gate.arms.launched import collected, load_log, turn_clock
@@ -77,18 +76,14 @@ def launch_pair(arms: Sequence[Arm], plan: PairPlan, names: Sequence[str]) -> di
     plan = dataclasses.replace(plan, files=tuple(files), names=names)
     in_turn = [[arm] for arm in sorted(arms, key=lambda arm: arm.name != plan.first)]
     launches: dict[str, Launch] = {}
-    try:
+    place = f"{tempfile.gettempdir()}, or to TMPDIR where that is set"
+    with explained("run a pair of launches", f"; its files go to {place}"):
         for together in in_turn if plan.is_apart else [arms]:
             agreed = collections.ChainMap(*(one.agreed for one in launches.values()))
             plan = dataclasses.replace(plan, agreed=agreed)
             with scratch_folder() as scratch:
                 launches |= run_pair(together, plan, scratch=scratch)
         return {arm.name: launches[arm.name] for arm in arms}
-    except OSError as error:
-        raise WriteError(
-            f"cannot run a pair of launches: {error.strerror or error}; its files go to "
-            f"{tempfile.gettempdir()}, or to TMPDIR where that is set"
-        ) from error
 
 
 def run_pair(arms: Sequence[Arm], plan: PairPlan, *, scratch: Path) -> dict[str, Launch]:
