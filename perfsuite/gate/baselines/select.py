@@ -3,6 +3,7 @@
 And how long tests took in them, which every runner has to find alike for shards.
 """
 
+import contextlib
 import math
 import os
 import uuid
@@ -250,14 +251,12 @@ def save_run(folder: AnyPath, name: str, data: bytes) -> AnyPath:
 
 def _take_number(folder: _Folder, name: str, create: Callable[[_Folder], None]) -> _Folder:
     """Return the first path above the highest number that `create` could make."""
-    number = max((int(path.name[:4]) for path in folder.glob(_NUMBERED)), default=0) + 1
+    number = max((int(path.name[:4]) for path in folder.glob(_NUMBERED)), default=0)
     while True:
+        number += 1
         path = folder / f"{number:04}_{name}.json"
-        try:
+        with contextlib.suppress(FileExistsError):
             create(path)
-        except FileExistsError:
-            number += 1
-        else:
             return path
 
 
