@@ -1,11 +1,10 @@
 """Which cells of two suites are compared, how each is judged, and which exceptions are made."""
 
-import dataclasses
 import datetime
 import functools
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple, Self, TypeVar
 
@@ -49,7 +48,7 @@ HIDDEN = (
 class Leniency:
     """What keeps verdicts from the exit code: quarantines, and the policy "advisory"."""
 
-    accepted: Accepted = dataclasses.field(default_factory=Accepted)
+    accepted: Accepted = field(default_factory=Accepted)
     is_advisory: bool = False
 
     @classmethod
@@ -105,7 +104,7 @@ def choose_cells(request: GateRequest, head: Suite, base: Suite, accepted: Accep
             others += not_compared("INVALID", [name], reason)
             continue
         slowdown, rename = accepted.slowdown(name), accepted.rename_of(old_name)
-        policy = dataclasses.replace(
+        policy = replace(
             policy_of(request, name, head.cells[name]),
             accepted_slowdown=1.0 if slowdown is None else slowdown.ratio,
             accepted_increase=functools.partial(accepted.most_ratio, name),
@@ -182,11 +181,11 @@ def _stricter(
     cell: str, head: CellPolicy, base: CellPolicy, accepted: Accepted
 ) -> tuple[CellPolicy, list[Loosening], list[str]]:
     """The stricter policy, the exceptions that let head's be looser, and what none accepts."""
-    policy = dataclasses.replace(head, slacks=(*head.slacks, *base.slacks))
+    policy = replace(head, slacks=(*head.slacks, *base.slacks))
     loosened: dict[Loosening, None] = {}
     refused: list[str] = []
-    for name, field, write in _BOUNDS:
-        ours, held = getattr(head, field), getattr(base, field)
+    for name, attribute, write in _BOUNDS:
+        ours, held = getattr(head, attribute), getattr(base, attribute)
         if ours <= held:
             continue
         entry = max(accepted.of(cell, Loosening), key=lambda one: one.most(name), default=None)
@@ -195,15 +194,15 @@ def _stricter(
             loosened[entry] = None
         if held < ours:
             refused.append(f"head's {name} of {write(ours)} is looser than {write(held)}")
-        policy = dataclasses.replace(policy, **{field: held})
+        policy = replace(policy, **{attribute: held})
     if base.refuses_numerics_change and not head.refuses_numerics_change:
         refused.append(
             "head's perf_numerics_change of tell is looser than fail, where "
             "--perf-numerics-change=tell would hold for both sides"
         )
-        policy = dataclasses.replace(policy, refuses_numerics_change=True)
+        policy = replace(policy, refuses_numerics_change=True)
     # Each bound may come from another side.
-    policy = dataclasses.replace(policy, tolerance=min(policy.tolerance, policy.limit))
+    policy = replace(policy, tolerance=min(policy.tolerance, policy.limit))
     return policy, [*loosened], refused
 
 
@@ -231,7 +230,7 @@ def _request_of_base(request: GateRequest, own: Suite) -> GateRequest:
         refuses = own.settings.get("perf_numerics_change") == "fail"
     limit = of_base("limit", request.limit, GateRequest.limit)
     tolerance = of_base("tolerance", request.tolerance, GateRequest.tolerance)
-    return dataclasses.replace(
+    return replace(
         request,
         refuses_numerics_change=refuses,
         is_advisory="policy" in request.fixed or own.settings.get("perf_policy") == "advisory",

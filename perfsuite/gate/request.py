@@ -1,12 +1,11 @@
 """From a request to the two arms of a gate session: their trees, their paths, their cells."""
 
-import dataclasses
 import functools
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import msgspec
@@ -272,10 +271,8 @@ class BaseSide:
         tops = self.head.top_of(tree), self.head.top
         lacked = worktree.missing_files(tops[0]) if self.base is not None else []
         return (
-            dataclasses.replace(base, watched=(tops[1], *(tops[0] / path for path in lacked))),
-            dataclasses.replace(
-                head, alone=alone, watched=(tops[0], *(tops[1] / path for path in lacked))
-            ),
+            replace(base, watched=(tops[1], *(tops[0] / path for path in lacked))),
+            replace(head, alone=alone, watched=(tops[0], *(tops[1] / path for path in lacked))),
         )
 
     @functools.cached_property

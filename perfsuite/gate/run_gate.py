@@ -1,13 +1,11 @@
 """One gate session: from paths and a base to the verdict of every cell, or why it has none."""
 
-import contextlib
-import dataclasses
 import functools
 import time
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
-from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from contextlib import AbstractContextManager, nullcontext, suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import msgspec
@@ -42,7 +40,7 @@ from perfsuite.units import counted, listed
 _HAS_THEM = "where a cell needs them, fetch them here, or name a checkout with them (--base-dir)"
 _ANOTHER_BASE = "if its own commit is broken, name an older one with --base (pytest: --perf-base)"
 # The machine of a caller that holds it already.
-HELD: AbstractContextManager[object] = contextlib.nullcontext()
+HELD: AbstractContextManager[object] = nullcontext()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,7 +78,7 @@ def run_gate(
     """
     worktree.sweep_stale_trees(request.command.folder)
     if request.kept is None:
-        request = dataclasses.replace(request, kept=head_files.kept_files(request.command.folder))
+        request = replace(request, kept=head_files.kept_files(request.command.folder))
     differs = {"head": describe_head(request.command.folder)}
     with scratch_folder() as caches:
         session = _begin(request, caches, differs, say, machine)
@@ -167,12 +165,10 @@ class _Session:
         """Return the session with another base, because a commit would be compared with itself."""
         request = self.side.request
         cells = None if request.cells is None else request.cells | request.waiting
-        request = dataclasses.replace(request, cells=cells, waiting=frozenset())
-        side = dataclasses.replace(self.side, request=request, base=base)
+        request = replace(request, cells=cells, waiting=frozenset())
+        side = replace(self.side, request=request, base=base)
         self.differs["base"] = base.described
-        return dataclasses.replace(
-            self, side=side, leniency=common_cells.read_leniency(side, self.differs)
-        )
+        return replace(self, side=side, leniency=common_cells.read_leniency(side, self.differs))
 
     def compare(self) -> tuple[list[CellVerdict], Judgement | None]:
         """Judge what both sides have, and say why the rest is not compared."""
@@ -260,7 +256,7 @@ class _Session:
             """Keep what the pairs showed, unless head was edited meanwhile; say which sources."""
             edited = head_files.why_edited(self.side.head.top, before)
             if kept is not None and edited is None and kept.head == self._digest_head():
-                with contextlib.suppress(WriteError):  # it costs a re-run its start, no verdict
+                with suppress(WriteError):  # it costs a re-run its start, no verdict
                     kept.write(trials)
             return edited
 
@@ -292,7 +288,7 @@ class _Session:
         """Say what the pairs will cost; return why they cannot decide, where that is so."""
         request = self.side.request
         durations_s: Mapping[str, float | None] = {}
-        with contextlib.suppress(StorageError):  # the pairs need none of it
+        with suppress(StorageError):  # the pairs need none of it
             durations_s, _ = read_durations(request.stored, policies, but_of=None)
         pair_s = forecast_pair_s(policies, durations_s, self.collected_s)
         cost = describe_cost(len(policies), pair_s, request.budget)

@@ -1,13 +1,12 @@
 """The user's own call of pytest: what it was given, and the same call in another tree."""
 
-import dataclasses
 import itertools
 import os
 import re
 import shlex
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Self
 
@@ -53,7 +52,7 @@ class Command:
         """Return the call with further options, which win over those that were typed."""
         end = self.arguments.index("--") if "--" in self.arguments else len(self.arguments)
         arguments = (*self.arguments[:end], *options, *self.arguments[end:])
-        return dataclasses.replace(self, arguments=arguments)
+        return replace(self, arguments=arguments)
 
     def without_missing_configuration(self) -> Self:
         """Return the call without the configuration file that it names, where it is not there."""
@@ -66,7 +65,7 @@ class Command:
                 kept += [name, value] if (self.folder / value).is_file() else []
             else:
                 kept.append(token)
-        return dataclasses.replace(self, arguments=tuple(kept))
+        return replace(self, arguments=tuple(kept))
 
     def moved(self, top: Path, to: Path) -> Self:
         """Return the same call in the tree `to`, the counterpart of `top`.
@@ -99,7 +98,7 @@ class Command:
         if inner is not None:
             folder = to / inner
             environment["PWD"] = str(folder)
-        return dataclasses.replace(
+        return replace(
             self, folder=folder, arguments=tuple(map(lead, self.arguments)), environment=environment
         )
 

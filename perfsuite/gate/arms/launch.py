@@ -10,7 +10,6 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 
 from perfsuite.gate.arms.arm import Arm, Launch, PairPlan
@@ -51,7 +50,7 @@ _CACHES = {
 }
 
 
-@contextmanager
+@contextlib.contextmanager
 def scratch_folder() -> Iterator[Path]:
     """Give a temporary folder that is gone afterwards, or swept once this process is dead."""
     root = tempfile.gettempdir()
@@ -126,7 +125,7 @@ def _what_hides_python(arm: Arm, text: str) -> list[str]:
     return [f"{path} hides Python's own module of that name; rename it" for path in met]
 
 
-@contextmanager
+@contextlib.contextmanager
 def _process(launch: Launch, plan: PairPlan, scratch: Path) -> Iterator[subprocess.Popen[bytes]]:
     arm, log_of_files = launch.arm, str(scratch / f"{launch.arm.name}.loaded")
     temporary = scratch / arm.name[0]  # short: a test's own sockets lie far below

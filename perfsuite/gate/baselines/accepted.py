@@ -4,14 +4,13 @@ A gate heeds those that the change itself brings; the merge of the change spends
 quarantine holds from then on.
 """
 
-import dataclasses
 import datetime
 import math
 import re
 import tomllib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import compress, pairwise
 from pathlib import Path
 from typing import Literal, TypeVar
@@ -227,7 +226,7 @@ def read_brought(path: Path, base: bytes, today: datetime.date) -> Accepted:
     vain |= {one.cell: f"its quarantine expired on {one.expires}" for one in quarantines}
     accepted = _accept((*quarantines, *(ours - listed)), today)
     spent = () if listed is ours else tuple(ours & listed)
-    return dataclasses.replace(accepted, spent=spent, vain=vain)
+    return replace(accepted, spent=spent, vain=vain)
 
 
 def _accept(entries: Iterable[Entry], today: datetime.date) -> Accepted:

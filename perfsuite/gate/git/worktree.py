@@ -12,7 +12,6 @@ import re
 import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
@@ -32,7 +31,7 @@ _COMPILED = (".so", ".pyd", ".dylib", ".dll", ".a", ".o")
 _TREE_NAME = re.compile(rf"perfsuite-(\d+)-(?:base|pair)-{PID_NAMESPACE}-\w+")
 
 
-@contextmanager
+@contextlib.contextmanager
 def base_tree(root: Path, base: Base) -> Iterator[Path]:
     """Give the base's counterpart of `root`, in a git worktree that is gone after the context."""
     if (top := repository.find_top(root)) is None:
@@ -46,7 +45,7 @@ def base_tree(root: Path, base: Base) -> Iterator[Path]:
         yield folder / arm_root
 
 
-@contextmanager
+@contextlib.contextmanager
 def directory_tree(head: overlay.Head, base_dir: Path) -> Iterator[Path]:
     """Give a copy of the base's root `base_dir` likewise, ignored files too: builds are ignored."""
     source = head.top_of(base_dir.resolve())
@@ -177,7 +176,7 @@ def why_elsewhere(tree: Path, root: Path) -> str | None:
     return f"it is in {tree}, on another file system than the checkout: none can be made in {place}"
 
 
-@contextmanager
+@contextlib.contextmanager
 def _temporary_folder(records: Path | None, *, near: Path) -> Iterator[Path]:
     """Give an empty folder, for a worktree where git's records are given.
 

@@ -1,11 +1,10 @@
 """How the judge decides each cell, and what it keeps of it: all that a verdict rests on."""
 
-import dataclasses
 import math
 import random
 import statistics
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -107,7 +106,7 @@ class Trial:
             return
         accepted, decision = self.policy.accepted_slowdown, self.decide_beyond()
         low, high = decision.interval
-        self.decision = dataclasses.replace(
+        self.decision = replace(
             decision,
             ratio=decision.ratio * accepted,
             mean_ratio=decision.mean_ratio * accepted,
@@ -139,7 +138,7 @@ class Trial:
         """Return what the pairs prove as if the base took what is accepted."""
         accepted = math.log(self.policy.accepted_slowdown)
         beyond = [
-            dataclasses.replace(
+            replace(
                 pair,
                 log_ratio=pair.log_ratio - accepted,
                 mean_log_ratio=pair.mean_log_ratio - accepted,
@@ -180,10 +179,10 @@ class Trial:
         tolerance, limit = self.policy.bounds
         proven: dict[str, Any] = {}
         if self.decision is not None:
-            proven = dataclasses.asdict(self.decision)
+            proven = asdict(self.decision)
             del proven["word"], proven["mean_differs"]  # counts may have another word
             accepted = {"accepted_slowdown": self.policy.accepted_slowdown}
-            proven["rule"] = dataclasses.asdict(self.rule) | accepted
+            proven["rule"] = asdict(self.rule) | accepted
         return CellVerdict(
             name=self.name,
             word=self.word or "INCONCLUSIVE",

@@ -4,10 +4,9 @@
 `A` the number of accumulation steps.
 """
 
-import dataclasses
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -78,7 +77,7 @@ def reduction_limit(
     limit = _limit(_REDUCTION_FACTOR, epsilon, recipe, pieces)
     # The mean over three ranks multiplies by a third, which is rounded by at most u / 2.
     is_exact = num_ranks & (num_ranks - 1) == 0
-    return limit if is_exact else dataclasses.replace(limit, shared=epsilon / 2)
+    return limit if is_exact else replace(limit, shared=epsilon / 2)
 
 
 def semantic_limit(

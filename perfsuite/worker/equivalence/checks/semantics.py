@@ -5,11 +5,10 @@ float32 and finer, is the rounding of a sum; that of T2, for low precisions, is 
 training. Only these checks show that a BatchNorm, or a mean of means, is another computation.
 """
 
-import dataclasses
 import itertools
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 
 import torch
@@ -52,7 +51,7 @@ def check_semantics(case: Case) -> Proof | EquivalenceRow:
         if recipe.comm_hook != "none":
             uncompressed = average([*itertools.chain(*_parts(references.plain, step))], "none")
             losses.append(comparison.measure_errors(step.gradients, uncompressed).total)
-            step = dataclasses.replace(step, gradients=uncompressed)
+            step = replace(step, gradients=uncompressed)
         try:
             expected, evidence = _judge(references, step, number)
         except IncomparableError as error:
@@ -124,7 +123,7 @@ class _Expected(ExpectedStep):
         limit = self.limit_beside(errors.total)
         own = limits.ERROR_RATIO * max(errors.by_name.values(), default=0.0)
         own = min(own, limits.COARSEST_AFTER_FIRST)
-        return dataclasses.replace(limit, worst_parameter=max(limit.worst_parameter, own))
+        return replace(limit, worst_parameter=max(limit.worst_parameter, own))
 
 
 class _References:
@@ -160,9 +159,9 @@ class _References:
                     raise
                 found = f"the model does not take the whole batch: {_first_line(error)}"
                 raise IncomparableError(found) from error
-            plain = dataclasses.replace(plain, gradients=scaled(plain.gradients, 1 / step.scale))
+            plain = replace(plain, gradients=scaled(plain.gradients, 1 / step.scale))
             if batch.draws is not None and plain.wrong_draw is None:
-                batch = dataclasses.replace(batch, draws=[plain.draws])
+                batch = replace(batch, draws=[plain.draws])
             if (reason := self._why_parts_draw(plain)) is not None:
                 raise IncomparableError(reason)
         truth = self._find_truth(step, batch)

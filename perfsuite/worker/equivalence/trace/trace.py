@@ -3,12 +3,11 @@
 Each rank leaves a `RankTrace` in a file; `join_traces` makes one `Trace`, all tensors on the CPU.
 """
 
-import dataclasses
 import hashlib
 import math
 from collections import ChainMap, Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -244,7 +243,7 @@ def _join_micro_batches(
                 Discrepancy("random draw", index + 1, math.inf, 0.0, _ALL_RANKS, operator, rank)
                 for rank, operator in differing.items()
             ]
-            joined = dataclasses.replace(joined, draws=chunks)
+            joined = replace(joined, draws=chunks)
         yield joined
 
 
@@ -278,7 +277,7 @@ def share_trace(trace: RankTrace) -> RankTrace:
     weights = trace.start.parameters | trace.start.buffers
     made = _Made() if any(_gather(any(map(is_dtensor, weights.values())))) else None
     start, steps = _share_all(trace.start, made), [_share_all(one, made) for one in trace.steps]
-    return dataclasses.replace(trace, start=start, steps=steps)
+    return replace(trace, start=start, steps=steps)
 
 
 # What a rank keeps of each DTensor that was made whole, None where an earlier rank has it, by its
@@ -289,7 +288,7 @@ _Made = dict[tuple[str | None, ...], Tensor | None]
 def _share_all(value: Any, made: _Made | None) -> Any:
     if isinstance(value, Weights | RankStep):
         parts = {name: _share_all(part, made) for name, part in vars(value).items()}
-        return dataclasses.replace(value, **parts)
+        return replace(value, **parts)
     return _share(value, made) if isinstance(value, dict) else value
 
 
