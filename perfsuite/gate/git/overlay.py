@@ -12,7 +12,7 @@ import re
 import shutil
 import tomllib
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -316,11 +316,7 @@ def _text(file: Path) -> bytes:
 
 def imports(file: Path, text: bytes) -> Iterator[tuple[str, ...]]:
     """Yield the parts of what a file imports; a relative import begins with "" and is whole."""
-    try:
-        module = ast.parse(text)
-    except (SyntaxError, ValueError, RecursionError, MemoryError):  # Python will say so
-        return
-    for node in ast.walk(module):
+    for node in nodes_of(text):
         if isinstance(node, ast.Import):
             yield from (tuple(alias.name.split(".")) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -328,6 +324,12 @@ def imports(file: Path, text: bytes) -> Iterator[tuple[str, ...]]:
             parts = (*begin, *(node.module or "").split("."))
             whole = ("",) if node.level else ()
             yield from ((*whole, *filter(None, (*parts, alias.name))) for alias in node.names)
+
+
+def nodes_of(source: bytes) -> Iterator[ast.AST]:
+    """Yield all parts of Python code; none where it is no such code."""
+    with suppress(SyntaxError, ValueError, RecursionError, MemoryError):  # Python will say so
+        yield from ast.walk(ast.parse(source))
 
 
 def _leads_to(folder: tuple[str, ...], parts: tuple[str, ...]) -> bool:

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from importlib.metadata import Distribution, distributions
 from pathlib import Path
 
-from perfsuite.gate.git.overlay import name_of_project, read_source, tree_files
+from perfsuite.gate.git.overlay import name_of_project, nodes_of, read_source, tree_files
 
 # Where installers put packages, in a tree or not.
 SITE = re.compile(r"/(?:site|dist)-packages/")
@@ -82,11 +82,7 @@ def _names_given(file: Path) -> list[str | None]:
 
 
 def _names_in_setup(source: bytes) -> Iterator[str | None]:
-    try:
-        nodes = [*ast.walk(ast.parse(source))]
-    except (SyntaxError, ValueError, RecursionError, MemoryError):  # Python will say so
-        return
-    for call in (node for node in nodes if isinstance(node, ast.Call)):
+    for call in (node for node in nodes_of(source) if isinstance(node, ast.Call)):
         if "setup" in (getattr(call.func, "attr", None), getattr(call.func, "id", None)):
             given = {one.arg: getattr(one.value, "value", None) for one in call.keywords}
             if "name" in given or None in given:  # for **
