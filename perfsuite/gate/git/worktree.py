@@ -19,7 +19,6 @@ import psutil
 from perfsuite.errors import SettingError
 from perfsuite.gate.git import overlay, repository
 from perfsuite.gate.git.changes import are_equal, is_documentation
-from perfsuite.gate.git.repository import Base
 from perfsuite.system.environment import PID_NAMESPACE
 from perfsuite.system.files import explained
 from perfsuite.system.signals import uninterrupted
@@ -32,7 +31,7 @@ _TREE_NAME = re.compile(rf"perfsuite-(\d+)-(?:base|pair)-{PID_NAMESPACE}-\w+")
 
 
 @contextlib.contextmanager
-def base_tree(root: Path, base: Base) -> Iterator[Path]:
+def base_tree(root: Path, base: repository.Base) -> Iterator[Path]:
     """Give the base's counterpart of `root`, in a git worktree that is gone after the context."""
     if (top := repository.find_top(root)) is None:
         raise SettingError(f"{root} is not in a git checkout; {repository.USE_FOLDER}")

@@ -23,7 +23,6 @@ from perfsuite.worker.equivalence import comparison, limits
 from perfsuite.worker.equivalence.checks.expected_step import ExpectedStep
 from perfsuite.worker.equivalence.comparison import Discrepancy, Tensors
 from perfsuite.worker.equivalence.diagnosis import FILLED, explain_batchnorm, explain_gradients
-from perfsuite.worker.equivalence.limits import is_low_precision, nudge
 from perfsuite.worker.equivalence.planted_bugs import Bug, gradient_bugs, wrong_scale
 from perfsuite.worker.equivalence.proof import KEPT_WEIGHTS, Proof
 from perfsuite.worker.equivalence.trace.draws import (
@@ -135,7 +134,7 @@ class _Reference:
         self._is_nudged = is_nudged
         if is_nudged:
             # Once, because `take` does not load them anew.
-            nudge(one for one in self.own.model.parameters() if not one.requires_grad)
+            limits.nudge(one for one in self.own.model.parameters() if not one.requires_grad)
 
     def take(self, step: Step, spoil: BeforeUpdate | None = None) -> RankStep:
         """Return what one step does here; `spoil` may change the gradients of one that is free."""
@@ -143,10 +142,10 @@ class _Reference:
         if self.follows:
             self.own.load(step.before)
             if self._is_nudged:
-                nudge(self.own.parameters.values())
+                limits.nudge(self.own.parameters.values())
             spoil = partial(_take_over, step.gradients)
         elif self._is_nudged:
-            spoil = nudge
+            spoil = limits.nudge
         state = read_random_state(self._case.device)
         with self.arithmetic():
             taken = self.own.take(spoil)
@@ -217,7 +216,7 @@ def _references(case: OwnCase) -> tuple[_Reference, _Reference]:
 
     Where both have the same arithmetic, weights off by one rounding show how far rounding goes.
     """
-    if not is_low_precision(case.recipe):
+    if not limits.is_low_precision(case.recipe):
         return _Reference(case), _Reference(case, is_nudged=True)
     # Without a cache, which would keep weights beyond the optimizer's step.
     dtype = _AUTOCAST[case.recipe.precision]
@@ -340,7 +339,7 @@ def _why_vacuous(trace: Trace, truth: _Reference, steps: Sequence[_OwnStep]) -> 
         elif one.errors.size == 0:
             yield f"all gradients of step {one.number} are zero"
     first = steps[0]
-    if is_low_precision(first.recipe) and first.has_gradients:
+    if limits.is_low_precision(first.recipe) and first.has_gradients:
         error = comparison.measure_errors(first.step.gradients, first.truth.gradients).total
         fp32 = Recipe(parallel=first.recipe.parallel)
         if error <= limits.LOW_PRECISION_RATIO * limits.semantic_limit(fp32).value:

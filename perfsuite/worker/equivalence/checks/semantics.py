@@ -20,7 +20,6 @@ from perfsuite.worker.equivalence import comparison, diagnosis, limits, planted_
 from perfsuite.worker.equivalence.checks.data import have_equal_shards
 from perfsuite.worker.equivalence.checks.expected_step import ExpectedStep
 from perfsuite.worker.equivalence.comparison import Tensors, scaled
-from perfsuite.worker.equivalence.limits import Limit, is_low_precision
 from perfsuite.worker.equivalence.planted_bugs import Bug
 from perfsuite.worker.equivalence.proof import Case, Proof, judge_buffers
 from perfsuite.worker.equivalence.references.averaging import average
@@ -117,7 +116,7 @@ class _Expected(ExpectedStep):
     plain: Pass
 
     @cached_property
-    def buffer_limit(self) -> Limit:
+    def buffer_limit(self) -> limits.Limit:
         """From the errors of the plain pass: a mean near 0 is off by more than all together."""
         errors = comparison.measure_buffer_errors(self.plain.buffers, self.truth.buffers)
         limit = self.limit_beside(errors.total)
@@ -148,9 +147,9 @@ class _References:
         batch = one_batch([*itertools.chain(*step.shards)], heads_first=self.heads_first)
         by_several = recipe.plan.properties.cuts_model or len(batch.draws or ()) > 1
         plain = None
-        if with_plain or is_low_precision(recipe) or is_accelerator(device):
+        if with_plain or limits.is_low_precision(recipe) or is_accelerator(device):
             self.plain.load(step.before)
-            if self.has_float32_truth and not is_low_precision(recipe):
+            if self.has_float32_truth and not limits.is_low_precision(recipe):
                 limits.nudge(self.plain.trainer.module.parameters())
             try:
                 plain = self.plain.run([batch], scale=step.scale)
@@ -173,7 +172,7 @@ class _References:
 
     def compute_finer(self, step: Step, expected: _Expected) -> tuple[Reference, Pass]:
         """Return one process in a precision that is finer than a low one, and what it computes."""
-        if not is_low_precision(expected.recipe):
+        if not limits.is_low_precision(expected.recipe):
             return self.plain, expected.plain
         reference = self.build(_finer(expected.recipe))
         reference.load(step.before)
@@ -264,7 +263,7 @@ def _bugs(
         shards = _parts(references.plain, step)
         shares = [scaled(average(shard, "none"), 1 / step.scale) for shard in shards]
         yield from diagnosis.axis_bugs(expected.recipe.plan, shares, expected.plain.gradients)
-    size, is_low = num_samples(expected.batch.batch), is_low_precision(expected.recipe)
+    size, is_low = num_samples(expected.batch.batch), limits.is_low_precision(expected.recipe)
     half = None
     try:
         if size > 1:
@@ -318,7 +317,7 @@ def _why_vacuous(step: Step, expected: _Expected, finer: Tensors) -> Iterator[st
         yield "all gradients are zero"
     if have_equal_shards(step):
         yield "two shards hold the same data, so that a missing reduction would change nothing"
-    if not is_low_precision(recipe) or math.isnan(expected.truth.loss):
+    if not limits.is_low_precision(recipe) or math.isnan(expected.truth.loss):
         return
     finer_error, error = (
         comparison.measure_errors(gradients, expected.truth.gradients).total
