@@ -93,13 +93,12 @@ class ArmPlugin:
         self._background = background
         self._core = int(os.environ["PERFSUITE_ARM_CORE"])
         self._unpinned: list[str] = []
-        # Of each cell that is timed in this process.
-        self._clocks: dict[str, Any] = {}
         self._phases: list[pytest.TestReport] = []
         self._subtests: list[pytest.TestReport] = []
         self._broken: dict[str, str] = {}
-        # The running cell, and its benchmark fixture once it has run.
+        # The running cell, its clock where this process times it, and its fixture once it has run.
         self._item: pytest.Item | None = None
+        self._clock: Any = None
         self._fixture: Any = None
         self._is_in_call = False
 
@@ -183,7 +182,7 @@ class ArmPlugin:
         faulthandler.cancel_dump_traceback_later()  # pytest's timer, which may end the launch
         if self._item is not None:
             return
-        self._item = item
+        self._item, self._clock = item, None
         before = self._background.thread_seconds()
         is_alone = self._channel.request(kind="enter", cell=_name_of(item))["is_alone"]
         # The other arm may have had the whole cell meanwhile.
@@ -195,7 +194,7 @@ class ArmPlugin:
         if getattr(given, "__name__", "") == _RANK_CLOCK:
             return
         number = None if _name_of(item) in self._unpinned else self._core
-        clock = self._turn_clock.TurnClock(
+        self._clock = self._turn_clock.TurnClock(
             given,
             self._turn_clock.SharedCore(number, self._background),
             wait_for_turn=lambda: self._channel.wait(kind="turn"),
@@ -205,18 +204,17 @@ class ArmPlugin:
             waits=None if is_alone else self._new_waits(),
             background_s=worked_s,
         )
-        _know_precision(clock, given)
-        self._clocks[_name_of(item)] = clock
-        item.add_marker(pytest.mark.benchmark(**{**options, "timer": clock}), append=False)
+        _know_precision(self._clock, given)
+        item.add_marker(pytest.mark.benchmark(**{**options, "timer": self._clock}), append=False)
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_call(self, item: pytest.Item) -> Any:
         """Have both arms time a cell in rounds of one length."""
         fixture: Any = getattr(item, "funcargs", {}).get("benchmark")
-        if _name_of(item) in self._clocks and hasattr(fixture, "_calibrate_timer"):
+        if self._clock is not None and hasattr(fixture, "_calibrate_timer"):
             marker = item.get_closest_marker("benchmark")
             given = set() if marker is None else {"min_rounds", "max_time"} & marker.kwargs.keys()
-            _agree_on_rounds(fixture, self._channel, self._clocks[_name_of(item)].core, bool(given))
+            _agree_on_rounds(fixture, self._channel, self._clock.core, bool(given))
         self._is_in_call = True
         try:
             return (yield)
@@ -232,8 +230,8 @@ class ArmPlugin:
             self._item = item
             # pytest forgets the fixture before the cell is over.
             self._fixture = getattr(item, "funcargs", {}).get("benchmark")
-            if _name_of(item) in self._clocks:
-                self._clocks[_name_of(item)].end()
+            if self._clock is not None:
+                self._clock.end()
         return report
 
     @pytest.hookimpl(tryfirst=True, optionalhook=True)
@@ -245,15 +243,15 @@ class ArmPlugin:
 
     def pytest_runtest_logfinish(self) -> None:
         """Send the outcome of a cell, and wait until the other arm has left it too."""
-        item, fixture = self._item, self._fixture
+        item, clock, fixture = self._item, self._clock, self._fixture
         if item is None or not self._phases:
             return
-        self._item = self._fixture = None
+        self._item = self._clock = self._fixture = None
         reports = [*(subtest for subtest in self._subtests if subtest.failed), *self._phases]
         report = next((one for one in reports if not one.passed), reports[-1])
         self._phases, self._subtests = [], []
         used: dict[str, Any] = {}
-        if (clock := self._clocks.pop(_name_of(item), None)) is not None:
+        if clock is not None:
             clock.end()
             clock.core.unpin()
             used = {"turns_s": clock.core.turns_s, "background_s": clock.background_s}
