@@ -232,14 +232,13 @@ def record_steps(
         for name, parameter in steps.parameters.items()
         if parameter.is_leaf
     ]
-    start, recorded, updates = steps.weights(), [], []
+    start, taken = steps.weights(), []
     for _ in range(num_steps):
         on_step()
-        recorded.append(steps.take())
-        updates.append(steps.updates)
+        taken.append((steps.take(), steps.updates))
     for handle in handles:
         handle.remove()
-    seen = ((name, one) for step in updates for name, its in step.items() for one in its)
+    seen = ((name, one) for _, updates in taken for name, its in updates.items() for one in its)
     late = {name for name, one in seen if one.gradient is not None} - steps.parameters.keys()
 
     def group(weights: trace.Weights) -> trace.Weights:
@@ -250,7 +249,7 @@ def record_steps(
         start=group(start),
         steps=[
             replace(one, gradients=steps.gradients(its), after=group(one.after))
-            for one, its in zip(recorded, updates, strict=True)
+            for one, its in taken
         ],
         num_accumulated=max(accumulated.values(), default=num_steps) // num_steps or 1,
         not_stepped=frozenset(steps.idle),
