@@ -103,13 +103,11 @@ def measure_communication(events: Iterable[Any], device: torch.device) -> Commun
     for event in events:
         interval = (event.time_range.start, event.time_range.end)
         is_kernel = event.device_type != DeviceType.CPU and not event.is_user_annotation
+        computes = event.name.startswith(_CPU_COMPUTE) if device.type == "cpu" else is_kernel
         if event.name.startswith(_COMMUNICATION):
             if event.is_async if event.name.startswith(_ON_HOST) else is_kernel:
                 communicated.append(interval)
-        elif device.type != "cpu":
-            if is_kernel:
-                computed.append(interval)
-        elif event.name.startswith(_CPU_COMPUTE):
+        elif computes:
             computed.append(interval)
     if not communicated:
         return None
