@@ -8,7 +8,6 @@ from itertools import pairwise
 from typing import Any
 
 import torch
-from torch import Event
 
 from perfsuite.errors import PerfsuiteError
 from perfsuite.ranks.messages import Span
@@ -31,10 +30,10 @@ class StageClock:
         *,
         on_enter: Callable[[str], None] = lambda name: None,
         clock: Callable[[], float] = time.perf_counter,
-        make_event: Callable[[torch.device], Event] = make_event,
+        make_event: Callable[[torch.device], torch.Event] = make_event,
     ) -> None:
         self._make_event = partial(make_event, device)
-        self._events: list[Event] = []
+        self._events: list[torch.Event] = []
         self._num_used, self._clock = 0, clock
         self._on_cpu = not is_accelerator(device)
         # Reads the time, as a float or as an event.
@@ -91,7 +90,7 @@ class StageClock:
         self._num_used = 0
         return totals
 
-    def _record_event(self) -> Event:
+    def _record_event(self) -> torch.Event:
         if self._num_used == len(self._events):
             self._events.append(self._make_event())
         event = self._events[self._num_used]
