@@ -110,14 +110,11 @@ def _between_sessions(sessions: Sequence[Sequence[float]], variance: float) -> d
 
 def _order_effect(sessions: Sequence[SessionPairs]) -> tuple[float, float] | tuple[None, None]:
     """Mean of the pairs where head ran first less that of the others, and its error."""
-    by_first: dict[str, list[float]] = {"base": [], "head": []}
-    for session in sessions:
-        for first, log_ratio in zip(session.firsts, session.log_ratios, strict=False):
-            by_first[first].append(log_ratio)
-    if min(map(len, by_first.values())) < 2:
+    pairs = [pair for one in sessions for pair in zip(one.firsts, one.log_ratios, strict=False)]
+    base, head = ([ratio for first, ratio in pairs if first == arm] for arm in ("base", "head"))
+    if min(len(base), len(head)) < 2:
         return None, None
-    base, head = by_first["base"], by_first["head"]
-    variance = sum(statistics.variance(pairs) / len(pairs) for pairs in (base, head))
+    variance = sum(statistics.variance(ratios) / len(ratios) for ratios in (base, head))
     return statistics.fmean(head) - statistics.fmean(base), math.sqrt(variance)
 
 
