@@ -73,10 +73,9 @@ def _layers_apart(modules: list[nn.Module], *, has_mixed_precision: bool) -> Ite
     # A group has one dtype, and O2 leaves BatchNorm in float32 beside float16. And no kernel of
     # BatchNorm takes parameters in bfloat16 beside buffers in float32.
     sizes: Counter[torch.dtype] = Counter()
-    for module in modules:
-        for parameter in module.parameters():
-            if not isinstance(parameter, DTensor):
-                sizes[parameter.dtype] += parameter.numel()
+    parameters = (parameter for module in modules for parameter in module.parameters())
+    for parameter in (one for one in parameters if not isinstance(one, DTensor)):
+        sizes[parameter.dtype] += parameter.numel()
     rarer = {dtype for dtype, _ in sizes.most_common()[1:]}
     for module in modules:
         for layer in module.modules():
