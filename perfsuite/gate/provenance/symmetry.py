@@ -4,7 +4,7 @@ import functools
 import os
 import re
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 from perfsuite.gate.arms.arm import Arm, CellRun, Launch
@@ -23,7 +23,6 @@ from perfsuite.gate.provenance.untracked import BUILD, SHARE
 from perfsuite.system.background import read_start_s
 
 _PYTHON = "give the base an interpreter of its own with --base-python (pytest: --perf-base-python)"
-_ADD = "add it to git where it belongs to the change"
 _REMOVE = "remove it where the code makes it anew"
 _ARCHIVES = (".zip", ".egg", ".whl", ".pyz")
 _CODE = (".py", ".so", *_ARCHIVES)
@@ -253,24 +252,23 @@ def _find_named(base: Loading, head: Loading) -> str | None:
     for path in sorted((base.named | head.named) & head.alone):
         is_lacking = (head.top / path).is_file() and not (base.top / path).exists()
         if is_lacking and (path.name.startswith(".env") or path.suffix in _SETTINGS):
-            return _lacked_by_base(head, path, "what an arm starts names", (SHARE, BUILD))
+            return (
+                f"what an arm starts names {path}, which git does not track, so the base's tree "
+                f"began without it; {SHARE}, {BUILD}, or {_REMOVE}"
+            )
     return None
 
 
-def _lacked_by_base(
-    head: Loading,
-    path: Path,
-    how: str = "the head arm loaded",
-    advice: Sequence[str] = (BUILD, SHARE),
-) -> str:
+def _lacked_by_base(head: Loading, path: Path) -> str:
     is_built = not head.is_data(str(head.top / path)) and _is_compiled(head.top / path)
-    told = [one for one in advice if not (is_built and one == SHARE)]
-    told += [_REMOVE, *([] if is_ignored(head.top, path) else [_ADD])]
+    advice = [BUILD, *([] if is_built else [SHARE]), _REMOVE]
+    if not is_ignored(head.top, path):
+        advice.append("add it to git where it belongs to the change")
     folder = next((one for one in path.parents[-2::-1] if not tracked_files(head.top, [one])), None)
     inside = "" if folder is None else f"in {folder}, "
     return (
-        f"{how} {path}, {inside}which git does not track, so the base's tree began without it; "
-        f"{', or '.join(told)}"
+        f"the head arm loaded {path}, {inside}which git does not track, so the base's tree began "
+        f"without it; {', or '.join(advice)}"
     )
 
 
