@@ -102,7 +102,7 @@ class _OwnStep(ExpectedStep):
     def is_of_one_side(self) -> bool:
         """Whether optimizers stepped on the ranks or in the reference alone, with no GradScaler."""
         is_uneven = bool(self.step.gradients) != bool(self.truth.gradients)
-        return is_uneven and not is_low_precision(self.recipe)
+        return is_uneven and not limits.is_low_precision(self.recipe)
 
     def judge_weights(self, tested: Tensors | None = None) -> list[Discrepancy]:
         """Return how far the weights after the step are off, or others in their place."""
