@@ -63,7 +63,7 @@ def _charts(one: CellHistory, rows: Sequence[Row]) -> Iterator[Picture]:
     spreads_s = [(row.spread_ratio or 0.0) * (row.step_time_s or 0.0) for row in rows]
     bars = tuple((max(at - by, 0.0), at + by) for at, by in zip(times_s, spreads_s, strict=True))
     steps = line_of_values("step, ± its spread over rounds", times_s)
-    lines = [dataclasses.replace(steps, error_bars=bars)]
+    lines = [steps._replace(error_bars=bars)]
     for start, end in pairwise(one.trend.bounds if one.trend else ()):
         level_s = statistics.median(times_s[start:end])
         ends = (start + 1.0, level_s), (float(end), level_s)

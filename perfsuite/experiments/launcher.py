@@ -1,6 +1,5 @@
 """What starts the ranks of a session's groups: this process alone, or all that torchrun started."""
 
-import dataclasses
 from collections.abc import Callable, Sequence
 
 from perfsuite.errors import PerfsuiteError
@@ -39,7 +38,7 @@ class TorchrunLauncher(LocalLauncher):
     ) -> None:
         """Gather the places of all peers; `gpus` are the UUIDs of those that this process sees."""
         there = Topology(tuple(peers.gather("topology", read_place(lock.folder, gpus))))
-        hardware = dataclasses.replace(hardware, num_gpus=there.num_gpus, num_cores=there.num_cores)
+        hardware = hardware._replace(num_gpus=there.num_gpus, num_cores=there.num_cores)
         super().__init__(hardware, lock)
         self.run = MultiHostGroups(peers, there).run
         self._topology, self._peers = there, peers

@@ -6,7 +6,7 @@ configuration of the working tree: a benchmark may be younger than what it measu
 
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -48,8 +48,7 @@ class BisectStep(NamedTuple):
         return f"{commit}: {_figures(self.verdict)}: {self.mark}"
 
 
-@dataclass(frozen=True, kw_only=True)
-class BisectResult:
+class BisectResult(NamedTuple):
     """The result of a search."""
 
     cell: str
@@ -105,7 +104,7 @@ class _Search(NamedTuple):
         self.say(f"the bad end, {bad}")
         found = BisectResult(cell=self.cell, bounds=bounds, ends=(bad,))
         if bad.mark != "bad":
-            return replace(found, refusal=_why_not_bad(bad))
+            return found._replace(refusal=_why_not_bad(bad))
         if self.bounds is None:
             bounds = bounds_of(bad.verdict)
             self.say(
@@ -114,18 +113,18 @@ class _Search(NamedTuple):
             )
         good = self._judge(good_commit, bounds, is_good=True)
         self.say(f"the good end against itself, {good}")
-        found = replace(found, bounds=bounds, ends=(bad, good))
+        found = found._replace(bounds=bounds, ends=(bad, good))
         if good.mark != "good":
             reason = f"cannot be told from itself on this machine: {_figures(good.verdict)}"
             advice = "see what 'perfsuite doctor' says, or allow more --max-pairs"
-            return replace(found, refusal=f"{short_commit(good_commit)} {reason}; {advice}")
+            return found._replace(refusal=f"{short_commit(good_commit)} {reason}; {advice}")
         steps, possible = self._narrow(good_commit, bad_commit, bounds, most)
-        found = replace(found, steps=tuple(steps))
+        found = found._replace(steps=tuple(steps))
         if len(possible) == 1:
             judged = {step.commit: step for step in (bad, *steps)}
-            return replace(found, first_bad=judged[possible[0]])
+            return found._replace(first_bad=judged[possible[0]])
         named = [(commit, repository.subject_of(root, commit)) for commit in possible]
-        return replace(found, possible=tuple(named))
+        return found._replace(possible=tuple(named))
 
     def _narrow(
         self, good: str, bad: str, bounds: tuple[float, float], most: int

@@ -1,12 +1,11 @@
 """Which processor, GPU, backend and rendezvous each rank of a group gets from its controller."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
 
-@dataclass(frozen=True, kw_only=True)
-class Rendezvous:
+class Rendezvous(NamedTuple):
     """The TCP store of torchrun or rank 0 where ranks meet that several controllers start."""
 
     host: str
@@ -15,8 +14,7 @@ class Rendezvous:
     is_on_one_machine: bool  # with one loopback interface
 
 
-@dataclass(frozen=True, kw_only=True)
-class Assignment:
+class Assignment(NamedTuple):
     """What one rank of a group gets."""
 
     rank: int

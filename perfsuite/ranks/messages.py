@@ -23,8 +23,7 @@ INJECTABLE_FAULTS = ("leak", "synchronization")
 OWN_PRECISIONS = ("fp64", "fp32", "bf16", "amp-bf16", "amp-fp16")
 
 
-@dataclass(frozen=True, kw_only=True)
-class TurnChannel:
+class TurnChannel(NamedTuple):
     """How the ranks of one arm ask a gate's socket for turns, and what calibration injects."""
 
     path: str
@@ -274,8 +273,7 @@ class RunChecked(NamedTuple):
     inapplicable: dict[str, str]
 
 
-@dataclass(frozen=True, kw_only=True)
-class RankEpoch:
+class RankEpoch(NamedTuple):
     """One rank's share of an epoch; those of all ranks make one `records.profile.Epoch`."""
 
     duration_s: float  # from the end of the epoch before to the end of this one's evaluation

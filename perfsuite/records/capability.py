@@ -1,14 +1,13 @@
 """Whether a machine can run a recipe at all, and if not, why."""
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from perfsuite.errors import missing_package
 from perfsuite.records.recipe import Recipe
 from perfsuite.units import counted
 
 
-@dataclass(frozen=True, kw_only=True)
-class Hardware:
+class Hardware(NamedTuple):
     """The machine as far as it decides whether a cell can run."""
 
     device: str  # "cpu" or "cuda"

@@ -6,6 +6,7 @@ A new mode is a row here, a `Strategy` that the row names, and a test.
 import math
 import re
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from perfsuite.errors import RecipeError
 
@@ -101,8 +102,7 @@ PARALLEL_MODES: dict[str, ParallelMode] = {
 PARALLEL_FORMS = ", ".join(mode.form for mode in PARALLEL_MODES.values())
 
 
-@dataclass(frozen=True)
-class MeshAxis:
+class MeshAxis(NamedTuple):
     """One axis of a DeviceMesh: its name, and how many ranks lie along it."""
 
     name: str

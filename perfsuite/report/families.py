@@ -1,7 +1,6 @@
 """Cells that differ in one field of the recipe alone, so that their speed differs by one cause."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
 from perfsuite.records.cell import CellRecord
@@ -13,8 +12,7 @@ RecipeField = Literal["num_workers", "checkpointing", "precision", "parallel"]
 _REFERENCES = ("fp32", "none")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Member:
+class Member(NamedTuple):
     """One cell of a family, with its value of the field: for "parallel" a number of devices."""
 
     value: Any
@@ -78,7 +76,7 @@ def shared_name(row: Row, field: RecipeField) -> str:
 def _by_mode(group: Sequence[Member], name: str) -> Iterator[Family]:
     by_mode: dict[str, list[Member]] = {}
     for one in group:
-        by_mode.setdefault(mode_name(one.value), []).append(replace(one, value=one.value.size))
+        by_mode.setdefault(mode_name(one.value), []).append(one._replace(value=one.value.size))
     alone = by_mode.pop("single", [])
     for mode, members in by_mode.items():
         is_scaled = all(member.value > 1 for member in members)

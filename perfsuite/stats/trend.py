@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
+from typing import NamedTuple
 
 # With fewer values the luck of the shuffles decides whether even a clean step is found: two of the
 # 462 ways to part eleven into five and six are as clean, which is just the level of a change point.
@@ -34,8 +35,7 @@ _LEAST_SPREAD = 1e-9
 Values = Sequence[float]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Drift:
+class Drift(NamedTuple):
     """The slope of a series in a unit of time, its 95 % bounds, and Kendall's p value."""
 
     slope: float
@@ -44,8 +44,7 @@ class Drift:
     p_value: float
 
 
-@dataclass(frozen=True)
-class LevelChange:
+class LevelChange(NamedTuple):
     """The ratio of a new level, from `place` on, over the old, 1.08 = 8 % slower; 95 % bounds."""
 
     place: int

@@ -100,7 +100,7 @@ def serve(start, pipe):
     job = start.request.job
     if isinstance(job, RunCell) and job.plan.num_rounds == {NUM_ROUNDS - 1}:
         start = dataclasses.replace(
-            start, assignment=dataclasses.replace(start.assignment, backend="nccl")
+            start, assignment=start.assignment._replace(backend="nccl")
         )
         stand_in()
     main.serve(start, pipe)

@@ -74,7 +74,7 @@ def test_ranks_of_several_machines_meet_with_the_patience_of_their_collectives(
     monkeypatch.setattr(store, "open_store", lambda *arguments: given.append(arguments[-1]))
     start = start_of(tmp_path)
     met = Rendezvous(host="a", port=1, prefix="p", is_on_one_machine=False)
-    assignment = dataclasses.replace(start.assignment, backend=backend, rendezvous=met)
+    assignment = start.assignment._replace(backend=backend, rendezvous=met)
 
     store.group_store(dataclasses.replace(start, assignment=assignment))
 

@@ -3,9 +3,8 @@
 import itertools
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pynvml
 
@@ -25,8 +24,7 @@ _THROTTLE_REASONS = {
 }
 
 
-@dataclass(frozen=True, kw_only=True)
-class GpuState:
+class GpuState(NamedTuple):
     """What may disturb a timing on one GPU; a value is None where NVML does not show it."""
 
     throttle_bits: int | None  # why its clock is held down

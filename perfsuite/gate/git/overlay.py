@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 from perfsuite.errors import SettingError, WriteError
 from perfsuite.gate.git import repository
@@ -29,8 +30,7 @@ PYTEST_FILES = frozenset({"pytest.ini", ".pytest.ini", "pytest.toml", ".pytest.t
 _CONFIGURATION_COPY = ".perfsuite-head"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Head:
+class Head(NamedTuple):
     """Head's tree: its top, without symbolic links, pytest's root in it, and `python_files`."""
 
     top: Path

@@ -4,7 +4,6 @@ Its name carries this process's id, so a later session removes the tree of a kil
 """
 
 import contextlib
-import dataclasses
 import glob
 import hashlib
 import os
@@ -63,7 +62,7 @@ def lay_benchmarks(
     Both are relative to the tree, and the latter are Python files.
     """
     laid, folder = overlay.plan_overlay(head, paths), head.top_of(tree)
-    base = dataclasses.replace(head, top=folder, root=tree)
+    base = head._replace(top=folder, root=tree)
     files = {path for side in (head, base) for path in overlay.benchmark_files(side, laid)}
     inside = [file for file in files if (folder / file).is_relative_to(tree)]
     python = [folder / file for file in inside if file.suffix == ".py"]

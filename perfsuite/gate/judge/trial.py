@@ -47,8 +47,7 @@ LAUNCH_TIMEOUT_S = 300.0
 MAX_UNFIT = 3  # pairs that do not count, before the machine does not, or a cell
 
 
-@dataclass(frozen=True, kw_only=True)
-class Budget:
+class Budget(NamedTuple):
     """What a judgement may cost; a launch without any message for `timeout_s` is stuck."""
 
     max_pairs: int

@@ -5,7 +5,7 @@ import os
 import re
 import shlex
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -239,10 +239,10 @@ def _turn_channel(environ: Mapping[str, str]) -> TurnChannel | None:
     planted = environ.get("PERFSUITE_ARM_PLANTED", "0")
     channel = TurnChannel(path=path, arm=environ["PERFSUITE_ARM_NAME"])
     if planted in INJECTABLE_FAULTS:
-        return replace(channel, planted_fault=planted)
+        return channel._replace(planted_fault=planted)
     if "=" in planted:
-        return replace(channel, planted_recipe=(planted,))
-    return replace(channel, planted_ratio=float(planted))
+        return channel._replace(planted_recipe=(planted,))
+    return channel._replace(planted_ratio=float(planted))
 
 
 def _may_be_off(root: Path, top: Path, revision: str) -> bool:

@@ -289,7 +289,7 @@ class SessionGate:
         result = run_gate(request, say=self._say)
         if result.judgement is not None:
             left_s = max(0.0, request.budget.max_s - result.judgement.wall_s)
-            budget = dataclasses.replace(request.budget, max_s=left_s)
+            budget = request.budget._replace(max_s=left_s)
             self._request = dataclasses.replace(self._request, budget=budget)
         return result
 

@@ -1,7 +1,6 @@
 """Charts of cells that differ in one field: worker sweeps, checkpointing, losses."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from functools import partial
 
 from perfsuite.report.charts.line_chart import PlotLine, draw_lines, line_of_values, write_number
@@ -53,7 +52,7 @@ def _losses(kind: str, family: Family) -> Picture | None:
         line = line_of_values(str(member.value), member.record.losses)
         if num_left_out := len(member.record.losses) - len(line.points):
             name = f"{line.name}, without {num_left_out} that are not finite or below 0"
-            line = replace(line, name=name)
+            line = line._replace(name=name)
         if len(line.points) > 1:
             lines.append(line)
     if len(lines) < 2:

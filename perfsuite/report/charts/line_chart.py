@@ -2,8 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from perfsuite.report.charts.sections import Picture, Text
 from perfsuite.stats.intervals import Interval
@@ -25,8 +24,7 @@ _SMALLEST_SHOWN = 1e-100
 write_number = "{:g}".format
 
 
-@dataclass(frozen=True, kw_only=True)
-class PlotLine:
+class PlotLine(NamedTuple):
     """One line of a chart, a reference thin and without marks; `error_bars` may be empty."""
 
     name: str

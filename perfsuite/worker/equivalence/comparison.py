@@ -5,7 +5,6 @@ Norms are Frobenius norms in float64.
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 import torch
@@ -61,8 +60,7 @@ def ratio(distance: float, size: float) -> float:
 _ALIGNMENT_SDS = 6
 
 
-@dataclass(frozen=True)
-class Discrepancy:
+class Discrepancy(NamedTuple):
     """The relative error that one comparison found, and the one that rounding explains."""
 
     what: Quantity

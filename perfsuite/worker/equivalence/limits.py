@@ -6,7 +6,7 @@
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
 
@@ -38,8 +38,7 @@ COARSEST_AFTER_FIRST = 2.0**-8
 SMALLEST_SHARE = 1e-6
 
 
-@dataclass(frozen=True)
-class Limit:
+class Limit(NamedTuple):
     """The greatest relative error that rounding explains; 0 requires equal bits."""
 
     value: float  # for all parameters together
@@ -77,7 +76,7 @@ def reduction_limit(
     limit = _limit(_REDUCTION_FACTOR, epsilon, recipe, pieces)
     # The mean over three ranks multiplies by a third, which is rounded by at most u / 2.
     is_exact = num_ranks & (num_ranks - 1) == 0
-    return limit if is_exact else replace(limit, shared=epsilon / 2)
+    return limit if is_exact else limit._replace(shared=epsilon / 2)
 
 
 def semantic_limit(

@@ -6,8 +6,8 @@ that failed is compared with them to name the likeliest cause.
 
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
 import torch
 
@@ -19,8 +19,7 @@ from perfsuite.worker.equivalence.references.averaging import average
 _SHARE_OF_ONE_RANK = 8
 
 
-@dataclass(frozen=True)
-class Bug:
+class Bug(NamedTuple):
     """One mistake, the cause to look for, and the gradients of a path that has the mistake."""
 
     name: str

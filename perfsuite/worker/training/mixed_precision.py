@@ -6,8 +6,8 @@ Mixed precision training, Micikevicius et al. 2018. O0 to O3 are Apex-like: the 
 
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
-from typing import Any, Literal
+from dataclasses import replace
+from typing import Any, Literal, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -29,8 +29,7 @@ BATCHNORM_LAYERS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatch
 _DIVISOR = 16
 
 
-@dataclass(frozen=True, kw_only=True)
-class PrecisionPolicy:
+class PrecisionPolicy(NamedTuple):
     """What one precision means."""
 
     name: str
@@ -63,7 +62,7 @@ _POLICIES = (
     PrecisionPolicy(name="fp8-rowwise", autocast_dtype=_BF16, float8_recipe="rowwise"),
     PrecisionPolicy(name="O0"),
     PrecisionPolicy(name="O1", autocast_dtype=_FP16, loss_scale="dynamic"),
-    replace(_O3, name="O2", keeps_batchnorm_fp32=True, master_weights=True, loss_scale="dynamic"),
+    _O3._replace(name="O2", keeps_batchnorm_fp32=True, master_weights=True, loss_scale="dynamic"),
     _O3,
 )
 # By the precision of a `Recipe`.

@@ -102,7 +102,7 @@ def test_what_slows_a_gpu_for_good_is_a_warning(
     changed: dict[str, Any], text: str, advice: str
 ) -> None:
     gpu = dataclasses.replace(H100, pcie=(5, 8))
-    state = dataclasses.replace(QUIET, **changed)
+    state = QUIET._replace(**changed)
 
     assert gpu_finding("GPU 0", gpu, state) == Finding(
         "GPU 0", "warn", f"NVIDIA H100, 80.0 GiB: {text}", advice

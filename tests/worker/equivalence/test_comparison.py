@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import dataclasses
 import math
 
 import pytest
@@ -238,7 +237,7 @@ def test_losses_are_compared_relatively(tested: float, expected: float, error: f
     assert alone == Discrepancy(
         what="loss", step=2, error=pytest.approx(error), limit=0.01, formula="1 u"
     )
-    assert of_rank_1 == dataclasses.replace(alone, rank=1)
+    assert of_rank_1 == alone._replace(rank=1)
 
 
 def test_along_the_gradient_the_limit_falls_with_the_root_of_its_elements() -> None:

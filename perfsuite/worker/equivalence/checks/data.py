@@ -6,9 +6,8 @@ Judges the indices that the ranks' samplers draw, and the first few batches them
 
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -74,8 +73,7 @@ def _check_own_loader(case: Case) -> EquivalenceRow:
     return row("not exercised", reason, planted=planted)
 
 
-@dataclass(frozen=True, kw_only=True)
-class DataEvidence:
+class DataEvidence(NamedTuple):
     """What the check judges."""
 
     # The indices (S, B) that the ranks of each shard drew; one epoch where all have the same order.
@@ -202,7 +200,7 @@ def plant_bugs(evidence: DataEvidence) -> Iterator[tuple[str, DataEvidence]]:
     first, *others = shards
 
     def with_epoch(shards: list[Tensor]) -> DataEvidence:
-        return replace(evidence, epochs=[shards, *later_epochs])
+        return evidence._replace(epochs=[shards, *later_epochs])
 
     if others:
         yield "the same shard on every rank", with_epoch([first] * len(shards))
@@ -212,15 +210,15 @@ def plant_bugs(evidence: DataEvidence) -> Iterator[tuple[str, DataEvidence]]:
         yield "a sample repeated", with_epoch([_with_sample(first, first[-1, -1]), *others])
     yield "a lost batch", with_epoch([first[:-1], *others])
     if later_epochs:
-        yield "no set_epoch", replace(evidence, epochs=[shards] * len(evidence.epochs))
+        yield "no set_epoch", evidence._replace(epochs=[shards] * len(evidence.epochs))
     if evidence.expected is None:
         return
     if others:
         seen = [evidence.seen[0], evidence.seen[0], *evidence.seen[2:]]
-        yield "a rank that sees another shard", replace(evidence, seen=seen)
+        yield "a rank that sees another shard", evidence._replace(seen=seen)
     batches, *of_others = evidence.seen
     flipped = [*map(_with_flipped_bit, batches[:1]), *batches[1:]]
-    yield "one bit of a batch flipped", replace(evidence, seen=[flipped, *of_others])
+    yield "one bit of a batch flipped", evidence._replace(seen=[flipped, *of_others])
 
 
 def _with_sample(shard: Tensor, sample: Tensor) -> Tensor:

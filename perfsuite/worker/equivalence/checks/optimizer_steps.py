@@ -50,7 +50,7 @@ def check_optimizer_steps(case: Case, proof: Proof) -> None:
         limit = _limit(case, step, number, expected, replay.optimizer)
         proof.evidence += _find_non_finite(step, number, replay.optimizer)
         found = judge_update("parameter", step.after.parameters, expected, before, number, limit)
-        proof.evidence.append(found if step is recorded else replace(found, cause=FILLED))
+        proof.evidence.append(found if step is recorded else found._replace(cause=FILLED))
         if step.after.buffers:
             buffers = _rounded_like(step.after.buffers, replay.weights().buffers)
             _check_buffers(step, buffers, number, limit, proof)
@@ -83,7 +83,7 @@ def _judge_start(case: Case, start: Weights) -> Iterator[Discrepancy]:
         name = found.name
         if name in tested.parameters.keys() & weights.keys() and not found.is_within:
             cause = explain_start(tested.parameters[name], weights[name], case.recipe.plan)
-            found = replace(found, cause=cause)
+            found = found._replace(cause=cause)
         yield found
 
 
@@ -93,7 +93,7 @@ def _check_buffers(step: Step, expected: Tensors, number: int, limit: Limit, pro
         "its weights, and after each step?"
     )
     found = comparison.judge("buffer", step.after.buffers, expected, number, limit)
-    proof.evidence += [replace(one, cause=cause) for one in found]
+    proof.evidence += [one._replace(cause=cause) for one in found]
     kept = {name: one for name, one in step.buffers.items() if name in expected}
     unmoved = comparison.judge("buffer", kept, expected, number, limit)
     proof.plant_at_step("the optimizer leaves the buffers as they are", unmoved)

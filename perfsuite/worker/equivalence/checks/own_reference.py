@@ -7,9 +7,9 @@ before its optimizer steps their gradients: so a limit covers the rounding of on
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 from unittest.mock import patch
 
 import torch
@@ -39,8 +39,7 @@ _AUTOCAST = {"bf16": torch.bfloat16, "amp-bf16": torch.bfloat16, "amp-fp16": tor
 _MOST_BUGS = 4
 
 
-@dataclass(frozen=True, kw_only=True)
-class OwnCase:
+class OwnCase(NamedTuple):
     """Recorded steps of a user's own, to be checked within limits that follow from the recipe."""
 
     recipe: Recipe
@@ -57,7 +56,7 @@ def check_own_steps(case: OwnCase) -> tuple[EquivalenceRow, dict[str, str]]:
     """
     recipe, trace = case.recipe, case.trace
     proof = Proof(check=semantic_check(recipe.precision), on_bug=case.on_step)
-    case = replace(case, build=_rehearse(case))
+    case = case._replace(build=_rehearse(case))
     truth, plain = _references(case)
     if (dropout := describe_dropout(truth.own.model)) is not None:
         return EquivalenceRow.of(recipe, proof.check, "not exercised", dropout), {}

@@ -157,7 +157,7 @@ def _bugs(
         anew = _run_shard(reference, step, -1, recipe, draws_anew=True).gradients
         for bug in planted_bugs.drawn_anew(anew, shares[-1]):
             mean = averaging.average([*shares[:-1], bug.gradients], recipe.comm_hook)
-            yield dataclasses.replace(bug, gradients=mean)
+            yield bug._replace(gradients=mean)
     if len(shares) > 1:
         yield from planted_bugs.reduction_bugs(shares, recipe.comm_hook)
     if recipe.grad_accumulation_steps > 1:
@@ -187,5 +187,5 @@ def _limit(gradients: Tensors, case: Case) -> limits.Limit:
         epsilon, case.recipe, case.device, is_ordered=is_ordered, pieces=pieces
     )
     if case.recipe.comm_hook == "powersgd":  # elements of a matrix share its rounded factors
-        limit = dataclasses.replace(limit, shared=epsilon)
+        limit = limit._replace(shared=epsilon)
     return limits.above_noise(limit, case.noise)

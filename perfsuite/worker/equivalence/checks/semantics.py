@@ -122,7 +122,7 @@ class _Expected(ExpectedStep):
         limit = self.limit_beside(errors.total)
         own = limits.ERROR_RATIO * max(errors.by_name.values(), default=0.0)
         own = min(own, limits.COARSEST_AFTER_FIRST)
-        return replace(limit, worst_parameter=max(limit.worst_parameter, own))
+        return limit._replace(worst_parameter=max(limit.worst_parameter, own))
 
 
 class _References:

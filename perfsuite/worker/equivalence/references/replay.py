@@ -1,6 +1,5 @@
 """Give one process the random numbers that a run drew, call by call and sample by sample."""
 
-import dataclasses
 import itertools
 import math
 from collections.abc import Sequence
@@ -71,7 +70,7 @@ class Replay(DrawMode):  # type: ignore[no-untyped-call]
         if values is not None:
             call.put(values)
         if not in_backward():
-            self.given.append(dataclasses.replace(draw, values=values))
+            self.given.append(draw._replace(values=values))
 
     def finish(self) -> None:
         """Judge the pass as a whole, once it has ended."""

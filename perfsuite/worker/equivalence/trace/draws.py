@@ -12,7 +12,6 @@ from abc import abstractmethod
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy
@@ -28,8 +27,7 @@ _KEEP_TO_THEMSELVES = ("attention", "dropout", "rnn", "rrelu")
 _BOUNDS = frozenset({"n", "high", "to"})
 
 
-@dataclass(frozen=True, kw_only=True)
-class Draw:
+class Draw(NamedTuple):
     """What one call of an operator drew."""
 
     operator: str  # such as "aten.bernoulli_"
