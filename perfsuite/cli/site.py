@@ -39,7 +39,7 @@ def write_site(
         newest = dataclasses.replace(ran[-1], name=names[0], verdict=None)
         page = report_on_rows([newest], sources=[], remarks=sentences[1:])
         summary = Summary(word=None, text=printable(sentences[0]))
-        page = dataclasses.replace(page, summary=summary, sections=(_over_commits(one, ran),))
+        page = page._replace(summary=summary, sections=(_over_commits(one, ran),))
         links[names[0]] = f"{file_name(names[0])}.html"
         write_atomically(folder / links[names[0]], html_page(page, home=PAGE).encode())
     write_atomically(folder / PAGE, html_page(report_on_runs(runs), links=links).encode())

@@ -10,7 +10,7 @@ import json
 import statistics
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import msgspec
 
@@ -48,8 +48,7 @@ class ComparisonRequest:
     budget: Budget  # of each of at most two judgements
 
 
-@dataclass(frozen=True, kw_only=True)
-class Comparison:
+class Comparison(NamedTuple):
     """What the pairs came to; ratios are b / a, 1.05 = b takes 5 % longer for a sample."""
 
     word: Word

@@ -74,8 +74,8 @@ class Session:
         # Ranks wait for a turn in a collective, and the other arm's turn may be a long one.
         patience_s = policy.collective_timeout_s if policy.turns is None else policy.timeout_s
         device = hardware.device
-        self._policy = dataclasses.replace(
-            policy, device=device, num_gpus=len(gpus), collective_timeout_s=patience_s
+        self._policy = policy._replace(
+            device=device, num_gpus=len(gpus), collective_timeout_s=patience_s
         )
         self._num_rounds, self._round_s = num_rounds, round_s
         self._sweep_once = functools.cache(sweep_stale_folders)

@@ -5,7 +5,6 @@ replies. One thread advances all chains, so that Ctrl-C ends them as it ends one
 """
 
 import contextlib
-import dataclasses
 import itertools
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from multiprocessing.connection import wait
@@ -94,10 +93,10 @@ def prove(recorded: Sequence[GroupRequest], check: CheckRun | CheckSteps) -> Cha
     start_server()
     folder = make_group_folder()
     # The timed run of the same steps will print what they print.
-    policy = dataclasses.replace(recorded[0].policy, proof=str(folder), shows_output=False)
+    policy = recorded[0].policy._replace(proof=str(folder), shows_output=False)
     try:
         for request in recorded:
-            yield dataclasses.replace(request, policy=policy)
+            yield request._replace(policy=policy)
         (reply,) = yield GroupRequest(job=check, world_size=1, policy=policy, needs_group=False)
         return cast(RunChecked, reply)
     finally:

@@ -33,8 +33,7 @@ class TurnChannel(NamedTuple):
     planted_fault: str | None = None  # one of INJECTABLE_FAULTS, in each iteration
 
 
-@dataclass(frozen=True, kw_only=True)
-class GroupPolicy:
+class GroupPolicy(NamedTuple):
     """How the ranks of a group are started, and how long their controller waits for them."""
 
     device: str = "cpu"
@@ -49,8 +48,7 @@ class GroupPolicy:
     turns: TurnChannel | None = None  # none where no other arm runs beside them
 
 
-@dataclass(frozen=True, kw_only=True)
-class GroupRequest:
+class GroupRequest(NamedTuple):
     """A job for fresh ranks; `needs_group` says whether they initialise torch.distributed."""
 
     job: "Job"
@@ -59,8 +57,7 @@ class GroupRequest:
     needs_group: bool = True
 
 
-@dataclass(frozen=True, kw_only=True)
-class RankStart:
+class RankStart(NamedTuple):
     """What a rank's process is started with."""
 
     request: GroupRequest
@@ -144,8 +141,7 @@ class UserCode:
                 raise SettingError(f"{name} is {value!r}; use {allowed}")
 
 
-@dataclass(frozen=True, kw_only=True)
-class RunCell:
+class RunCell(NamedTuple):
     """Job: measure a workload and a recipe, or a user's own code, or an "all_reduce" of bytes."""
 
     activity: ActivityName
@@ -286,8 +282,7 @@ class RankEpoch(NamedTuple):
     num_scored: int
 
 
-@dataclass(frozen=True, kw_only=True)
-class ProfileTaken:
+class ProfileTaken(NamedTuple):
     """Reply to `RunProfile`: what one rank saw; `missing` says by name why a field is None."""
 
     epochs: tuple[RankEpoch, ...]

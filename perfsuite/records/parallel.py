@@ -5,7 +5,6 @@ A new mode is a row here, a `Strategy` that the row names, and a test.
 
 import math
 import re
-from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from perfsuite.errors import RecipeError
@@ -19,8 +18,7 @@ _BATCH_AXES = ("dp", "ddp", "fsdp", "hsdp", "data", "replicate", "shard")
 _MODEL_AXES = ("tp", "cp", "sp", "ep", "tensor", "context", "sequence", "expert", "model")
 
 
-@dataclass(frozen=True, kw_only=True)
-class ParallelMode:
+class ParallelMode(NamedTuple):
     """What is true of one form of `Recipe.parallel`."""
 
     form: str  # as people write it, such as "ddp:N"
@@ -77,9 +75,9 @@ PARALLEL_MODES: dict[str, ParallelMode] = {
     ),
     "ddp": _DDP,
     "fsdp": _FSDP,
-    "hsdp": replace(_FSDP, form="hsdp:RxS", strategy="fsdp:HSDP"),
-    "zero1": replace(_DDP, form="zero1:N", strategy="data_parallel:ZeRO1"),
-    "zero2": replace(_FSDP, form="zero2:N", strategy="fsdp:ZeRO2"),
+    "hsdp": _FSDP._replace(form="hsdp:RxS", strategy="fsdp:HSDP"),
+    "zero1": _DDP._replace(form="zero1:N", strategy="data_parallel:ZeRO1"),
+    "zero2": _FSDP._replace(form="zero2:N", strategy="fsdp:ZeRO2"),
     "tp": ParallelMode(
         form="tp:N",
         strategy="tensor_parallel:TensorParallel",
@@ -92,12 +90,12 @@ PARALLEL_MODES: dict[str, ParallelMode] = {
     # With m chunks on p ranks a schedule idles (p-1)/(m+p-1) of the time (GPipe, Huang et al.
     # 2019): on two ranks a third with one chunk a rank, a fifth with two. More chunks would leave
     # the small batches of a benchmark no samples to divide.
-    "pp": replace(_MP, form=_PP_FORM, chunks_per_rank=2, default_schedule="1f1b"),
+    "pp": _MP._replace(form=_PP_FORM, chunks_per_rank=2, default_schedule="1f1b"),
     "mp": _MP,
     "horovod-like": _HOROVOD,
-    "horovod": replace(_HOROVOD, form="horovod:N", strategy="horovod:Horovod", needs_horovod=True),
+    "horovod": _HOROVOD._replace(form="horovod:N", strategy="horovod:Horovod", needs_horovod=True),
     # What the user's function may do, which is anything that FSDP or tensor parallelism does.
-    "mesh": replace(_FSDP, form="mesh:AXIS=N[,AXIS=N]", strategy="mesh:Mesh"),
+    "mesh": _FSDP._replace(form="mesh:AXIS=N[,AXIS=N]", strategy="mesh:Mesh"),
 }
 PARALLEL_FORMS = ", ".join(mode.form for mode in PARALLEL_MODES.values())
 
@@ -114,8 +112,7 @@ class MeshAxis(NamedTuple):
         return self.name.partition("_")[0] in _BATCH_AXES
 
 
-@dataclass(frozen=True, kw_only=True)
-class ParallelPlan:
+class ParallelPlan(NamedTuple):
     """A parsed `Recipe.parallel`."""
 
     mode: str  # a key of `PARALLEL_MODES`
@@ -132,7 +129,7 @@ class ParallelPlan:
             return mode
         name = self.model_axes[0].name
         reason = f"the ranks of axis {name!r} share a batch, and no gradient is their sum"
-        return replace(mode, why_no_reduction=reason)
+        return mode._replace(why_no_reduction=reason)
 
     @property
     def model_axes(self) -> tuple[MeshAxis, ...]:

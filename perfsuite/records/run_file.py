@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from fractions import Fraction
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
 import msgspec
 
@@ -33,8 +33,7 @@ _STAMP = f'\n    "{STAMP_KEY}": {{'.encode()
 _BENCHMARKS = b'\n    "benchmarks": ['
 
 
-@dataclass(frozen=True, kw_only=True)
-class Unusable:
+class Unusable(NamedTuple):
     """A stored run, or a whole storage, that no comparison uses, and why."""
 
     path: AnyPath

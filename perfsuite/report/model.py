@@ -2,7 +2,7 @@
 
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from perfsuite.records.verdict import CellVerdict
 from perfsuite.report.advice import Advice, advise
@@ -17,8 +17,7 @@ from perfsuite.report.summary import Summary, by_severity, exceptions_of, reason
 from perfsuite.system.untrusted import printable
 
 
-@dataclass(frozen=True, kw_only=True)
-class Report:
+class Report(NamedTuple):
     """A report, the most severe verdicts first; sources and remarks have a line each."""
 
     summary: Summary

@@ -7,7 +7,6 @@ import ipaddress
 import os
 import socket
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
 from typing import Any
 
 from perfsuite import errors
@@ -54,7 +53,7 @@ def examine_torch(environ: Mapping[str, str] = os.environ) -> Iterator[Finding]:
         lambda: session.run_function(2, sum_over_ranks, ()), "gloo", sum_finding, advice=advice
     )
     if num_gpus:
-        on_gpus = Session(replace(_POLICY, device="cuda", timeout_s=_WAKING_S), say=print)
+        on_gpus = Session(_POLICY._replace(device="cuda", timeout_s=_WAKING_S), say=print)
         yield finding_of_ranks(
             lambda: on_gpus.run_function(num_gpus, sum_over_ranks, ()),
             "NCCL",

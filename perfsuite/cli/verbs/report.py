@@ -1,6 +1,5 @@
 """The verb `report`: what runs say, in every format."""
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -75,7 +74,7 @@ def report(
     paths = [locate(run, "RUN.json") for run in runs]
     found = merge_shards(tuple(map(with_reasons, read_runs(paths))))
     trainings = read_trainings(profiles or ())
-    made = replace(report_on_runs(found, trainings), tolerance=bounds[0], limit=bounds[1])
+    made = report_on_runs(found, trainings)._replace(tolerance=bounds[0], limit=bounds[1])
     typer.echo(" ".join(filter(None, [made.summary.word, made.summary.text])))
     for text in found[-1].remarks:
         typer.echo(printable(text))

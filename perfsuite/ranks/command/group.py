@@ -5,7 +5,6 @@ there a hook connects to the socket of this group, and gets the job that any ran
 """
 
 import contextlib
-import dataclasses
 import os
 import shutil
 import signal
@@ -211,8 +210,8 @@ class CommandGroup(RankGroup):
         processes = frozenset(joined.process for joined in self._joined.values())
         assignments = all_assignments(self._world_size, device="cpu", num_gpus=0)
         for rank, joined in self._joined.items():
-            policy = dataclasses.replace(self._policy, device=joined.device)
-            request = dataclasses.replace(self._request, world_size=self._world_size, policy=policy)
+            policy = self._policy._replace(device=joined.device)
+            request = self._request._replace(world_size=self._world_size, policy=policy)
             start = RankStart(
                 request=request,
                 assignment=assignments[rank],

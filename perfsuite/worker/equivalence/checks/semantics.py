@@ -160,7 +160,7 @@ class _References:
                 raise IncomparableError(found) from error
             plain = replace(plain, gradients=scaled(plain.gradients, 1 / step.scale))
             if batch.draws is not None and plain.wrong_draw is None:
-                batch = replace(batch, draws=[plain.draws])
+                batch = batch._replace(draws=[plain.draws])
             if (reason := self._why_parts_draw(plain)) is not None:
                 raise IncomparableError(reason)
         truth = self._find_truth(step, batch)

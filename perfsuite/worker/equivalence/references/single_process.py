@@ -196,14 +196,14 @@ def one_batch(
     joined = _join([micro_batch.batch for micro_batch in micro_batches])
     draws = [micro_batch.draws for micro_batch in micro_batches]
     parts = None if None in draws else [part for one in draws for part in one or ()]
-    return dataclasses.replace(micro_batches[0], batch=joined, draws=parts, heads_first=heads_first)
+    return micro_batches[0]._replace(batch=joined, draws=parts, heads_first=heads_first)
 
 
 def slice_batch(micro_batch: trace.MicroBatch, begin: int, end: int) -> trace.MicroBatch:
     """The samples from `begin` up to `end` of a micro-batch."""
     part = batches.map_tensors(micro_batch.batch, lambda tensor: tensor[begin:end])
     rows = (begin, end, batches.num_samples(micro_batch.batch))
-    return dataclasses.replace(micro_batch, batch=part, rows=rows)
+    return micro_batch._replace(batch=part, rows=rows)
 
 
 def why_not_samples(shards: Sequence[Sequence[trace.MicroBatch]]) -> str | None:

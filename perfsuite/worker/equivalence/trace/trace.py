@@ -9,7 +9,7 @@ from collections import ChainMap, Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import cloudpickle
 import torch
@@ -23,8 +23,7 @@ from perfsuite.worker.equivalence.trace.draws import Draw, RandomState, join_ran
 _ALL_RANKS = "on all ranks that share a batch"
 
 
-@dataclass(frozen=True, kw_only=True)
-class MicroBatch:
+class MicroBatch(NamedTuple):
     """One batch (inputs, target) from the loader, and what was drawn for it."""
 
     batch: Any
