@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from perfsuite.experiments.profile import combine_profiles
@@ -52,7 +50,7 @@ def test_the_optimizer_and_all_that_no_stage_holds_is_other() -> None:
 
 
 def test_all_times_are_the_slowest_ranks() -> None:
-    quick = replace(EPOCH, duration_s=9.9, stages_s={"load": 9.0})
+    quick = EPOCH._replace(duration_s=9.9, stages_s={"load": 9.0})
 
     profile = combine([quick, quick], [EPOCH, EPOCH])
 
@@ -63,7 +61,7 @@ def test_all_times_are_the_slowest_ranks() -> None:
 
 @pytest.mark.parametrize("seconds", [1 / 3, 2 / 3, 0.1234565])
 def test_stages_add_up(seconds: float) -> None:
-    odd = replace(EPOCH, duration_s=4 * seconds, stages_s={"load": seconds, "forward": seconds})
+    odd = EPOCH._replace(duration_s=4 * seconds, stages_s={"load": seconds, "forward": seconds})
 
     profile = combine([odd, odd, odd])
 
@@ -74,9 +72,9 @@ def test_stages_add_up(seconds: float) -> None:
 
 def test_losses_are_means_over_the_ranks_that_hold_one() -> None:
     profile = combine(
-        [replace(EPOCH, losses=(3.0, 1.0))],
-        [replace(EPOCH, losses=(1.0, 1.0))],
-        [replace(EPOCH, losses=())],
+        [EPOCH._replace(losses=(3.0, 1.0))],
+        [EPOCH._replace(losses=(1.0, 1.0))],
+        [EPOCH._replace(losses=())],
     )
 
     assert profile.losses == (2.0, 1.0)
@@ -84,9 +82,9 @@ def test_losses_are_means_over_the_ranks_that_hold_one() -> None:
 
 
 def test_right_answers_are_summed_over_the_ranks_that_counted() -> None:
-    silent = replace(EPOCH, num_right=None, num_there=None)
+    silent = EPOCH._replace(num_right=None, num_there=None)
 
-    profile = combine([EPOCH], [replace(EPOCH, num_right=(0, 1, 0), num_there=(2, 4, 0))], [silent])
+    profile = combine([EPOCH], [EPOCH._replace(num_right=(0, 1, 0), num_there=(2, 4, 0))], [silent])
 
     assert profile.accuracy == 4 / 10
     # No rank saw the third class.
@@ -94,8 +92,8 @@ def test_right_answers_are_summed_over_the_ranks_that_counted() -> None:
 
 
 def test_a_metric_is_the_mean_over_the_samples_of_all_ranks() -> None:
-    few = replace(EPOCH, metric_sums={"f1": 1.0, "error": 4.0}, num_scored=2)
-    many = replace(EPOCH, metric_sums={"f1": 4.0, "error": float("inf")}, num_scored=8)
+    few = EPOCH._replace(metric_sums={"f1": 1.0, "error": 4.0}, num_scored=2)
+    many = EPOCH._replace(metric_sums={"f1": 4.0, "error": float("inf")}, num_scored=8)
     silent = EPOCH
 
     profile = combine([few], [many], [silent])
@@ -104,7 +102,7 @@ def test_a_metric_is_the_mean_over_the_samples_of_all_ranks() -> None:
 
 
 def test_a_reason_that_one_rank_knows_is_the_profiles() -> None:
-    ranks = [rank(0, EPOCH), replace(rank(1, EPOCH), missing={"accuracy": "no scores"})]
+    ranks = [rank(0, EPOCH), rank(1, EPOCH)._replace(missing={"accuracy": "no scores"})]
 
     profile = combine_profiles(JOB, "tiny", "cpu", ranks).profile
 
@@ -113,8 +111,8 @@ def test_a_reason_that_one_rank_knows_is_the_profiles() -> None:
 
 def test_the_first_step_that_is_not_finite_is_the_earliest_of_any_rank() -> None:
     nan = float("nan")
-    late = replace(EPOCH, losses=(1.0, nan), first_bad_gradient=1)
-    later = replace(EPOCH, first_bad_gradient=2)
+    late = EPOCH._replace(losses=(1.0, nan), first_bad_gradient=1)
+    later = EPOCH._replace(first_bad_gradient=2)
 
     profile = combine([EPOCH, later], [EPOCH, late])
 

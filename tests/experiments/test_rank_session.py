@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -24,7 +23,7 @@ def test_the_gpu_is_probed_on_one_rank_and_a_cpu_is_not(monkeypatch: pytest.Monk
 
     assert (session.probe_device(), called) == ({}, [])
     launcher = session._launcher
-    launcher.hardware = dataclasses.replace(launcher.hardware, device="cuda", num_gpus=2)
+    launcher.hardware = launcher.hardware._replace(device="cuda", num_gpus=2)
     assert session.probe_device() == {"GPU matmul": 0.2}
     probe = "perfsuite.worker.measure.device_probe:probe_device"
     assert called == [(1, "call_by_name", (probe, "cuda"))]

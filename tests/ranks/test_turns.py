@@ -90,7 +90,7 @@ def test_accelerated(train_benchmark):
 # Its ranks are those of an accelerator under NCCL, as far as a CPU under gloo can stand in for it.
 # Each collective of Python's is one on the device.
 STAND_IN = f"""
-import dataclasses, os, time
+import os, time
 from perfsuite.ranks.messages import RunCell
 
 CALLS = os.path.join(os.path.dirname(__file__), "calls-device")
@@ -99,9 +99,8 @@ def serve(start, pipe):
     from perfsuite.worker import main
     job = start.request.job
     if isinstance(job, RunCell) and job.plan.num_rounds == {NUM_ROUNDS - 1}:
-        start = dataclasses.replace(
-            start, assignment=start.assignment._replace(backend="nccl")
-        )
+        assignment = start.assignment._replace(backend="nccl")
+        start = start._replace(assignment=assignment)
         stand_in()
     main.serve(start, pipe)
 
@@ -134,7 +133,8 @@ def watched(collective):
 CONFTEST = """
 from perfsuite.ranks.messages import GroupPolicy
 
-GroupPolicy.__init__.__kwdefaults__["entry"] = "stand_in:serve"
+defaults = GroupPolicy._field_defaults | {"entry": "stand_in:serve"}
+GroupPolicy.__new__.__defaults__ = tuple(defaults.values())
 """
 
 

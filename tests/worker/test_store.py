@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import datetime
 from pathlib import Path
 from typing import Any
@@ -76,6 +75,6 @@ def test_ranks_of_several_machines_meet_with_the_patience_of_their_collectives(
     met = Rendezvous(host="a", port=1, prefix="p", is_on_one_machine=False)
     assignment = start.assignment._replace(backend=backend, rendezvous=met)
 
-    store.group_store(dataclasses.replace(start, assignment=assignment))
+    store.group_store(start._replace(assignment=assignment))
 
     assert given == [timeout_s]
