@@ -232,19 +232,8 @@ def use_storage(config: pytest.Config, fail: Callable[[WriteError], None]) -> No
         session.storage = FolderStorage(place, session, fail)
 
 
-def _save(self: Any, output_json: Any, name: str) -> None:
-    try:
-        path = save_run(self.get(name).parent, name, encode_run(output_json))
-    except WriteError as error:
-        self.fail(error)
-        return
-    self.logger.info(f"Saved benchmark data in: {path}")
-
-
 class FolderStorage(FileStorage):
     """pytest-benchmark's storage in a folder; two sessions never take one number."""
-
-    save = _save
 
     def __init__(self, place: Path, session: Any, fail: Callable[[WriteError], None]) -> None:
         super().__init__(  # type: ignore[no-untyped-call]
@@ -252,30 +241,35 @@ class FolderStorage(FileStorage):
         )
         self.fail = fail
 
+    def save(self, output_json: Any, name: str) -> None:
+        """Write a run whole, under the next number that is free."""
+        try:
+            folder = self.get(name).parent  # type: ignore[no-untyped-call]
+            path = save_run(folder, name, encode_run(output_json))
+        except WriteError as error:
+            self.fail(error)
+            return
+        self.logger.info(f"Saved benchmark data in: {path}")
 
-class UrlStorage:
+
+class UrlStorage(FolderStorage):
     """A storage behind a URL, with the methods that pytest-benchmark's session calls."""
 
-    save = _save
+    path: RemotePath  # type: ignore[assignment]
+    location = property(str)
 
     def __init__(self, place: RemotePath, session: Any, fail: Callable[[WriteError], None]) -> None:
-        self.logger, self._place = session.logger, place
-        self._machine: str = session.machine_id
-        self.fail = fail
-
-    def __str__(self) -> str:
-        return str(self._place)
-
-    location = property(__str__)
+        self.path, self.logger, self.fail = place, session.logger, fail
+        self.default_machine_id: str = session.machine_id
 
     def get(self, name: str) -> RemotePath:
         """Return the path of a run of this machine."""
-        return self._place / self._machine / name
+        return self.path / self.default_machine_id / name
 
     def load(self, selector: str | None = None) -> Iterator[tuple[PurePosixPath, Any]]:
         """Yield the runs that a selector names, the newest last; without one, only the newest."""
         with ends_on_mistakes():
-            found = find_runs(self._place, selector or _NUMBERED)
+            found = find_runs(self.path, selector or _NUMBERED)
         for path in found if selector else reversed(found):
             run = read_run(path)
             if isinstance(run, Unusable):
