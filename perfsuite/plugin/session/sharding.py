@@ -88,10 +88,8 @@ def cut(config: pytest.Config, names: Sequence[str], shard: Shard, named: str | 
         )
     assigned = assign(durations_s, shard.num_shards)
     cells = frozenset(name for name, number in assigned.items() if number == shard.number)
-    num_cells, partition = len(assigned), digest_of(assigned)
-    stamp = ShardStamp(
-        number=shard.number, num_shards=shard.num_shards, num_cells=num_cells, partition=partition
-    )
+    partition = digest_of(assigned)
+    stamp = ShardStamp(**shard._asdict(), num_cells=len(assigned), partition=partition)
     others, described = frozenset(assigned) - cells, _describe(cells, stamp, durations_s, source)
     return Sharding(shard=shard, cells=cells, others=others, stamp=stamp, described=described)
 
