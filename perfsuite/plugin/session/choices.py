@@ -58,13 +58,8 @@ class Choices:
 
 def one_of(*allowed: str) -> tuple[Callable[[str], str], str]:
     """Return what parses one of these words, a ValueError for any other, and names them all."""
-
-    def parse(text: str) -> str:
-        if text not in allowed:
-            raise ValueError(text)
-        return text
-
-    return parse, " or ".join(allowed) if len(allowed) == 2 else f"one of {', '.join(allowed)}"
+    told = " or ".join(allowed) if len(allowed) == 2 else f"one of {', '.join(allowed)}"
+    return lambda text: allowed[allowed.index(text)], told
 
 
 def _whole_number(smallest: int, largest: int | None = None) -> tuple[Callable[[str], int], str]:
