@@ -5,7 +5,7 @@ clock, when it looks for stored runs, where and how it stores its own), so attri
 and of its fixture are set (pytest-benchmark 5.3). What launches change: `arm_plugin`.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import pytest
@@ -102,25 +102,20 @@ def times_of(item: pytest.Item) -> tuple[float, ...]:
 CLOCK = pytest.StashKey[list[float]]()
 
 
-def rank_clock_of(reported: list[float]) -> Callable[[], float]:
-    """Return a clock that is read in pairs: it shows 0, and then what was reported between."""
-
-    # No sum is formed, so the stored numbers are bit for bit the reported ones.
-    def rank_clock() -> float:
-        return reported.pop() if reported else 0.0
-
-    return rank_clock
-
-
 def use_rank_clock(item: pytest.Item) -> None:
     """Give a test's benchmark fixture a clock of its own, keeping the marker options it has."""
     if not item.config.pluginmanager.has_plugin(_PLUGIN_NAME):
         return
     marker = item.get_closest_marker("benchmark")
     options: dict[str, Any] = {} if marker is None else dict(marker.kwargs)
-    item.stash[CLOCK] = []
-    options["timer"] = rank_clock_of(item.stash[CLOCK])
-    item.add_marker(pytest.mark.benchmark(**options), append=False)
+    item.stash[CLOCK] = reported = list[float]()
+
+    # It is read in pairs: it shows 0, and then what was reported between. No sum is formed, so the
+    # stored numbers are bit for bit the reported ones.
+    def rank_clock() -> float:
+        return reported.pop() if reported else 0.0
+
+    item.add_marker(pytest.mark.benchmark(**options | {"timer": rank_clock}), append=False)
 
 
 def replay(benchmark: Any, step_times_s: Sequence[float], reported: list[float]) -> None:
