@@ -89,12 +89,9 @@ def _positive_seconds(text: str) -> float:
 _PARSERS: dict[str, tuple[Callable[[str], Any], str]] = {
     "require-gpus": _whole_number(0),
     "rounds": _whole_number(1),
-    "tolerance": (lambda text: parse_ratio(text) if text else None, "a ratio such as 2%"),
+    "tolerance": (parse_ratio, "a ratio such as 2%"),
     "limit": (parse_ratio, "a ratio such as 5%"),
-    "base-python": (
-        lambda text: find_interpreter(text) if text else None,
-        "the name or path of an interpreter",
-    ),
+    "base-python": (find_interpreter, "the name or path of an interpreter"),
     "base-env": (_variables, "KEY=VALUE"),
     "max-pairs": _whole_number(LEAST_MAX_PAIRS),
     "max-minutes": (
@@ -152,7 +149,7 @@ def resolve(
         checks_numerics=value["numerics"] == "on",
         # The launches of a gate collect all cells, and the gate says which of them to run.
         shard=value["shard"] if turns is None else Shard(number=1, num_shards=1),
-        durations=value["durations"] or None,
+        durations=value["durations"],
         is_gate=value["gate"] == "on",
         gate=_gate_request(config, value, environ, given_environ),
         # A launch of a gate is alone, though the shell may have the variables of some torchrun.
@@ -161,6 +158,8 @@ def resolve(
 
 
 def _value(config: pytest.Config, option: Option, text: str) -> Any:
+    if text == option.default == "":
+        return None
     parse, allowed = _PARSERS.get(option.name, (str, "a text"))
     if "|" in option.metavar:
         parse, allowed = one_of(*option.metavar.split("|"))
@@ -206,13 +205,13 @@ def _gate_request(
         is_advisory=value["policy"] == "advisory",
         typed=frozenset(name for name in BOUNDS if f"--perf-{name}" in typed),
         fixed=frozenset(name for name in GateRequest.fixed if f"--perf-{name}" in typed),
-        base=value["base"] or None,
+        base=value["base"],
         target=target_branch(environ),
         judges_identical=value["identical"] == "judge",
         base_dir=Path(base_dir) if base_dir else None,
         base_python=value["base-python"],
-        base_build=value["base-build"] or None,
-        base_environment=value["base-env"],
+        base_build=value["base-build"],
+        base_environment=value["base-env"] or {},
         budget=Budget(
             max_pairs=value["max-pairs"], max_s=value["max-minutes"], timeout_s=timeout_s
         ),
