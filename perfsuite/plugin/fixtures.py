@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from types import ModuleType
@@ -64,9 +64,9 @@ def rank_group(request: pytest.FixtureRequest) -> Callable[..., list[Any]]:
     """
     session = request.config.stash[RUNNER]().session
 
+    @_packing_own_modules(request)
     def run(num_ranks: int, function: Callable[..., Any], *args: Any) -> list[Any]:
-        with _packing_own_modules(request):
-            return session.run_function(num_ranks, function, args)
+        return session.run_function(num_ranks, function, args)
 
     return run
 
@@ -78,13 +78,7 @@ def check_equivalence(request: pytest.FixtureRequest) -> Callable[..., Equivalen
     Returns an EquivalenceReport: assert its `is_equivalent`, or its `status`. Never skips: what
     this machine cannot exercise has the status "not exercised", with the reason.
     """
-    session = request.config.stash[RUNNER]().session
-
-    def check(*args: Any, **known: Any) -> EquivalenceReport:
-        with _packing_own_modules(request):
-            return session.verify(*args, **known)
-
-    return check
+    return _packing_own_modules(request)(request.config.stash[RUNNER]().session.verify)
 
 
 @pytest.fixture
@@ -313,7 +307,8 @@ def finished_outcome(finished: Mapping[str, CellLine], name: str) -> Outcome | N
     return Outcome(step_times_s=line.step_times_s, num_iterations=None, record=record, missing={})
 
 
-def _packing_own_modules(request: pytest.FixtureRequest) -> AbstractContextManager[None]:
+@contextmanager
+def _packing_own_modules(request: pytest.FixtureRequest) -> Iterator[None]:
     """Send what is in the test's module and in conftests as it is: ranks cannot import those."""
     from perfsuite.ranks.pickling import packed_by_value
 
@@ -321,4 +316,5 @@ def _packing_own_modules(request: pytest.FixtureRequest) -> AbstractContextManag
     modules = (plugin for plugin in plugins if isinstance(plugin, ModuleType))
     conftests = [one for one in modules if one.__name__.rpartition(".")[2] == "conftest"]
     test = request.node.getparent(pytest.Module)  # none of a command, which is in no file
-    return packed_by_value([*([] if test is None else [test.obj]), *conftests])
+    with packed_by_value([*([] if test is None else [test.obj]), *conftests]):
+        yield
