@@ -39,10 +39,6 @@ class TimingLock:
         self._next = FileLock(folder / f"perfsuite-{os.getuid()}.next")  # of the one that waits
         self._holder = folder / f"perfsuite-{os.getuid()}.holder"
 
-    def __enter__(self) -> "TimingLock":
-        self.acquire()
-        return self
-
     def __exit__(self, *_: object) -> None:
         self.release()
 
@@ -64,6 +60,8 @@ class TimingLock:
         except WriteError:
             self._lock.release()
             raise
+
+    __enter__ = acquire
 
     def release(self) -> None:
         """Let the next session go; safe where nothing is held."""
