@@ -65,6 +65,5 @@ def describe_foreign(items: Sequence[pytest.Item]) -> str | None:
 
 def own_markers(item: pytest.Item) -> Iterator[pytest.Mark]:
     """The closest one first; of a test that measures nothing those without foreign arguments."""
-    for marker in item.iter_markers("perf"):
-        if is_benchmark(item) or not is_foreign(marker):
-            yield marker
+    is_all = is_benchmark(item)
+    return (one for one in item.iter_markers("perf") if is_all or not is_foreign(one))
