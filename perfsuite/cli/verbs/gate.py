@@ -22,7 +22,7 @@ from perfsuite.gate.judge.explain import explain_stored
 from perfsuite.gate.judge.kept_pairs import PAIRS_FILE
 from perfsuite.gate.judge.trial import LAUNCH_TIMEOUT_S, Budget
 from perfsuite.gate.request import BOUNDS, GateRequest
-from perfsuite.gate.run_gate import GateResult, run_gate
+from perfsuite.gate.run_gate import run_gate
 from perfsuite.records.run_file import StoredRun, Unusable, read_run
 from perfsuite.report.formats.markdown import to_markdown
 from perfsuite.report.model import report_on_verdicts
@@ -115,8 +115,13 @@ def gate(
     request = dataclasses.replace(_request(context.params, context.obj), typed=typed)
     check_writable(markdown)
     result = run_gate(request, say=say, machine=options.wait_for_machine())
-    _show(result)
-    ended, judged = result.leniency.ends(result.code), result.judgement
+    annotations = annotation_lines(result.cells, result.root, os.environ)
+    for text in (*verdict_lines(result.cells, result.refusal, result.differs), *annotations):
+        typer.echo(text)
+    if (judged := result.judgement) is not None:
+        pairs = counted(judged.num_pairs, "pair")
+        typer.echo(f"{pairs} in {judged.wall_s:.0f} s, seed {result.seed}")
+    ended = result.leniency.ends(result.code)
     write_json(
         json_file,
         **pick(result, "cells seed arms refusal", arms="differs"),
@@ -130,14 +135,6 @@ def gate(
     if ended != result.code:
         typer.echo(f"advisory: would have ended in {result.code:d}")
     raise typer.Exit(ended)
-
-
-def _show(result: GateResult) -> None:
-    annotations = annotation_lines(result.cells, result.root, os.environ)
-    for text in (*verdict_lines(result.cells, result.refusal, result.differs), *annotations):
-        typer.echo(text)
-    if (done := result.judgement) is not None:
-        typer.echo(f"{counted(done.num_pairs, 'pair')} in {done.wall_s:.0f} s, seed {result.seed}")
 
 
 def _request(given: Mapping[str, Any], words: list[str] | None) -> GateRequest:
