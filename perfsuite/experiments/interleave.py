@@ -73,4 +73,4 @@ class Bench:
 
     def on_ranks(self, num_ranks: int, name: str, *args: Any) -> list[Any]:
         """Return what "package.module:name", which may need torch, returns on each rank."""
-        return self.session.run_function(num_ranks, call_by_name, (name, *args))
+        return self.session.run_function(num_ranks, call_by_name, name, *args)

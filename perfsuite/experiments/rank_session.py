@@ -99,12 +99,10 @@ class Session:
         """Let the machine go."""
         self._lock.release()
 
-    def run_function(
-        self, num_ranks: int, function: Callable[..., Any], args: Sequence[Any]
-    ) -> list[Any]:
+    def run_function(self, num_ranks: int, function: Callable[..., Any], *args: Any) -> list[Any]:
         """Return what `function(*args)` returned on each of `num_ranks` ranks, in rank order."""
         self._sweep_once()
-        job = messages.CallFunction(call=pack((function, tuple(args))))
+        job = messages.CallFunction(call=pack((function, args)))
         request = GroupRequest(job=job, world_size=num_ranks, policy=self._policy)
         replies = cast(list[messages.FunctionReturned], self._launcher.run(request))
         return [unpack(reply.value) for reply in replies]
@@ -113,8 +111,8 @@ class Session:
         """Return seconds of fixed work on a rank's GPU, by name; {} on a CPU or under torchrun."""
         if self.hardware.device == "cpu" or isinstance(self._launcher, TorchrunLauncher):
             return {}
-        work = (_DEVICE_PROBE, self.hardware.device)
-        return cast(dict[str, float], self.run_function(1, call_by_name, work)[0])
+        probed = self.run_function(1, call_by_name, _DEVICE_PROBE, self.hardware.device)
+        return cast(dict[str, float], probed[0])
 
     def measure_cell(
         self,

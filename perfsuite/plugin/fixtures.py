@@ -62,13 +62,7 @@ def rank_group(request: pytest.FixtureRequest) -> Callable[..., list[Any]]:
     The default process group is initialised in each rank. Returns the results in rank order; raises
     RankFailureError for the first failing rank, with its exit code or signal and its message.
     """
-    session = request.config.stash[RUNNER]().session
-
-    @_packing_own_modules(request)
-    def run(num_ranks: int, function: Callable[..., Any], *args: Any) -> list[Any]:
-        return session.run_function(num_ranks, function, args)
-
-    return run
+    return _packing_own_modules(request)(request.config.stash[RUNNER]().session.run_function)
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ def test_the_gpu_is_probed_on_one_rank_and_a_cpu_is_not(monkeypatch: pytest.Monk
     session = Session(GroupPolicy(device="cpu", seed=0), say=lambda text: None)
     called: list[Any] = []
 
-    def run_function(num_ranks: int, function: Callable[..., Any], args: Any) -> list[Any]:
+    def run_function(num_ranks: int, function: Callable[..., Any], *args: Any) -> list[Any]:
         called.append((num_ranks, function.__name__, args))
         return [{"GPU matmul": 0.2}]
 

@@ -31,7 +31,7 @@ def impatient_ranks() -> RunRanks:
 
     def run(num_ranks: int, function: Callable[..., Any], *args: Any) -> list[Any]:
         with packed_by_value([sys.modules[__name__]]):
-            return session.run_function(num_ranks, function, args)
+            return session.run_function(num_ranks, function, *args)
 
     return run
 

@@ -33,7 +33,7 @@ def impatient_ranks() -> RunRanks:
 
     def run(num_ranks: int, function: Callable[..., Any], *args: Any) -> list[Any]:
         with packed_by_value([sys.modules[__name__]]):
-            return session.run_function(num_ranks, function, args)
+            return session.run_function(num_ranks, function, *args)
 
     return run
 
@@ -357,7 +357,7 @@ def test_ranks_start_where_python_or_the_kernel_has_no_pidfds(tmp_path: Path) ->
         from perfsuite.experiments.rank_session import Session
         from perfsuite.ranks.messages import GroupPolicy
 
-        print(Session(GroupPolicy(), say=print).run_function(1, math.sqrt, (16,)))
+        print(Session(GroupPolicy(), say=print).run_function(1, math.sqrt, 16))
         """
     )
 
@@ -453,7 +453,7 @@ CONTROLLER = """
 
     if __name__ == "__main__":
         session = Session(GroupPolicy(), say=print)
-        session.run_function(2, hold_the_interpreter_lock, (sys.argv[1],))
+        session.run_function(2, hold_the_interpreter_lock, sys.argv[1])
 """
 
 
@@ -500,7 +500,7 @@ DYING = """
 
     setattr(pkgutil.resolve_name(module), name, die_after)
     if __name__ == "__main__":
-        Session(GroupPolicy(), say=print).run_function(1, print, ())
+        Session(GroupPolicy(), say=print).run_function(1, print)
 """
 
 
@@ -529,7 +529,7 @@ WITHOUT_SERVER = """
 
     forkserver._PRELOADED = ("perfsuite.ranks.reaper",)
     if __name__ == "__main__":
-        Session(GroupPolicy(), say=print).run_function(1, print, ())
+        Session(GroupPolicy(), say=print).run_function(1, print)
         os.kill(_forkserver._forkserver_pid, signal.SIGKILL)
         os.waitpid(_forkserver._forkserver_pid, 0)
         os.kill(os.getpid(), signal.SIGKILL)

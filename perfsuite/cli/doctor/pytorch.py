@@ -37,25 +37,25 @@ def examine_torch(environ: Mapping[str, str] = os.environ) -> Iterator[Finding]:
         return
     session = Session(_POLICY, say=print)
     yield finding_of_ranks(
-        lambda: session.run_function(1, read_torch, ()),
+        lambda: session.run_function(1, read_torch),
         "torch",
         lambda facts: torch_finding(facts[0], num_gpus),
         advice="see what `python -c 'import torch'` says, and install torch again",
     )
     yield finding_of_ranks(
-        lambda: session.run_function(1, read_torchvision, ()),
+        lambda: session.run_function(1, read_torchvision),
         "torchvision",
         lambda versions: Finding("torchvision", "ok", versions[0]),
         advice="install torch and torchvision together, from one index",
     )
     advice = "see that the loopback interface is up: ip link set lo up"
     yield finding_of_ranks(
-        lambda: session.run_function(2, sum_over_ranks, ()), "gloo", sum_finding, advice=advice
+        lambda: session.run_function(2, sum_over_ranks), "gloo", sum_finding, advice=advice
     )
     if num_gpus:
         on_gpus = Session(_POLICY._replace(device="cuda", timeout_s=_WAKING_S), say=print)
         yield finding_of_ranks(
-            lambda: on_gpus.run_function(num_gpus, sum_over_ranks, ()),
+            lambda: on_gpus.run_function(num_gpus, sum_over_ranks),
             "NCCL",
             lambda sums: sum_finding(sums, "NCCL"),
             advice="see what NCCL says with NCCL_DEBUG=INFO",
