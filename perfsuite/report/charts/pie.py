@@ -24,14 +24,12 @@ _STYLE: dict[Any, Any] = {"svg.fonttype": "none", "svg.hashsalt": "perfsuite", "
 def draw_pie(profile: Profile, file_format: Format) -> bytes:
     """Return the chart as a file; the same profile gives the same bytes."""
     # Imported here, as no other report needs it; pyplot would keep figures and look for a screen.
-    import matplotlib
+    import matplotlib.style
     from matplotlib.figure import Figure
 
     rows = profile.stages_s.as_rows()
     output = io.BytesIO()
-    with matplotlib.rc_context():
-        matplotlib.rcdefaults()
-        matplotlib.rcParams.update(_STYLE)
+    with matplotlib.style.context(_STYLE, after_reset=True):
         figure = Figure(figsize=(6.4, 3.6))
         axes = figure.add_subplot()
         wedges, *_ = axes.pie(
