@@ -137,6 +137,11 @@ class RunHead:
         """Seconds of each probe, None where none was run."""
         return None if self.stamp is None else self.stamp.probe_s
 
+    @property
+    def shard(self) -> ShardStamp | None:
+        """The part of a session that it is, None for a whole one."""
+        return None if self.stamp is None else self.stamp.shard
+
 
 class StoredCell(msgspec.Struct, frozen=True, kw_only=True):
     """One benchmark of a stored run, with the part of its record that comparisons use."""
@@ -166,8 +171,7 @@ class StoredRun(RunHead):
     @property
     def part(self) -> Fraction:
         """What it is of a session: a quarter where it is one of four shards."""
-        shard = self.stamp.shard if self.stamp else None
-        return Fraction(1, shard.num_shards if shard else 1)
+        return Fraction(1, self.shard.num_shards if self.shard else 1)
 
 
 def _or_unusable(read: Callable[[AnyPath], _T]) -> Callable[[AnyPath], _T | Unusable]:

@@ -10,7 +10,6 @@ import msgspec
 from perfsuite.errors import RecipeError, SettingError
 from perfsuite.records.cell import CellRecord, decode_lines
 from perfsuite.records.run_file import Benchmark, RunHead, Unusable, invalid_record, read_file
-from perfsuite.records.shard import ShardStamp
 from perfsuite.records.verdict import Verdict, VerdictWord
 from perfsuite.report.rows import HistoryPoint, Row, recipe_of, skipped_lines
 from perfsuite.system.environment import MOST_SHOWN
@@ -34,11 +33,6 @@ class Run(RunHead):
     parts: tuple["Run", ...] = ()  # the shards
     gaps: tuple[str, ...] = ()  # a line for each that keeps it from being a whole session
     remarks: tuple[str, ...] = ()  # lines on what its verdicts rest on
-
-    @property
-    def shard(self) -> ShardStamp | None:
-        """The part of a session that it is, None for a whole one."""
-        return None if self.stamp is None else self.stamp.shard
 
     @property
     def unjudged(self) -> tuple[str, ...]:
