@@ -19,10 +19,10 @@ _SHARD = re.compile(r"([1-9][0-9]{0,8})/([1-9][0-9]{0,8})")
 
 
 class Shard(NamedTuple):
-    """One of the parts of a session, `number` counted from 1."""
+    """One of the parts of a session, `number` counted from 1; by default the whole."""
 
-    number: int
-    num_shards: int
+    number: int = 1
+    num_shards: int = 1
 
     @property
     def is_whole(self) -> bool:

@@ -148,7 +148,7 @@ def resolve(
         results=config.rootpath / value["report"],
         checks_numerics=value["numerics"] == "on",
         # The launches of a gate collect all cells, and the gate says which of them to run.
-        shard=value["shard"] if turns is None else Shard(number=1, num_shards=1),
+        shard=value["shard"] if turns is None else Shard(),
         durations=value["durations"],
         is_gate=value["gate"] == "on",
         gate=_gate_request(config, value, environ, given_environ),

@@ -55,7 +55,7 @@ class MeasuredSession:
         self._torchrun: TorchrunSession | None = None
         # A gate hears of an arm's cells, and to describe the machine takes an arm a second.
         self._writes = choices.policy.turns is None
-        self._sharding = sharding.UNCUT
+        self._sharding = sharding.Sharding()
         self._foreign_markers: str | None = None
         self._failed_by_verdict: set[str] = set()
         self._session: Session | None = None

@@ -22,9 +22,9 @@ from perfsuite.units import counted, format_seconds
 class Sharding(NamedTuple):
     """Which of a session's cells are its own, by node id; of a whole session it says no more."""
 
-    shard: Shard
-    cells: frozenset[str]
-    others: frozenset[str]  # those of the other shards
+    shard: Shard = Shard()
+    cells: frozenset[str] = frozenset()
+    others: frozenset[str] = frozenset()  # those of the other shards
     stamp: ShardStamp | None = None  # in the session's files
     described: str | None = None  # one line for people
 
@@ -51,7 +51,6 @@ class Sharding(NamedTuple):
 
 # Options that let pytest choose tests by the runner's own cache.
 _CHOSEN_BY_CACHE = {"lf": "--last-failed", "stepwise": "--stepwise"}
-UNCUT = Sharding(shard=Shard(number=1, num_shards=1), cells=frozenset(), others=frozenset())
 
 
 def refuse_own_choices(shard: Shard, options: Mapping[str, object]) -> None:
@@ -73,7 +72,7 @@ def durations_place(config: pytest.Config, named: str | None) -> AnyPath | None:
 def cut(config: pytest.Config, names: Sequence[str], shard: Shard, named: str | None) -> Sharding:
     """Return which of the cells, by node id, are this shard's, by durations in a place if named."""
     if shard.is_whole:
-        return Sharding(shard=shard, cells=frozenset(names), others=frozenset())
+        return Sharding(shard=shard, cells=frozenset(names))
     place = durations_place(config, named)
     source = _describe_place(place, config.rootpath)
     # Shards that end early store their runs while others have not begun.
