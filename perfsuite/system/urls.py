@@ -72,11 +72,6 @@ class RemotePath:
         return self.key.rpartition("/")[2]
 
     @property
-    def stem(self) -> str:
-        """The last part without its suffix."""
-        return self.name.rpartition(".")[0] or self.name
-
-    @property
     def parent(self) -> "RemotePath":
         """The folder."""
         return RemotePath(self.protocol, self.key.rpartition("/")[0])

@@ -130,11 +130,7 @@ def test_what_a_name_would_do_to_a_terminal_is_shown_instead() -> None:
 def test_a_path_has_the_parts_of_one() -> None:
     path = at("bucket/runs") / "machine" / "0001_run.json"
 
-    assert (path.name, path.stem, str(path.parent)) == (
-        "0001_run.json",
-        "0001_run",
-        "memory://bucket/runs/machine",
-    )
+    assert (path.name, str(path.parent)) == ("0001_run.json", "memory://bucket/runs/machine")
 
 
 def test_a_file_is_created_read_and_removed() -> None:

@@ -40,7 +40,7 @@ def log_to_tensorboard(runs: Sequence[Run], folder: Path) -> None:
 
     for run, row in _measured(runs):
         wall_time_s = run.saved_at.timestamp()
-        of_run = file_name(f"{run.saved_at.isoformat()} {run.path.stem}")
+        of_run = file_name(f"{run.saved_at.isoformat()} {Path(run.path.name).stem}")
         path = folder / of_run / file_name(row.name)
         with files.explained(f"write {path}"):
             writer = writers.EventFileWriter(str(path))
@@ -59,7 +59,7 @@ def log_to_wandb(runs: Sequence[Run], report: Report) -> None:
     advice = "log in with 'wandb login', or set WANDB_MODE=offline"
     with _explained("--wandb", wandb.errors.Error, advice):
         for run, row in _measured(runs):
-            _log_cell(wandb, row, f"{run.path.stem} {run.when}")
+            _log_cell(wandb, row, f"{Path(run.path.name).stem} {run.when}")
         with (
             tempfile.TemporaryDirectory() as folder,
             wandb.init(project=_PROJECT, job_type="report", name="report") as tracked,
