@@ -2,7 +2,7 @@
 
 import math
 from contextlib import closing
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 import typer
@@ -10,7 +10,7 @@ import typer
 from perfsuite.cli import options
 from perfsuite.cli.output import JsonFile, pick, say, write_json
 from perfsuite.errors import SettingError
-from perfsuite.experiments.compare import Comparison, ComparisonRequest, check_numerics, compare
+from perfsuite.experiments.compare import ComparisonRequest, check_numerics, compare
 from perfsuite.experiments.interleave import Bench, Cell
 from perfsuite.gate.judge.trial import Budget
 from perfsuite.records.recipe import describe_recipe, parse_recipe
@@ -60,22 +60,20 @@ def compare_recipes(
     sentence = comparison_sentence(comparison.word, comparison.ratio, comparison.interval)
     typer.echo(sentence)
     typer.echo(f"{counted(len(comparison.raw), 'pair')} in {comparison.wall_s:.0f} s, seed {seed}")
-    figures = _figures(request, comparison) | {"sentence": sentence, "numerics": numerics}
-    write_json(json_file, **figures, seed=seed)
-
-
-def _figures(request: ComparisonRequest, comparison: Comparison) -> dict[str, Any]:
-    """What the JSON says of the pairs; `ratio` and `raw` are of seconds per sample."""
-    return {
-        "workload": request.a.workload,
-        "a": request.a.recipe.as_dict(),
-        "b": request.b.recipe.as_dict(),
+    write_json(
+        json_file,
+        workload=workload,
+        a=request.a.recipe.as_dict(),
+        b=request.b.recipe.as_dict(),
+        # The ratio and the raw pairs are of seconds per sample.
         **pick(comparison, "word ratio raw wall_s step_times_s samples", samples="num_samples"),
-        "interval": comparison.interval if math.isfinite(comparison.interval[1]) else None,
-        "pairs": len(comparison.raw),
+        interval=comparison.interval if math.isfinite(comparison.interval[1]) else None,
+        pairs=len(comparison.raw),
         **pick(request, "tolerance limit"),
-        **{
-            part: {name: getattr(record, part) for name, record in comparison.records.items()}
-            for part in ("stages_s", "memory", "counts")
-        },
-    }
+        stages_s={name: record.stages_s for name, record in records.items()},
+        memory={name: record.memory for name, record in records.items()},
+        counts={name: record.counts for name, record in records.items()},
+        sentence=sentence,
+        numerics=numerics,
+        seed=seed,
+    )
