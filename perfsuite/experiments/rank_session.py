@@ -80,7 +80,7 @@ class Session:
         self._num_rounds, self._round_s = num_rounds, round_s
         self._sweep_once = functools.cache(sweep_stale_folders)
         self.environments: dict[str, Environment] = {}  # of its ranks, by fingerprint
-        self._reports: dict[tuple[object, ...], EquivalenceReport] = {}
+        self._verify_once = functools.cache(self.verify)
 
     @property
     def hardware(self) -> Hardware:
@@ -149,10 +149,7 @@ class Session:
 
     def require_equivalence(self, workload: str | Workload, recipe: Recipe) -> EquivalenceReport:
         """Return `verify`'s report, one for all loaders; raises EquivalenceError on a mismatch."""
-        recipe = results.without_loader(recipe)
-        if (key := (workload, *recipe.as_dict().values())) not in self._reports:
-            self._reports[key] = self.verify(workload, recipe)
-        report = self._reports[key]
+        report = self._verify_once(workload, results.without_loader(recipe))
         if report.status == "mismatch":
             raise EquivalenceError(f"not timed, because its numerics check fails: {report}")
         return report

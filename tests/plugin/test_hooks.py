@@ -485,16 +485,16 @@ def test_numerics_are_checked_once_for_all_numbers_of_loader_workers(
     from perfsuite.experiments.rank_session import Session
 
     checked = []
-    verify = Session.verify
+    verify = Session._verify
     workload = make()
 
     @pytest.mark.parametrize("num_workers", [0, 1])
     def test_cell(train_benchmark, monkeypatch, num_workers):
-        def counting(self, workload, recipe, **options):
+        def counting(self, workload, recipe, num_steps):
             checked.append(recipe)
-            return verify(self, workload, recipe, **options)
+            return verify(self, workload, recipe, num_steps)
 
-        monkeypatch.setattr(Session, "verify", counting)
+        monkeypatch.setattr(Session, "_verify", counting)
         recipe = Recipe(num_workers=num_workers)
         train_benchmark(workload, recipe, rounds=1, iterations=1)
         assert checked == [Recipe()]
