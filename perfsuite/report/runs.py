@@ -178,8 +178,7 @@ def with_reasons(run: Run) -> Run:
         return run
     notes = {name: it.reason and printable(it.reason.split("\n")[0]) for name, it in lines.items()}
     rows = tuple(replace(row, note=notes.get(row.name, row.note)) for row in run.rows)
+    failed = (name for name, it in lines.items() if it.outcome == "failed" and not it.perfsuite)
     missing = [*skipped_lines(lines.values())]
-    for name, line in lines.items():
-        if line.outcome == "failed" and line.perfsuite is None:
-            missing.append(f"FAILED {name}: {notes[name] or 'no reason is known'}")
+    missing += [f"FAILED {name}: {notes[name] or 'no reason is known'}" for name in failed]
     return replace(run, rows=rows, missing=tuple(map(printable, missing)))
