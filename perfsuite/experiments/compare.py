@@ -5,10 +5,9 @@ The rule is one-sided, so "the same" is proven from both sides, on the same pair
 (Schuirmann 1987, the two one-sided tests procedure).
 """
 
-import dataclasses
 import json
 import statistics
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -89,7 +88,7 @@ def compare(bench: Bench, request: ComparisonRequest) -> Comparison:
         pairs, bounds = request.budget.max_pairs, (request.tolerance, request.limit)
         rule = Rule(tolerance=bounds[0], limit=bounds[1], num_cells=1, max_pairs=pairs)
         reverse = [
-            dataclasses.replace(one, log_ratio=-one.log_ratio, mean_log_ratio=-one.mean_log_ratio)
+            replace(one, log_ratio=-one.log_ratio, mean_log_ratio=-one.mean_log_ratio)
             for one in trial.pairs
         ]
         backward = decide(reverse, rule)

@@ -5,10 +5,9 @@ import re
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import psutil
 import pynvml
@@ -20,8 +19,7 @@ _AFFINITY_WORDS = 128
 _DEVICES = Path("/dev/nvidiactl")
 
 
-@dataclass(frozen=True, kw_only=True)
-class GpuFacts:
+class GpuFacts(NamedTuple):
     """One GPU, or one MIG instance of a GPU; None where it lacks or hides a thing."""
 
     name: str

@@ -1,9 +1,8 @@
 """What a claim is, and what its experiment comes to."""
 
-import dataclasses
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
 from perfsuite.experiments.interleave import Bench
@@ -26,7 +25,7 @@ class ClaimFinding:
     def on(self, workload: str) -> "ClaimFinding":
         """Return the finding with the workload that it rests on."""
         figures, reason = {"workload": workload, **self.figures}, f"on {workload} {self.reason}"
-        return dataclasses.replace(self, figures=figures, reason=reason)
+        return replace(self, figures=figures, reason=reason)
 
 
 class Claim(NamedTuple):

@@ -4,14 +4,13 @@ Each line is a JSON object with a "kind"; decision 0009 lists them.
 """
 
 import contextlib
-import dataclasses
 import json
 import selectors
 import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -190,7 +189,7 @@ class Server:
         # The arm waits meanwhile, so its processes live.
         loaded = self.launches[arm].loaded = self._logs[arm].read()
         run = msgspec.convert(self._noticed[arm] | message, CellRun)
-        self.launches[arm].cells[message["cell"]] = dataclasses.replace(
+        self.launches[arm].cells[message["cell"]] = replace(
             run,
             alternated_s=0.0 if self._agreed_s is None else self._ended_s - self._agreed_s,
             loaded=loaded,

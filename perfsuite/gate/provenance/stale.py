@@ -39,11 +39,8 @@ def find_stale(head: Path, base: Path, loaded: Iterable[Path]) -> str | None:
     if not changed:
         return None
     source, at_ns = max(changed.items(), key=lambda one: one[1])
-    others = {
-        *kept_files(head),
-        *(one for path in compiled for one in (head / path).parent.iterdir()),
-    }
-    if any((_compiled_ns(one) or 0) > at_ns for one in others):
+    beside = (one for path in compiled for one in (head / path).parent.iterdir())
+    if any((_compiled_ns(one) or 0) > at_ns for one in {*kept_files(head), *beside}):
         return None
     return (
         f"the head arm ran with {newest}, which git does not track, and nothing was compiled since "

@@ -5,10 +5,9 @@ import os
 import re
 import shlex
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -38,8 +37,7 @@ from perfsuite.units import option_bounds, parse_ratio, parse_seconds
 _OURS = ("-o", "perf_gate=on")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Choices:
+class Choices(NamedTuple):
     """Everything that the options say."""
 
     policy: GroupPolicy  # its device may be "auto"

@@ -232,8 +232,7 @@ class MeasuredSession:
         else:
             if not hasattr(report, "wasxfail"):  # pytest counts no such test
                 self._failed_by_verdict.add(item.nodeid)
-            report.outcome = "failed"
-            report.longrepr = text
+            report.outcome, report.longrepr = "failed", text
 
     def _keep(self, line: CellLine) -> None:
         is_first = not self._lines and not self.finished

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -85,7 +85,7 @@ class Proof:
 
     def plant_buffers(self, step: Step, expected: Tensors, limit: Limit) -> None:
         """Give the check a step's buffers before the pass in place of those that it leaves."""
-        kept = replace(step, buffers=step.before.buffers)
+        kept = step._replace(buffers=step.before.buffers)
         self.plant_at_step(_KEPT_BUFFERS, judge_buffers(kept, expected, 1, limit))
 
     def conclude(self, recipe: Recipe) -> EquivalenceRow:

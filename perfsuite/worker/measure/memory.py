@@ -4,10 +4,9 @@ On a CPU torch counts no memory, so the bytes of all live storages are followed 
 temporary memory inside kernels is not seen there.
 """
 
-import contextlib
 import gc
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from typing import Any, TypeVar
 from weakref import WeakValueDictionary
 
@@ -64,7 +63,7 @@ def _live_bytes() -> int:
         if issubclass(type(one), Tensor):
             # A sparse, fake or lazy one has no storage, and a class of the user's may refuse.
             refusals = RuntimeError, ValueError, TypeError, AttributeError
-            with contextlib.suppress(*refusals), torch._C.DisableTorchFunctionSubclass():
+            with suppress(*refusals), torch._C.DisableTorchFunctionSubclass():
                 storage = one.untyped_storage()
                 # Scalars are losses. Batches of a loader, shared or pinned, come as they come.
                 is_batch = one.device.type == "cpu" and (storage.is_shared() or one.is_pinned())

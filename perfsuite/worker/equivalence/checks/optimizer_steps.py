@@ -8,7 +8,6 @@ gradients that are right at every step this proves the whole run by induction.
 import itertools
 import math
 from collections.abc import Iterator
-from dataclasses import replace
 
 import torch
 from torch import nn
@@ -69,7 +68,7 @@ def _without_fillings(case: Case, step: Step) -> Step:
     reference.load(step.before)
     filled = zeros - reference.run([*itertools.chain(*step.shards)]).gradients.keys()
     kept = {name: one for name, one in step.gradients.items() if name not in filled}
-    return replace(step, gradients=kept)
+    return step._replace(gradients=kept)
 
 
 def _judge_start(case: Case, start: Weights) -> Iterator[Discrepancy]:

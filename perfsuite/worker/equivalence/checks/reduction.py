@@ -5,7 +5,6 @@ the ranks reduce in. So T0 proves the collective, the buckets, the hooks and the
 nothing else: a low precision or a BatchNorm is the same on both sides.
 """
 
-import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
@@ -163,7 +162,7 @@ def _bugs(
     if recipe.grad_accumulation_steps > 1:
         for which, kept in (("first", slice(1, None)), ("last", slice(None, -1))):
             shards = [micro_batches[kept] for micro_batches in step.shards]
-            passes = _run_shards(reference, dataclasses.replace(step, shards=shards), recipe)
+            passes = _run_shards(reference, step._replace(shards=shards), recipe)
             lost = averaging.average([one.gradients for one in passes], recipe.comm_hook)
             yield planted_bugs.lost_micro_batch(lost, which)
     yield planted_bugs.wrong_scale(expected, recipe.plan.world_size)

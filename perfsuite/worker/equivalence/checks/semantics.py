@@ -50,7 +50,7 @@ def check_semantics(case: Case) -> Proof | EquivalenceRow:
         if recipe.comm_hook != "none":
             uncompressed = average([*itertools.chain(*_parts(references.plain, step))], "none")
             losses.append(comparison.measure_errors(step.gradients, uncompressed).total)
-            step = replace(step, gradients=uncompressed)
+            step = step._replace(gradients=uncompressed)
         try:
             expected, evidence = _judge(references, step, number)
         except IncomparableError as error:
