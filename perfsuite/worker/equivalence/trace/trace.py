@@ -125,8 +125,7 @@ class RankTrace(_Run):
     batches: list[Any] = field(default_factory=list)  # also those of skipped steps
 
 
-@dataclass(frozen=True, kw_only=True)
-class Step:
+class Step(NamedTuple):
     """One optimizer step over all ranks."""
 
     shards: list[list[MicroBatch]]
@@ -242,7 +241,7 @@ def _join_micro_batches(
                 Discrepancy("random draw", index + 1, math.inf, 0.0, _ALL_RANKS, operator, rank)
                 for rank, operator in differing.items()
             ]
-            joined = replace(joined, draws=chunks)
+            joined = joined._replace(draws=chunks)
         yield joined
 
 

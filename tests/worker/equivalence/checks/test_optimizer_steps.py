@@ -188,7 +188,7 @@ def test_a_run_that_starts_from_other_weights_is_seen() -> None:
 
 def with_step(trace: Trace, index: int, **fields: Any) -> Trace:
     steps: list[Step] = [*trace.steps]
-    steps[index] = dataclasses.replace(steps[index], **fields)
+    steps[index] = steps[index]._replace(**fields)
     return dataclasses.replace(trace, steps=steps)
 
 

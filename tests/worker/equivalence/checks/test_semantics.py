@@ -33,7 +33,7 @@ def test_a_later_step_that_cannot_be_compared_excuses_no_earlier_mismatch(
     trainer = build_trainer(workload, RECIPE, device=device, seed=0)
     batches = iter(torch.utils.data.DataLoader(points(64), batch_size=8))
     trace = join_traces([record_run(trainer, batches, num_steps=2, on_step=lambda: None)])
-    first = dataclasses.replace(trace.steps[0], gradients=scaled(trace.steps[0].gradients, factor))
+    first = trace.steps[0]._replace(gradients=scaled(trace.steps[0].gradients, factor))
     trace = dataclasses.replace(trace, steps=[first, trace.steps[1]])
 
     def judge_first(references: Any, step: Any, number: int) -> Any:
