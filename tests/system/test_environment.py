@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import subprocess
 import sys
 from importlib.metadata import version
@@ -49,9 +48,7 @@ def test_a_host_names_what_a_session_runs_on(monkeypatch: pytest.MonkeyPatch) ->
 def test_clocks_that_somebody_has_set_make_another_environment(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    slow = dataclasses.replace(
-        A100, clock_mhz=900, has_ecc=True, pcie=(4, 16), num_nvlinks=12, vbios="92.00"
-    )
+    slow = A100._replace(clock_mhz=900, has_ecc=True, pcie=(4, 16), num_nvlinks=12, vbios="92.00")
     monkeypatch.setattr(environment, "visible_gpus", lambda environ: [slow])
 
     found = describe_host({}, 4).accelerators

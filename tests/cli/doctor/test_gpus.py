@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -101,7 +100,7 @@ def test_other_processes_throttling_and_no_persistence_are_warnings() -> None:
 def test_what_slows_a_gpu_for_good_is_a_warning(
     changed: dict[str, Any], text: str, advice: str
 ) -> None:
-    gpu = dataclasses.replace(H100, pcie=(5, 8))
+    gpu = H100._replace(pcie=(5, 8))
     state = QUIET._replace(**changed)
 
     assert gpu_finding("GPU 0", gpu, state) == Finding(
@@ -162,7 +161,7 @@ def test_each_gpu_gets_a_finding_after_the_driver() -> None:
 def test_gpus_that_do_not_reach_each_other_are_a_warning(
     monkeypatch: pytest.MonkeyPatch, num_gpus: int, blocked: set[tuple[str, str]], found: list[str]
 ) -> None:
-    gpus = [dataclasses.replace(H100, uuid=f"GPU-{index}") for index in range(num_gpus)]
+    gpus = [H100._replace(uuid=f"GPU-{index}") for index in range(num_gpus)]
     monkeypatch.setattr("perfsuite.system.gpus.visible_gpus", lambda: gpus)
 
     def status(one: str, other: str, kind: int) -> int:

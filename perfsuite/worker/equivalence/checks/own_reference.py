@@ -363,7 +363,8 @@ def _find_cause(
         return f"no optimizer steps {names}: is one not called, or built before the model had them?"
     one = steps[found.step - 1]
     unlike = [*map(repr, sorted(one.step.gradients.keys() ^ one.truth.gradients.keys()))]
-    if one.is_of_one_side or any(" (update " in name for name in unlike):
+    is_left_out = found.what == "update" and one.is_of_one_side
+    if is_left_out or any(" (update " in name for name in unlike):
         return f"ranks and reference do not step equally often: one side alone has {listed(unlike)}"
     if found.what == "update" and unlike:
         return f"{FILLED} ({listed(unlike)})"
