@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import re
 import tempfile
@@ -74,7 +73,7 @@ def gloo_shared_gpu(figures: Any) -> None:
     session = open_session(figures.device)
     if figures.device.is_real:
         # Ranks that see one GPU share it, through gloo; a user's cell would not be exercised.
-        hardware = dataclasses.replace(session.hardware, num_gpus=2)
+        hardware = session.hardware._replace(num_gpus=2)
         session._launcher = LocalLauncher(hardware, session._lock)
     for mode in ("ddp:2", "zero1:2", "horovod-like:2", "fsdp:2", "tp:2", "pp:2", "mp:2"):
         recipe = Recipe(parallel=mode)
