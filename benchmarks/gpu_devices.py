@@ -127,7 +127,8 @@ class StandIn:
         allocator.is_accelerator = lambda _: True
         allocator.synchronize = lambda _: self.synchronize()
         allocator.memory_stats = lambda _: self._read_allocator()
-        allocator.reset_peak = lambda _: self._reset_peak()
+        on_cpu: Any = torch.cpu
+        on_cpu.reset_peak_memory_stats = lambda _: self._reset_peak()
 
     def _make_stages(self, kind: type[StageClock], _: object, *, on_enter: Any) -> StageClock:
         return kind(
