@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import tempfile
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -68,3 +69,11 @@ def is_alive(process_id: int) -> bool:
     with contextlib.suppress(psutil.NoSuchProcess):
         return psutil.Process(process_id).status() != psutil.STATUS_ZOMBIE
     return False
+
+
+def has_ended(process_id: int) -> bool:
+    """Whether a process that was sent SIGKILL ends, which takes the kernel a moment."""
+    deadline_s = time.monotonic() + 10
+    while is_alive(process_id) and time.monotonic() < deadline_s:
+        time.sleep(0.01)
+    return not is_alive(process_id)

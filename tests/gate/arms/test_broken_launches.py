@@ -14,7 +14,7 @@ from types import SimpleNamespace
 
 import psutil
 import pytest
-from tiny_suites import is_alive, make_arms, outcomes, pair
+from tiny_suites import has_ended, make_arms, outcomes, pair
 
 from perfsuite.gate.arms import launch as launches_module
 from perfsuite.gate.arms.arm import Arm
@@ -90,7 +90,7 @@ def test_hangs(benchmark):
             "no progress for 2 s, also without the other arm" if is_apart else "no progress for 2 s"
         )
         assert launch.cells == {}
-        assert not is_alive(int((launch.arm.tree / "pid").read_text()))
+        assert has_ended(int((launch.arm.tree / "pid").read_text()))
 
 
 def test_an_arm_that_stops_its_session_does_not_keep_the_other_waiting(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny_suites import is_alive, make_arms, outcomes, pair
+from tiny_suites import has_ended, make_arms, outcomes, pair
 
 from perfsuite.errors import WriteError
 from perfsuite.gate.arms import launch as launch_module
@@ -341,8 +341,8 @@ def test_nothing_that_an_arm_started_or_wrote_outside_its_tests_stays(
 ) -> None:
     for name, launch in whole.items():
         found = read(launch, "surroundings.json")
-        assert not is_alive(found["child"])
-        assert not is_alive(found["group"])
+        assert has_ended(found["child"])
+        assert has_ended(found["group"])
         assert not Path(found["temporary"]).exists()
         assert {path.name for path in (folder / name).iterdir()} == {
             *("test_cells.py", "pytest.ini", "intervals.json", "surroundings.json", "iterations"),

@@ -10,7 +10,7 @@ import venv
 from pathlib import Path
 
 import pytest
-from tiny_suites import is_alive, make_arms, pair
+from tiny_suites import has_ended, make_arms, pair
 
 from perfsuite.gate.arms.loaded import Loaded, LoadLogReader
 
@@ -233,7 +233,7 @@ def test_a_daemon_serves_no_later_launch_and_is_said(tmp_path: Path) -> None:
     assert [launch.failure for launch in launches.values()] == [None, None]
     assert [launch.leaves_daemon for launch in launches.values()] == [True, False]
     for arm in arms:
-        assert not is_alive(int((arm.tree / "daemon").read_text()))
+        assert has_ended(int((arm.tree / "daemon").read_text()))
 
 
 def test_an_arm_that_cannot_log_what_it_loads_is_ended(tmp_path: Path) -> None:
