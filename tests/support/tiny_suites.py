@@ -65,15 +65,13 @@ def outcomes(launch: Launch) -> dict[str, str]:
     return {name.partition("::")[2]: run.outcome for name, run in launch.cells.items()}
 
 
-def is_alive(process_id: int) -> bool:
-    with contextlib.suppress(psutil.NoSuchProcess):
-        return psutil.Process(process_id).status() != psutil.STATUS_ZOMBIE
-    return False
-
-
 def has_ended(process_id: int) -> bool:
     """Whether a process that was sent SIGKILL ends, which takes the kernel a moment."""
     deadline_s = time.monotonic() + 10
-    while is_alive(process_id) and time.monotonic() < deadline_s:
-        time.sleep(0.01)
-    return not is_alive(process_id)
+    with contextlib.suppress(psutil.NoSuchProcess):
+        process = psutil.Process(process_id)
+        while process.status() != psutil.STATUS_ZOMBIE:
+            if time.monotonic() > deadline_s:
+                return False
+            time.sleep(0.01)
+    return True

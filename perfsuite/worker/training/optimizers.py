@@ -2,7 +2,6 @@
 
 import functools
 import inspect
-import traceback
 from typing import Any
 
 import torch
@@ -25,9 +24,11 @@ def is_within_another(optimizer: Optimizer) -> bool:
     """Return whether a step that ends now is a part of another of its optimizer: super().step()."""
     kind: Any = type(optimizer)
     # Frames take long to look at, within the step.
-    frames = traceback.walk_stack(inspect.currentframe()) if _has_more_steps(kind) else ()
-    steps = (frame.f_locals["self"] for frame, _ in frames if frame.f_code is _AROUND_STEP)
-    return sum(one is optimizer for one in steps) > 1
+    num_steps, frame = 0, inspect.currentframe() if _has_more_steps(kind) else None
+    while frame is not None:
+        num_steps += frame.f_code is _AROUND_STEP and frame.f_locals["self"] is optimizer
+        frame = frame.f_back
+    return num_steps > 1
 
 
 @functools.cache
