@@ -40,9 +40,11 @@ _LONGEST = {
 # Fixtures that start ranks, or a pytest session.
 _STARTERS = {"pytester", "rank_group", "check_equivalence", "train_on_ranks", "nothing_left"}
 
-# A session that a test starts is no worker of xdist and no step of a workflow; this one may be.
-for name in [name for name in os.environ if name.startswith(("PYTEST_XDIST_", "GITHUB_"))]:
-    del os.environ[name]
+# A session that a test starts is no worker of xdist and no step of a workflow; this one may be. On
+# CI, pytest repeats the whole message of a failure in its summary.
+for name in list(os.environ):
+    if name.startswith(("PYTEST_XDIST_", "GITHUB_")) or name in ("CI", "BUILD_NUMBER"):
+        del os.environ[name]
 
 # No test asserts a duration, those of Hypothesis included. The same examples are tried each time,
 # so that no merge is stopped by chance; HYPOTHESIS_PROFILE=night tries many others.
