@@ -18,7 +18,7 @@ from perfsuite.gate.arms.launched import collected, load_log, turn_clock
 from perfsuite.system import background
 from perfsuite.system.environment import PID_NAMESPACE
 from perfsuite.system.files import explained
-from perfsuite.system.signals import start_apart
+from perfsuite.system.signals import start_apart, uninterrupted
 from perfsuite.units import format_bytes
 
 _PLUGIN_NAME = "perfsuite_arm"
@@ -161,7 +161,8 @@ def _process(launch: Launch, plan: PairPlan, scratch: Path) -> Iterator[subproce
     process = start_apart(command, folder=folder, variables=environment, output=log)
     try:
         yield process
-    finally:
         with contextlib.suppress(subprocess.TimeoutExpired):  # it may be finishing
             process.wait(_GRACE_S)
-        launch.leaves_daemon = background.end_all(process, f"{background.LOG}={log_of_files}")
+    finally:
+        with uninterrupted():
+            launch.leaves_daemon = background.end_all(process, f"{background.LOG}={log_of_files}")

@@ -248,6 +248,30 @@ def test_long(benchmark):
     assert len(running) == 6
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_no_arm_that_is_ending_outlives_a_pair_that_a_signal_ends(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    suite = """
+import atexit, os, pathlib, time
+def test_quick(benchmark): benchmark.pedantic(int, rounds=2)
+@atexit.register
+def end():
+    pathlib.Path("writing").write_text(str(os.getpid()))
+    pathlib.Path("writing").rename("pids")
+    time.sleep(600)
+"""
+    arms = make_arms(tmp_path, suite)
+    with start_gate(arms, listing=tmp_path / "left") as gate:
+        pids = {pid for arm in arms for pid in wait_for_numbers(arm.tree / "pids", gate)}
+        gate.send_signal(number)
+        gate.wait()
+
+    left = {int(pid) for pid in (tmp_path / "left").read_text().split()}
+    assert len(pids) == 2
+    assert not pids & left
+
+
 def test_a_build_does_not_outlive_a_gate_that_is_killed(tmp_path: Path) -> None:
     script = f"""
 import os, sys
@@ -289,17 +313,27 @@ def test_a_build_ends_with_its_shell_and_what_it_left_behind_is_ended(tmp_path: 
     assert not (tmp_path / "later").exists()
 
 
-def start_gate(arms: Sequence[Arm]) -> contextlib.AbstractContextManager[subprocess.Popen[bytes]]:
-    """A process that runs a pair, as a gate would."""
+def start_gate(
+    arms: Sequence[Arm], *, listing: Path | None = None
+) -> contextlib.AbstractContextManager[subprocess.Popen[bytes]]:
+    """A process that runs a pair, as a gate would, and then lists the processes that live."""
     return start(f"""
 import tempfile
+import psutil
 from pathlib import Path, PosixPath
 from perfsuite.gate.arms.arm import Arm, PairPlan
 from perfsuite.gate.arms.launch import run_pair
 arms = {[*arms]!r}
+from perfsuite.system.signals import ends_on_signals
 plan = PairPlan(number=1, first="base", hash_seed=1, core=0, timeout_s=60)
-with tempfile.TemporaryDirectory() as scratch:
-    run_pair(arms, plan, scratch=Path(scratch))
+try:
+    with ends_on_signals(), tempfile.TemporaryDirectory() as scratch:
+        run_pair(arms, plan, scratch=Path(scratch))
+finally:
+    listing = {listing!r}
+    if listing:
+        living = [one for one in psutil.process_iter() if one.status() != psutil.STATUS_ZOMBIE]
+        listing.write_text(" ".join(str(one.pid) for one in living))
 """)
 
 
