@@ -137,7 +137,8 @@ def explain_ranks(failures: Sequence[Discrepancy], plan: ParallelPlan) -> str | 
     ranks = f"the ranks along axis {axes[0].name!r}"
     if first == 0:
         return f"{ranks} start from other weights: make a parameter that is split a DTensor"
-    return f"{ranks} do not have the same {what}: is a reduction over it forgotten?"
+    asked = "is a reduction over it forgotten, or not waited for?"
+    return f"{ranks} do not have the same {what}: {asked}"
 
 
 def axis_bugs(plan: ParallelPlan, shares: Sequence[Tensors], expected: Tensors) -> Iterator[Bug]:

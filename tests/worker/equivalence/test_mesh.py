@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
@@ -211,7 +213,7 @@ def use_one_shard(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
     return model
 
 
-FORGOTTEN = "is a reduction over it forgotten?"
+FORGOTTEN = "is a reduction over it forgotten, or not waited for?"
 
 
 @pytest.mark.parametrize(
@@ -269,6 +271,64 @@ def test_a_wrong_parallelisation_is_a_mismatch_that_names_the_axis(
     workload = perceptron_workload(parallelize=parallelize)
 
     expect_mismatch(workload, Recipe(parallel=FSDP_TP), "T1", where, cause)
+
+
+def forget_to_wait(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
+    """The second rank comes late to each reduction, of which the first one takes its own part."""
+
+    def reduce(weight: Tensor) -> None:
+        time.sleep(0.05 * mesh.get_local_rank())
+        total = weight.grad / mesh.size()
+        dist.all_reduce(total, async_op=True)
+        weight.grad.copy_(total)
+
+    for parameter in model.parameters():
+        parameter.register_post_accumulate_grad_hook(reduce)
+    return model
+
+
+def forget_to_wait_in_forward(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
+    def reduce(_module: nn.Module, _args: Any, outputs: Tensor) -> Tensor:
+        time.sleep(0.05 * mesh["tp"].get_local_rank())
+        own = outputs.detach()
+        mean = own / mesh["tp"].size()
+        dist.all_reduce(mean, async_op=True, group=mesh["tp"].get_group())
+        return outputs - own + mean
+
+    model.register_forward_hook(reduce)
+    return fully_shard(model, mesh=mesh["fsdp"])
+
+
+@pytest.mark.parametrize(
+    ("parallelize", "parallel", "check", "cause"),
+    [
+        (
+            forget_to_wait,
+            "mesh:dp=2",
+            "T0",
+            f"the ranks along axis 'dp' do not have the same gradient: {FORGOTTEN}",
+        ),
+        (
+            forget_to_wait_in_forward,
+            FSDP_TP,
+            "T1",
+            f"the ranks along axis 'tp' do not have the same loss: {FORGOTTEN}",
+        ),
+    ],
+    ids=["backward", "forward"],
+)
+def test_a_collective_of_the_users_that_nobody_waits_for_is_a_mismatch(
+    expect_mismatch: Expect,
+    perceptron_workload: Build,
+    parallelize: Any,
+    parallel: str,
+    check: str,
+    cause: str,
+) -> None:
+    workload = perceptron_workload(parallelize=parallelize)
+
+    where = "the gradient of 'hidden.weight' differs at step 1"
+    expect_mismatch(workload, Recipe(parallel=parallel), check, where, cause)
 
 
 def test_parts_that_do_not_make_the_weight_are_a_mismatch(

@@ -18,7 +18,7 @@ from perfsuite.records.equivalence import EquivalenceReport
 
 Check = Callable[..., EquivalenceReport]
 
-FORGOTTEN = "is a reduction over it forgotten?"
+FORGOTTEN = "is a reduction over it forgotten, or not waited for?"
 
 
 @pytest.mark.parametrize(

@@ -111,9 +111,11 @@ class DrawMode(dispatch.StepMode):  # type: ignore[no-untyped-call]
         self.num_calls[func.name()] += 1
         if not _may_draw(func):
             result = func(*args, **kwargs)
-            dispatch.await_collective(func, result)
-            if dispatch.is_communication(func) and not in_backward():
-                self.communicating.update(filter(None, [dispatch.find_caller()]))
+            caller = dispatch.find_caller() if dispatch.is_communication(func) else None
+            if caller is None:
+                dispatch.await_collective(func, result)
+            elif not in_backward():  # whether its own collectives are waited for is the user's
+                self.communicating.add(caller)
             return result
         before = self._read_generators(args, kwargs)
         result = func(*args, **kwargs)
