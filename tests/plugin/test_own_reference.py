@@ -94,6 +94,15 @@ TRAINING = """
     def ddp():
         return build(wrap=DistributedDataParallel)
 
+    def inside(step, model):
+        return perfsuite.Step(step, torch.nn.ModuleDict({"net": model}))
+
+    def ddp_inside():
+        return build(wrap=DistributedDataParallel, keep=inside)
+
+    def single_inside():
+        return build(keep=inside)
+
     def by_hand():
         return build(reduce=mean, optimizer=torch.optim.AdamW)
 
@@ -296,6 +305,7 @@ def test_a_parallel_step_of_ones_own_is_equivalent_to_one_process(
             ("ours", "reference", "precision"),
             [
                 ("ddp", "single", "fp32"),
+                ("ddp_inside", "single_inside", "fp32"),
                 ("by_hand", "single_adam", "fp32"),
                 ("fsdp", "single", "fp32"),
                 ("amp", "single_amp", "amp-bf16"),
@@ -333,6 +343,7 @@ def test_a_parallel_step_of_ones_own_is_equivalent_to_one_process(
         )  # three to warm up, two rounds, and counted ones
     assert found == {
         "test_own[ddp-single-fp32]": ("equivalent", "T1", "5/5"),
+        "test_own[ddp_inside-single_inside-fp32]": ("equivalent", "T1", "5/5"),
         "test_own[by_hand-single_adam-fp32]": ("equivalent", "T1", "5/5"),
         "test_own[fsdp-single-fp32]": ("equivalent", "T1", "5/5"),
         "test_own[amp-single_amp-amp-bf16]": ("equivalent", "T2", "4/4"),

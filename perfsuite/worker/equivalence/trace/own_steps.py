@@ -22,16 +22,15 @@ T = TypeVar("T")
 
 # What DistributedDataParallel, torch.compile, FSDP and activation checkpointing put into the names
 # of the parameters that they wrap.
-_ROOT_WRAPPER = "module"
-_WRAPPERS = {"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"}
+_WRAPPERS = {"module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"}
 
 
 def without_wrappers(tensors: Mapping[str, T]) -> dict[str, T]:
     """Return tensors by the names that they have in the model that was wrapped."""
-    found = {}
-    for name, tensor in tensors.items():
-        parts = (part for part in name.split(".") if part not in _WRAPPERS)
-        found[".".join(itertools.dropwhile(_ROOT_WRAPPER.__eq__, parts))] = tensor
+    found = {
+        ".".join(part for part in name.split(".") if part not in _WRAPPERS): tensor
+        for name, tensor in tensors.items()
+    }
     return found if len(found) == len(tensors) else dict(tensors)
 
 

@@ -884,5 +884,7 @@ def test_a_frozen_parameter_is_compared_by_what_it_does() -> None:
 
 def test_wrappers_are_no_part_of_a_name_unless_names_would_clash() -> None:
     wrapped = {"module._orig_mod.head.weight": 1, "module._orig_mod.module.bias": 2}
+    inside = {"net.module.weight": 1, "net.module.layer._orig_mod.bias": 2}
+    assert without_wrappers(inside) == {"net.weight": 1, "net.layer.bias": 2}
     assert without_wrappers(wrapped) == {"head.weight": 1, "bias": 2}
     assert without_wrappers({"module.weight": 1, "weight": 2}) == {"module.weight": 1, "weight": 2}
