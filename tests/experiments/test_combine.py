@@ -227,25 +227,23 @@ def test_the_controllers_part_of_measuring_imports_no_torch():
 
 
 @pytest.mark.parametrize(
-    ("compiles", "compile_s", "status"),
-    [
-        (False, None, "equivalent"),
-        (True, 3.0, "equivalent"),
-        (False, 3.0, "not exercised"),
-        (True, None, "equivalent"),
-    ],
+    ("missing", "status"), [({}, "equivalent"), ({"numerics": "ran uncompiled"}, "not exercised")]
 )
 def test_what_was_proven_uncompiled_and_timed_compiled_is_not_proven(
-    compiles: bool, compile_s: float | None, status: str
+    missing: dict[str, str], status: str
 ) -> None:
     rank = measured(None)
-    rank.compile_s = compile_s
+    rank.missing = missing
     plan = MeasurePlan(num_rounds=1, num_iterations=1)
-    job = RunCell(activity="train", plan=plan, recipe=Recipe(compile=compiles))
+    job = RunCell(activity="train", plan=plan, recipe=Recipe())
     proven = Numerics(status="equivalent", check="T1", error=1e-7, limit=1e-6, power="10/10")
 
     outcome = combine(job, "net", "cpu", [rank], proven)
 
     assert outcome.record.numerics is not None
     assert outcome.record.numerics.status == status
-    assert ("numerics" in outcome.missing) == (status == "not exercised")
+    assert outcome.missing.get("numerics") == missing.get("numerics")
+
+    unproven = combine(job, "net", "cpu", [rank], None)
+    assert unproven.record.numerics is None
+    assert "numerics" not in unproven.missing

@@ -21,6 +21,7 @@ from perfsuite.records.stages import Stage
 from perfsuite.records.workload import Split, load_workload
 from perfsuite.worker.jobs.loader_workers import open_batches
 from perfsuite.worker.measure.clock import largest_over_ranks, start_together
+from perfsuite.worker.measure.counters import compiles_itself, read_compilation
 from perfsuite.worker.measure.dispatch import tensors_in
 from perfsuite.worker.measure.iterations import Iterations, run_iterations
 from perfsuite.worker.training.loaders import EpochBatches
@@ -197,6 +198,11 @@ class _Train(_OnModel):
     def iterate(self, stage: Stage) -> None:
         if (loss := train_step(self.trainer, self.batches, stage)) is not None:
             self._unchecked.append(loss)
+
+    def end(self, num_rounds: int) -> dict[str, str]:
+        if read_compilation() is None or compiles_itself(self.model):
+            return {}
+        return {"numerics": "the training calls compiled functions, which its proof ran uncompiled"}
 
     def state(self) -> object:
         # A step whose gradients overflow is skipped, and lowers the scale.

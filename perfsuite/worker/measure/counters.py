@@ -152,6 +152,12 @@ def read_compilation() -> tuple[dict[str, int], float] | None:
     return counts, dynamo.calculate_time_spent()["total_wall_time"]
 
 
+def compiles_itself(model: Any) -> bool:
+    """Return whether a module of it is compiled: by `Module.compile`, or by torch.compile."""
+    modules = model.modules()
+    return any(one._compiled_call_impl is not None or hasattr(one, "_orig_mod") for one in modules)
+
+
 class _Counter(StepMode):  # type: ignore[no-untyped-call]
     def __init__(self) -> None:
         super().__init__()

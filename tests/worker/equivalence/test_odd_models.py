@@ -1432,3 +1432,30 @@ def test_a_layer_that_is_dropped_by_chance_is_not_exercised(check_equivalence: C
     report = check_equivalence(make_workload(LayerDrop), recipe, num_steps=3)
 
     assert statuses(report)["T1"] == "not exercised", report
+
+
+class Compiling(nn.Module):
+    """Compiles itself where there are ranks, and may then compute something else."""
+
+    def __init__(self, factor: float) -> None:
+        super().__init__()
+        self.layers, self._factor = make_layers(), factor
+        if dist.is_initialized():
+            self.compile(backend="eager")
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.layers(inputs) * (self._factor if torch.compiler.is_compiling() else 1.0)
+
+
+@pytest.mark.parametrize(
+    ("factor", "status"), [(1.0, "equivalent"), (0.5, "mismatch")], ids=["right", "wrong"]
+)
+def test_a_model_that_compiles_itself_is_proven_as_it_runs(
+    check_equivalence: Check, perceptron_workload: Build, factor: float, status: str
+) -> None:
+    workload = perceptron_workload(build_model=lambda: Compiling(factor), blocks=None)
+
+    report = check_equivalence(workload, Recipe(parallel="ddp:2"), num_steps=1)
+
+    assert report.status == status, str(report)
+    assert "torch.compile fuses operators" in report.inapplicable["T0"]

@@ -100,3 +100,29 @@ def test_an_evaluation_names_a_late_batch_whose_loss_is_not_finite(
 
         with pytest.raises(NonFiniteError, match="step 12"):
             activity.check()
+
+
+@pytest.mark.parametrize(
+    ("compiled", "has_compiled_module", "missing"),
+    [
+        (None, False, {}),
+        (({}, 1.0), True, {}),
+        (
+            ({}, 1.0),
+            False,
+            {"numerics": "the training calls compiled functions, which its proof ran uncompiled"},
+        ),
+    ],
+)
+def test_compiled_functions_that_a_proof_ran_uncompiled_leave_no_numerics(
+    monkeypatch: pytest.MonkeyPatch,
+    compiled: object,
+    has_compiled_module: bool,
+    missing: dict[str, str],
+) -> None:
+    monkeypatch.setattr(activities, "read_compilation", lambda: compiled)
+    with start_on_ten_samples("train", Recipe()) as activity:
+        if has_compiled_module:
+            activity.model.compile(backend="eager")
+
+        assert activity.end(2) == missing

@@ -34,7 +34,7 @@ def check_reduction(case: Case) -> Proof | EquivalenceRow | str:
     recipe = case.recipe
     if (reason := recipe.plan.properties.why_no_reduction) is not None:
         return reason
-    if recipe.compile:
+    if case.trace.num_calls is None and not recipe.plan.properties.runs_threads:
         return "torch.compile fuses operators, which rounds otherwise"
     reference = case.reference()
     is_divided = recipe.plan.data_parallel_size > 1

@@ -20,6 +20,7 @@ from perfsuite.worker.equivalence.comparison import Tensors
 from perfsuite.worker.equivalence.trace import trace
 from perfsuite.worker.equivalence.trace.draws import DrawRecorder, read_random_state
 from perfsuite.worker.measure.clock import largest_over_ranks
+from perfsuite.worker.measure.counters import compiles_itself
 from perfsuite.worker.training.batches import map_tensors
 from perfsuite.worker.training.loaders import EpochBatches
 from perfsuite.worker.training.parallel.strategy import Strategy
@@ -117,10 +118,10 @@ class _Recorder:
         self.buffers: Tensors = {}
         self.weights = trace.read_weights(trainer.module)  # after the last step
         self._trainer, self._inner = trainer, trainer.strategy
-        recipe, mode = trainer.recipe, trainer.recipe.plan.properties
+        mode = trainer.recipe.plan.properties
         self.draws: DrawRecorder | None = None
         # Neither a compiled model nor another thread shows its operators.
-        if not (recipe.compile or mode.runs_threads):
+        if not (compiles_itself(trainer.module) or mode.runs_threads):
             entries = trainer.strategy.entry_modules(trainer.module)
             # Rank r of a pipeline has the stages r, r + world_size, ...
             first, step = (dist.get_rank(), dist.get_world_size()) if mode.cuts_model else (0, 0)
