@@ -126,7 +126,7 @@ def explain_ranks(failures: Sequence[Discrepancy], plan: ParallelPlan) -> str | 
     """Return the cause where the ranks along one axis alone disagree."""
     first = min((one.step for one in failures), default=0)
     unlike = [one for one in failures if one.step == first and one.rank is not None]
-    if not unlike or unlike[0].what == "buffer":
+    if not unlike or unlike[0].what in ("buffer", "random draw"):
         return None
     what = unlike[0].what
     places = [plan.coordinates(one.rank or 0) for one in unlike if one.what == what]

@@ -95,13 +95,14 @@ def test_a_right_parallelisation_is_equivalent(
 class Dropping(nn.Module):
     """Drops inputs, which the ranks of "tp" share, or hidden units, of which each has a part."""
 
-    def __init__(self, of_inputs: float, of_hidden: float) -> None:
+    def __init__(self, of_inputs: float, of_hidden: float, of_outputs: float = 0.0) -> None:
         super().__init__()
         self.hidden, self.output = nn.Linear(6, 8), nn.Linear(8, 3)
-        self.drops = nn.ModuleList(map(nn.Dropout, (of_inputs, of_hidden)))
+        self.drops = nn.ModuleList(map(nn.Dropout, (of_inputs, of_hidden, of_outputs)))
 
     def forward(self, inputs: Tensor) -> Tensor:
-        return self.output(self.drops[1](self.hidden(self.drops[0](inputs)).tanh()))
+        hidden = self.drops[1](self.hidden(self.drops[0](inputs)).tanh())
+        return self.drops[2](self.output(hidden))
 
 
 def test_a_mask_that_all_ranks_of_a_batch_share_is_replayed(
@@ -128,6 +129,28 @@ def test_masks_of_parts_of_a_layer_are_not_exercised_and_name_the_operator(
 
     assert statuses(report) == {"T1": "not exercised", "data": "equivalent"}, str(report)
     assert "aten.bernoulli_ draws " in str(report)
+
+
+def reseed(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
+    """Each rank drops its own elements of the output that both ranks of "tp" have."""
+
+    def seed(*_: Any) -> None:
+        torch.manual_seed(dist.get_rank())
+
+    model.register_forward_pre_hook(seed)
+    return shard_and_split(model, mesh)
+
+
+def test_ranks_that_share_a_batch_and_draw_other_masks_for_all_of_it_are_a_mismatch(
+    expect_mismatch: Expect, perceptron_workload: Build
+) -> None:
+    workload = perceptron_workload(
+        build_model=lambda: Dropping(0.0, 0.0, 0.5), blocks=None, parallelize=reseed
+    )
+
+    cause = "ranks that share a batch draw other numbers: seed them alike"
+    where = "the random draw of 'aten.bernoulli_' differs at step 1 on rank 1"
+    expect_mismatch(workload, Recipe(parallel=FSDP_TP), "T1", where, cause)
 
 
 # Wrong parallelisations.

@@ -1451,7 +1451,10 @@ class Compiling(nn.Module):
     ("factor", "status"), [(1.0, "equivalent"), (0.5, "mismatch")], ids=["right", "wrong"]
 )
 def test_a_model_that_compiles_itself_is_proven_as_it_runs(
-    check_equivalence: Check, perceptron_workload: Build, factor: float, status: str
+    check_equivalence: Check,
+    perceptron_workload: Callable[..., Workload],
+    factor: float,
+    status: str,
 ) -> None:
     workload = perceptron_workload(build_model=lambda: Compiling(factor), blocks=None)
 

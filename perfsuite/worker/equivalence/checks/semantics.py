@@ -35,6 +35,8 @@ from perfsuite.worker.equivalence.trace.trace import MicroBatch, Step
 from perfsuite.worker.measure.device import is_accelerator
 from perfsuite.worker.training.batches import num_samples
 
+# Of losses of one batch, where no truth is known: what cancels is off by no more.
+_UNLIKE = limits.Limit(limits.COARSEST_AFTER_FIRST, "of losses of one batch", 0.0)
 # What a model raises that does not take a batch of another size, or numbers of another precision.
 _REFUSALS = (RuntimeError, ValueError, TypeError, AssertionError, LookupError)
 
@@ -56,6 +58,11 @@ def check_semantics(case: Case) -> Proof | EquivalenceRow:
         except IncomparableError as error:
             if any(not one.is_within for one in proof.evidence):
                 break  # an earlier step is wrong, whatever this one is
+            unlike = _judge_equal_losses(step, recipe, number, _UNLIKE)
+            if not all(one.is_within for one in unlike):
+                draws = (one for one in case.trace.differences if one.what == "random draw")
+                proof.evidence += [*draws, *unlike]
+                return proof
             return EquivalenceRow.of(recipe, proof.check, "not exercised", str(error))
         if expected.is_too_coarse:
             references.plain.load(step.before)
@@ -239,20 +246,22 @@ def _judge_step(step: Step, expected: _Expected) -> list[comparison.Discrepancy]
     return [
         *comparison.judge_draws(plain.wrong_draw or truth.wrong_draw, number),
         *expected.judge_loss(step.mean_loss),
-        *_judge_equal_losses(step, expected),
+        *_judge_equal_losses(step, expected.recipe, number, expected.loss_limit),
         *expected.judge_gradients(scaled(step.gradients, 1 / step.scale)),
         *judge_buffers(step, truth.buffers, number, expected.buffer_limit),
     ]
 
 
-def _judge_equal_losses(step: Step, expected: ExpectedStep) -> list[comparison.Discrepancy]:
+def _judge_equal_losses(
+    step: Step, recipe: Recipe, number: int, limit: limits.Limit
+) -> list[comparison.Discrepancy]:
     """Compare the loss of each rank of a mesh with that of the first rank of its shard."""
     losses = [loss for loss in step.rank_losses if loss is not None]
-    plan = expected.recipe.plan
+    plan = recipe.plan
     if not plan.axes or len(losses) < plan.size:
         return []
     first = [step.losses[plan.shard_of(rank)] for rank in range(plan.size)]
-    return comparison.judge_losses(losses, first, expected.number, expected.loss_limit)
+    return comparison.judge_losses(losses, first, number, limit)
 
 
 def _bugs(
