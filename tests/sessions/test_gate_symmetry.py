@@ -388,6 +388,34 @@ def test_what_head_alone_has_kept_of_an_earlier_run_proves_nothing(
     shared.expect(0, "1 cell: identical: it loads none of the changed modules: preprocess.py")
 
 
+def test_a_fast_path_that_head_uses_no_more_and_the_base_lacks_proves_nothing(
+    shop: Repository,
+) -> None:
+    shop.write(
+        shop="""
+        from pathlib import Path
+
+        PACKED = Path(__file__).parent / "data/packed.bin"
+
+        def price(clock):
+            clock.work(0.001 if PACKED.exists() else 0.003)
+        """
+    )
+    (shop.path / ".gitignore").write_text("data/\n")
+    shop.commit()
+    shop.write(shop="def price(clock):\n    clock.work(0.003)\n")
+    shop.commit()
+    (shop.path / "data").mkdir()
+    (shop.path / "data/packed.bin").write_text("built by hand")
+
+    gated = shop.gate()
+    shared = shop.gate("-o", "perf_share=data")
+
+    told = "names data/packed.bin, which git does not track, and head's code does not, so the base "
+    gated.expect(12, f"{PRICE} INVALID", f"{PRICE}: the base's shop.py {told}ran without it, *")
+    shared.expect(10, f"{PRICE} FAIL +200.0 % *")
+
+
 def test_what_somebody_forgot_to_ignore_proves_nothing(shop: Repository) -> None:
     keep_seconds(shop, is_written=False, ignored="")
     (shop.path / "cache").mkdir()

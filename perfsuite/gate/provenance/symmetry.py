@@ -16,6 +16,7 @@ from perfsuite.gate.git.repository import is_ignored, tracked_files
 from perfsuite.gate.git.worktree import missing_files
 from perfsuite.gate.provenance import installed
 from perfsuite.gate.provenance.dependencies import find_changed_dependency
+from perfsuite.gate.provenance.dropped import find_dropped
 from perfsuite.gate.provenance.installed import SITE, find_source
 from perfsuite.gate.provenance.scripts import places_named
 from perfsuite.gate.provenance.stale import find_stale
@@ -103,6 +104,7 @@ def find_asymmetry(base: Launch, head: Launch) -> str | None:
         or _find_installed_instead(ours, theirs)
         or _find_kept(theirs, head.cells)
         or _find_named(ours, theirs)
+        or _find_dropped(ours, theirs)
         or _find_missing(ours, theirs)
         or _find_shared(ours, theirs)
         or _find_built(ours, theirs)
@@ -257,6 +259,20 @@ def _find_named(base: Loading, head: Loading) -> str | None:
                 f"began without it; {SHARE}, {BUILD}, or {_REMOVE}"
             )
     return None
+
+
+def _find_dropped(base: Loading, head: Loading) -> str | None:
+    """Why the base may be slow for want of what head has, and head's code uses no more."""
+    kept = (path for path in head.alone if head.is_own(head.top / path))
+    lacked = (path for path in kept if not (base.top / path).exists())
+    sources = {*base.own_files, *head.own_files}
+    if (found := find_dropped(head.top, base.top, lacked, sources)) is None:
+        return None
+    path, source = found
+    return (
+        f"the base's {source} names {path}, which git does not track, and head's code does not, so "
+        f"the base ran without it, as head does; {SHARE}, {BUILD}, or {_REMOVE}"
+    )
 
 
 def _lacked_by_base(head: Loading, path: Path) -> str:
