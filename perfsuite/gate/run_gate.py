@@ -250,6 +250,9 @@ class _Session:
         if replaced and not changed:
             self.differs["benchmark files"] = "each side runs its own Python files"
             self.say(f"benchmark files: {self.differs['benchmark files']}")
+        trees = [arm.tree for arm in arms]
+        unlike = {one: why for one in replaced if (why := head_files.why_unlike(one, *trees))}
+        policies = {name: policy for name, policy in policies.items() if name not in unlike}
         kept, before = self._read_kept(policies), head_files.code_times(self.side.head.top)
 
         def keep(trials: Sequence[Trial]) -> str | None:
@@ -272,7 +275,8 @@ class _Session:
             say=self.say,
         )
         if (edited := keep(judgement.trials)) is not None:
-            return common_cells.not_compared("INVALID", policies, edited), judgement
+            named = [*policies, *unlike]
+            return common_cells.not_compared("INVALID", named, edited), judgement
         self._look_for_skipped(judgement)
         for trial in judgement.trials:
             if trial.name in replaced:
@@ -282,6 +286,8 @@ class _Session:
         explanations = self._explain(arms, judgement)
         base = self.differs["base"]
         verdicts = [one.verdict(explanations.get(one.name), base) for one in judgement.trials]
+        for name, why in unlike.items():
+            verdicts += common_cells.not_compared("INVALID", [name], why)
         return verdicts, judgement
 
     def _announce_cost(self, policies: Collection[str]) -> str | None:

@@ -75,6 +75,29 @@ def test_a_module_that_a_benchmark_imports_as_it_runs_may_be_renamed(shop: Repos
     )
 
 
+def test_a_renamed_module_whose_benchmark_now_asks_for_less_is_no_pass(shop: Repository) -> None:
+    asking = IN_FUNCTION.replace("args=(CLOCK,)", "args=(CLOCK, 3)")
+    shop.write(
+        shop="def price(clock, number):\n    clock.work(0.001 * number)\n",
+        benchmarks__test_steps=asking,
+    )
+    shop.commit()
+    (shop.path / "shop.py").unlink()
+    shop.write(
+        store="def price(clock, number):\n    clock.work(0.002 * number)\n",
+        benchmarks__test_steps=asking.replace("shop", "store").replace("CLOCK, 3", "CLOCK, 1"),
+    )
+
+    gated = shop.gate()
+
+    gated.expect(
+        12,
+        f"{PRICE} INVALID",
+        f"{PRICE}: the base runs its own benchmarks/test_steps.py, as it cannot import head's, and "
+        "one alone of the two tests has 1, 3, so that their times may not compare; rename the *",
+    )
+
+
 EDITED = """
     import os
     from pathlib import Path

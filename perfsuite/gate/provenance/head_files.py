@@ -1,7 +1,10 @@
 """Head's files in a session: benchmarks that both sides run, and sources that must not change."""
 
+import ast
 import itertools
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from perfsuite.gate.arms.arm import Arm, Launch, Suite
@@ -71,6 +74,38 @@ def _name_lacked(base: Arm, head: Arm, file: Path) -> str | None:
             if found and not any((base.tree / one).exists() for one in forms):
                 return f"it lacks {found[0]}"
     return None
+
+
+def why_unlike(cell: str, base: Path, head: Path) -> str | None:
+    """Return why times do not compare where each tree has its own test: by the numbers in it."""
+    file, *_, test = cell.partition("[")[0].split("::")
+    if not (base / file).is_file():
+        return None
+    theirs, ours = (_numbers(overlay.read_source(tree / file), test) for tree in (base, head))
+    if not (differing := (theirs - ours) + (ours - theirs)):
+        return None
+    return (
+        f"the base runs its own {file}, as it cannot import head's, and one alone of the two tests "
+        f"has {listed(sorted(differing))}, so that their times may not compare; rename the test if "
+        "that is intended"
+    )
+
+
+def _numbers(source: bytes, test: str) -> Counter[str]:
+    """The numbers in a test, and in what it names of its own module."""
+    defined = defaultdict[str, list[ast.AST]](list)
+    with suppress(SyntaxError, ValueError):  # of which pytest says more
+        body = ast.parse(source).body
+        for node in (*body, *(one for node in body for one in getattr(node, "body", ()))):
+            for target in getattr(node, "targets", [getattr(node, "target", node)]):
+                defined[getattr(target, "id", getattr(target, "name", ""))].append(node)
+    found, named = Counter[str](), [test]
+    for name in named:  # which grows
+        for part in (part for node in defined.pop(name, ()) for part in ast.walk(node)):
+            if isinstance(part, ast.Constant) and isinstance(part.value, int | float | complex):
+                found[str(part.value)] += 1
+            named += filter(None, [getattr(part, "id", None), getattr(part, "arg", None)])
+    return found
 
 
 def _put(file: Path, source: bytes) -> None:

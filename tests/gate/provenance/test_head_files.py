@@ -14,7 +14,13 @@ from git_checkouts import git
 
 from perfsuite.gate.arms.arm import Arm, Launch, Suite
 from perfsuite.gate.provenance import head_files
-from perfsuite.gate.provenance.head_files import code_times, give_back, kept_files, why_edited
+from perfsuite.gate.provenance.head_files import (
+    code_times,
+    give_back,
+    kept_files,
+    why_edited,
+    why_unlike,
+)
 
 
 @pytest.fixture
@@ -187,3 +193,51 @@ def test_a_module_that_a_function_imports_and_the_base_lacks_gives_the_file_back
     assert replaced == ({} if lacks is None else {f"{file}::test_a": told})
     assert stays == ([file] if lacks is None else [])
     assert ((base / file).read_bytes() == b"the base's") == (lacks is not None)
+
+
+OWN = """
+import pytest
+from shop import price
+
+SIZE: int = 64
+
+class TestPrices:
+    @pytest.mark.parametrize("many", [1, 2])
+    def test_price(self, benchmark, basket, many):
+        benchmark(price, basket * many, limit=SIZE)
+
+    def test_other(self, benchmark): benchmark(price, 9)
+
+@pytest.fixture
+def basket(): return "x" * 100
+"""
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "differing"),
+    [
+        ("from shop import price", "from store.prices import price as p", None),
+        ("benchmark(price, 9)", "benchmark(price, 8)", None),  # another test's
+        ("(price, basket", "(price.of, basket", None),
+        ("[1, 2]", "[1]", "2"),
+        ("SIZE: int = 64", "SIZE = 32", "32, 64"),
+        ('"x" * 100', '"x" * 10', "10, 100"),
+        ("basket * many", "basket", None),
+        ("from shop import price", "from shop import (", "1, 100, 2 and 1 more"),
+    ],
+)
+def test_tests_of_each_side_are_unlike_by_the_numbers_in_them(
+    tmp_path: Path, before: str, after: str, differing: str | None
+) -> None:
+    for name, source in (("base", OWN), ("head", OWN.replace(before, after))):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "test_a.py").write_text(source)
+
+    why = why_unlike("test_a.py::TestPrices::test_price[1]", tmp_path / "base", tmp_path / "head")
+
+    assert why == (
+        differing
+        and "the base runs its own test_a.py, as it cannot import head's, and one alone of the two "
+        f"tests has {differing}, so that their times may not compare; rename the test if that is "
+        "intended"
+    )
