@@ -36,6 +36,19 @@ def test_a_variable_that_heads_code_writes_reaches_no_launch_of_the_base(shop: R
     gated.expect(10, "environment: head's code sets SECONDS", f"{PRICE} FAIL +200.0 % *")
 
 
+def test_a_conftest_that_is_heads_on_both_sides_is_told_of_its_cells(shop: Repository) -> None:
+    setting = "import os\nos.environ.setdefault('SECONDS', '{}')\n"
+    shop.write(shop=BY_VARIABLE, conftest=setting.format(0.001))
+    shop.commit()
+    shop.write(conftest=setting.format(0.003))
+
+    gated = shop.gate()
+
+    gated.expect(
+        0, f"{PRICE} PASS *", f"{PRICE}: *what this cell runs is head's on both sides: conftest.py*"
+    )
+
+
 def test_what_a_test_keeps_under_the_name_of_a_record_is_no_record(shop: Repository) -> None:
     keeps = '        benchmark.extra_info["perfsuite"] = ["v1"]\n'
     shop.write(shop=SLOW_SHOP, benchmarks__test_steps=f"{ONE_CELL}{keeps}")

@@ -168,7 +168,7 @@ class Trial:
         loaded = self.last["head"].loaded
         own = Path(self.name.partition("::")[0])
         same = [path for path in sorted(changed) if str(root / path) in loaded.files]
-        if others := [path for path in same if path != own and path.name != "conftest.py"]:
+        if others := [path for path in same if path != own]:
             self.add_reason(f"what this cell runs is head's on both sides: {listed(others)}")
         if silent := sorted(loaded.silent):
             self.add_reason(f"no process of these could say what it loaded: {listed(silent)}")

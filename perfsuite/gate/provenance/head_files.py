@@ -96,7 +96,7 @@ def _numbers(source: bytes, test: str) -> Counter[str]:
     defined = defaultdict[str, list[ast.AST]](list)
     with suppress(SyntaxError, ValueError):  # of which pytest says more
         body = ast.parse(source).body
-        for node in (*body, *(one for node in body for one in getattr(node, "body", ()))):
+        for node in (*body, *(one for outer in body for one in getattr(outer, "body", ()))):
             for target in getattr(node, "targets", [getattr(node, "target", node)]):
                 defined[getattr(target, "id", getattr(target, "name", ""))].append(node)
     found, named = Counter[str](), [test]
