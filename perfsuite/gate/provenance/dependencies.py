@@ -17,6 +17,8 @@ from perfsuite.units import listed
 
 # A requirement begins with the name of its distribution (PEP 508).
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*")
+# In a command that installs.
+_PIN = re.compile(r"[A-Za-z][\w.-]*(?:\[[\w,.-]*\])?[=~<>]=[\w.*+!]+")
 # Of conda: a channel, and the packages that are torch's.
 _CONDA = re.compile(r"^- (?:[\w./-]+::)?(pytorch(?:-(?:cuda|gpu|cpu|mutex))?(?![\w.-]))?")
 # Stands for all dependencies of a file.
@@ -191,6 +193,7 @@ _READERS: Mapping[str, Callable[[str], dict[str, str]]] = {
     r".*/((uv|poetry|pdm)\.lock|pylock(\..*)?\.toml)": _read_lock,
     r".*/(requirements/.*|[^/]*requirements[^/]*)\.(txt|in|lock)": _read_list,
     r".*/[^/]*constraints[^/]*\.txt": _read_list,
+    r".*/[^/]*(Docker|Container)file[^/]*": lambda text: _named(_PIN.findall(text)),
     # Others of such names have no line for dependencies.
     r".*/(environment|conda)[\w.-]*\.ya?ml": lambda text: (
         _read_list(text) if re.search(r"^dependencies:", text, re.MULTILINE) else {}

@@ -60,6 +60,12 @@ def change(folder: Path, file: str, old: str | None, new: str | None) -> dict[st
             f"{DEPENDENCIES}pytorch-lightning=3\n",
             "pytorch-lightning",
         ),
+        (
+            "docker/Dockerfile.gpu",
+            'FROM a:1\nRUN pip install "numpy>=1.26" \\\n  torch[x]==2.10 a==1\n',
+            "FROM a:1\nRUN pip install numpy>=2 torch[x]==2.11 a==1 # A=1\n",
+            "numpy torch",
+        ),
         ("dev-requirements.txt", "-r other.txt\n", "-r another.txt\n", ANY),
         (
             "pyproject.toml",
