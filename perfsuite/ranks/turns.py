@@ -59,13 +59,9 @@ class Turns:
         """Say that a round is over, and keep the turn."""
         self._send(kind="round")
 
-    def tell_waits(self) -> None:
-        """Say that what this process waits for goes on in the other arm's turns."""
-        self._send(kind="waits")
-
-    def tell_logged(self, number: int) -> None:
-        """Say how many step times a command has logged, those included that nobody asked for."""
-        self._send(kind="logged", number=number)
+    def tell(self, **noticed: object) -> None:
+        """Say what the gate cannot see: fields of its `CellRun`."""
+        self._send(kind="noticed", noticed=noticed)
 
     def agree(self, num_iterations: int, iteration_s: float, collector: Sequence[float]) -> Agreed:
         """Return what both arms run, where this one alone would run so many, of so many seconds."""

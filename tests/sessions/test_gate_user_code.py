@@ -404,3 +404,41 @@ def test_what_moved_in_a_loop_without_stages_is_named_if_it_has_steps_more(
         "*::test_loop[30]: *moved most: aten::sort *, profiled once*",
         "*::test_loop[31]: *moved most: sorted.py:count *, profiled once*",
     )
+
+
+ADVERSARIAL = """
+    import torch
+
+    def train():
+        from critics import NUM_CRITICS
+        models = [torch.nn.Linear(4, 4), torch.nn.Linear(4, 1)]
+        generate, criticise = (torch.optim.Adam(model.parameters(), lr=0.1) for model in models)
+        while True:
+            for optimizer in (*[criticise] * NUM_CRITICS, generate):
+                loss = models[1](models[0](torch.ones(8, 4))).mean()
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+
+    def test_loop(loop_benchmark):
+        loop_benchmark(train, steps=40, warmup=10)
+"""
+
+
+def test_a_loop_whose_other_optimizer_steps_more_rarely_has_another_kind_of_step(
+    tmp_path: Path,
+) -> None:
+    repository = make_shop(tmp_path, max_pairs=3)
+    repository.write(critics="NUM_CRITICS = 1\n", benchmarks__test_steps=ADVERSARIAL)
+    repository.commit()
+    repository.write(critics="NUM_CRITICS = 5\n")
+    repository.commit()
+
+    gated = repository.gate("--perf-base=HEAD~1")
+
+    gated.expect(
+        12,
+        "*::test_loop INVALID*",
+        "*::test_loop: for each step, further optimizers step 0.18 times with head and 0.98 times "
+        "with the base, so that a step is another part of the loop; end it by the optimizer *",
+    )

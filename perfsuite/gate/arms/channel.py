@@ -157,10 +157,10 @@ class Server:
                 if kind == "done":
                     self._noticed[arm]["turns_s"] = self._ended_s - self._granted_s
                     self._answer("turn", self._scheduler.end(arm))
-            case "waits":
+            case "noticed":
+                self._noticed[arm] |= message["noticed"]
+            case "waits":  # of an older perfsuite
                 self._noticed[arm]["hides_waits"] = True
-            case "logged":
-                self._noticed[arm]["num_logged"] = message["number"]
             case "left":
                 self._take_cell(arm, message)
             case "finished":

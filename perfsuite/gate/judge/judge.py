@@ -249,7 +249,8 @@ def _judge_counts(trial: Trial) -> None:
         trial.word, trial.by, trial.reason = "FAIL", "counts", None
     for one in (*compared.increases, *compared.unavailable):
         trial.add_reason(str(one))
-    if (why := pair_evidence.why_logs_differ(**trial.runs)) is not None:
+    differ = pair_evidence.why_logs_differ(**trial.runs)
+    if why := differ or pair_evidence.why_steps_differ(**trial.runs):
         trial.word, trial.by, trial.reason = "INVALID", "counts", why
     beside = pair_evidence.describe_beside(**trial.runs, limit=trial.policy.bounds[1])
     for one in filter(None, (pair_evidence.describe_changes(**trial.last), beside)):

@@ -45,6 +45,7 @@ _PATH = re.compile(r"'[^']*/[^']*'|\S*/\S*")
 
 # Of a GPU's clock: as much is a change of what a step takes.
 _MOST_CLOCKS_APART = 0.01
+_SOME_STEPS = 0.05  # of 50 steps the first or the last has one more or less
 _VARYING_SHARE = 0.2  # as much does what a command does beside its steps, such as imports
 
 _OF_BOTH = ", which runs head's conftest.py and settings,"
@@ -315,6 +316,20 @@ def why_logs_differ(base: Sequence[CellRun], head: Sequence[CellRun]) -> str | N
         f"the command logs {ours} step times with head and {theirs} with the base, so that the "
         "first ones may be of other steps, as an evaluation's are; log those under another key, or "
         "rename the cell if that is intended"
+    )
+
+
+def why_steps_differ(base: Sequence[CellRun], head: Sequence[CellRun]) -> str | None:
+    """Why a step of a loop may be another part of it in head: an optimizer steps in some alone."""
+    theirs, ours = (statistics.median(it.others_per_step for it in runs) for runs in (base, head))
+    # A second optimizer that steps as often as the first one, or is gone, leaves a step whole.
+    is_part = any(abs(rate - round(rate)) > _SOME_STEPS for rate in (theirs, ours))
+    if not is_part or abs(theirs - ours) < _SOME_STEPS:
+        return None
+    return (
+        f"for each step, further optimizers step {ours:.2g} times with head and {theirs:.2g} times "
+        "with the base, so that a step is another part of the loop; end it by the optimizer that "
+        "steps least (optimizer=), or by perfsuite.step_done()"
     )
 
 

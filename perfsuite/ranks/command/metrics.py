@@ -160,7 +160,7 @@ def run_logged(request: GroupRequest, launch: CommandLaunch, metrics: Metrics) -
             f"is a positive number of seconds, and at least two follow {code.num_warmup} to warm up"
         )
     if turns is not None:
-        turns.tell_logged(len(values))
+        turns.tell(num_logged=len(values))
     told = f"the times are {len(times_s)} of the {len(values)} that the command logs (metrics=)"
     measured = CellMeasured(
         rounds=[RoundTimes(duration_s=one, stages_s={}, steps_s=(one,)) for one in times_s],

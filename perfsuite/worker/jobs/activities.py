@@ -70,6 +70,7 @@ class Activity(ABC):
     # DDP's first step uses one bucket and rebuilds its buckets after it; optimizers make their
     # state in the first step. The third is the first that is like all later ones.
     num_warmup = 3
+    others_per_step = 0.0  # steps of optimizers that end none
     num_steps: int | None = None  # to time, after which there are two more; None for any number
 
     def __init__(self) -> None:

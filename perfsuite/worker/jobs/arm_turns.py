@@ -48,10 +48,10 @@ class ArmTurns:
         if self._first is not None:
             self._first.end_round()
 
-    def tell_waits(self) -> None:
+    def tell(self, **noticed: object) -> None:
         """Tell the gate, from any rank, what it cannot see."""
         if self._channel is not None:
-            (self._first or Turns(self._channel)).tell_waits()
+            (self._first or Turns(self._channel)).tell(**noticed)
 
     def agree(self, num_iterations: int, iteration_s: float, largest: Largest) -> Agreed:
         """Return what all ranks of both arms run; `largest` is taken over the ranks."""

@@ -145,7 +145,8 @@ class Measurement:
                 reason = "a compiled model cannot be watched"
                 self._found.missing |= dict.fromkeys([*_OF_OPERATORS, *hidden], reason)
             if self._waits.are_hidden:
-                self._turns.tell_waits()
+                self._turns.tell(hides_waits=True)
+            self._turns.tell(others_per_step=self._activity.others_per_step)
         finally:
             loader_workers.resume()  # a stopped one could not be ended
         self._board.enter_phase("count")

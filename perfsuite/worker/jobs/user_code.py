@@ -236,6 +236,7 @@ class UserLoop(_UserCode):
         self._groups: set[int] = set()  # that DeepSpeed has stepped since, by their first parameter
         # Steps of each optimizer that ends none, since the last end.
         self._others: Counter[int] = Counter()
+        self._num_others = 0  # of them all
         self._most_others = _MOST_OTHERS * (self.num_warmup + code.num_steps)
         self._is_over = False
         self._last_thread: threading.Thread | None = None  # that ended a step
@@ -302,6 +303,8 @@ class UserLoop(_UserCode):
         elif self._others[id(optimizer)] > self._most_others:
             self._is_over, self._error = True, WorkloadError(f"{self._name}: {self._why_no_step()}")
             raise StopLoop
+        if self._ends not in (optimizer, self):  # else the user says where steps end
+            self._num_others += 1
         self._others[id(optimizer)] += 1
 
     def _is_another_group(self, optimizer: Optimizer) -> bool:
@@ -328,6 +331,7 @@ class UserLoop(_UserCode):
         last, self._last_thread = self._last_thread, threading.current_thread()
         self.is_counted = last is self._last_thread and torch._C._current_graph_task_id() == -1
         self._num_ends += 1
+        self.others_per_step = self._num_others / self._num_ends
         self._weights.end_step()
         was_in_stage = self._span is not None  # as in `with stage("optimizer"): optimizer.step()`
         self._leave()

@@ -8,7 +8,11 @@ from typing import Any
 import pytest
 
 from perfsuite.gate.arms.arm import CellRun
-from perfsuite.gate.judge.pair_evidence import describe_beside, why_logs_differ
+from perfsuite.gate.judge.pair_evidence import (
+    describe_beside,
+    why_logs_differ,
+    why_steps_differ,
+)
 
 TOLD = (
     "beside its timed steps, which alone are judged, the command took 9 s with head and 3 s with "
@@ -78,3 +82,24 @@ def test_a_command_that_logs_more_steps_or_fewer_in_each_launch_may_log_other_on
 
     told = f"the command logs {head[0]} step times with head and {base[0]} with the base, so that "
     assert str(why_logs_differ(ours, theirs)).startswith(told) == differ
+
+
+@pytest.mark.parametrize(
+    ("base", "head", "differ"),
+    [
+        ([0.98, 0.98], [0.18, 0.18], True),
+        ([0.2, 0.2], [1.0, 1.0], True),
+        ([0.2, 0.2], [0.1, 0.1], True),
+        ([0.2, 0.2], [0.0, 0.0], True),
+        ([0.98, 1.0], [1.0, 0.98], False),  # where the loop ends
+        ([0.0, 0.0], [0.98, 1.0], False),  # one optimizer more, which steps as often
+        ([2.0, 2.0], [0.0, 0.0], False),
+        ([0.2, 0.22], [0.18, 0.2], False),
+    ],
+)
+def test_steps_that_a_further_optimizer_takes_part_in_more_rarely_are_other_ones(
+    base: list[float], head: list[float], differ: bool
+) -> None:
+    theirs, ours = ([run(0.0, others_per_step=rate) for rate in arm] for arm in (base, head))
+
+    assert (why_steps_differ(theirs, ours) is not None) == differ
