@@ -190,6 +190,9 @@ def _why_not_bad(bad: BisectStep) -> str:
         advice = "name another --bad or --good, or a smaller --tolerance"
         is_fine = f"{name} is not slower than the good commit ({figures})"
         return f"{is_fine}, so there is nothing to find; {advice}"
+    if (bad.verdict.reason or "").startswith("the base"):
+        why = "the good commit, which is the base here, does not run the working tree's benchmark"
+        return f"{why}: {bad.verdict.reason}; name a younger --good"
     return f"it is not known whether {name} is slower than the good commit: {figures}"
 
 

@@ -358,6 +358,24 @@ def test_a_bad_end_that_cannot_be_judged_says_why(shop: Shop) -> None:
     )
 
 
+def test_a_good_commit_that_does_not_run_the_benchmark_is_blamed_itself(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def judge(request: GateRequest, **_: object) -> GateResult:
+        reason = "the base launch did not measure it: ImportError: no module"
+        cell = CellVerdict(name=CELL, word="NO-BASELINE", by="pairs", reason=reason)
+        return GateResult(cells=(cell,), differs={}, seed=0)
+
+    monkeypatch.setattr(bisect_module, "run_gate", judge)
+    for speed in ("fast", "slow"):
+        shop.commit(speed)
+
+    assert shop.bisect().refusal == (
+        "the good commit, which is the base here, does not run the working tree's benchmark: the "
+        "base launch did not measure it: ImportError: no module; name a younger --good"
+    )
+
+
 def test_a_machine_that_cannot_tell_a_commit_from_itself_searches_nothing(
     shop: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:

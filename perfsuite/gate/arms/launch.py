@@ -35,6 +35,9 @@ _FILES = "files"
 _GRACE_S = 3.0
 NUM_LOG_LINES = 20
 _REFUSALS = re.compile(r"^(?:ERROR|.*pytest\S*: error): (?!usage)(.+)", re.MULTILINE)
+# What pytest says of a test that is named in a file which cannot be imported, and why it cannot.
+_NO_TEST = "ERROR: found no collectors for "
+_WHY_BROKEN = re.compile(r"^E   (.+)", re.MULTILINE)
 # A launch writes logs and results: less than this, hundreds of cells included.
 _ROOM_BYTES = 16 * 2**20
 _LONGEST_TEMPORARY_PATH = 40
@@ -105,9 +108,11 @@ def run_pair(arms: Sequence[Arm], plan: PairPlan, *, scratch: Path) -> dict[str,
     for name, launch in server.launches.items():
         if launch.failure is not None:
             text = (scratch / f"{name}.log").read_text(errors="replace")
+            lines = text.splitlines()
             if launch.suite is None and server.processes[name].returncode == 4:  # a usage error
                 launch.refusal = "; ".join(_REFUSALS.findall(text)) or None
-            lines = text.splitlines()
+                if _NO_TEST in text and (why := _WHY_BROKEN.findall(text)):
+                    launch.refusal, launch.failure, lines = None, why[-1], []
             if launch.suite is None:
                 lines += _what_hides_python(launch.arm, text)
             if (free_bytes := shutil.disk_usage(scratch).free) < _ROOM_BYTES:

@@ -159,6 +159,16 @@ def test_an_arm_whose_path_is_missing_is_said_with_pytests_own_words(tmp_path: P
     assert launch.refusal == "file or directory not found: no_such_file.py"
 
 
+def test_a_test_that_is_named_in_a_broken_file_says_why_the_file_is_broken(tmp_path: Path) -> None:
+    _, head = make_arms(tmp_path, "import no_such_module\n", "test_cells.py::test_a")
+
+    launch = pair([head], [])["head"]
+
+    why = "ModuleNotFoundError: No module named 'no_such_module'"
+    assert (launch.suite, launch.refusal) == (None, None)
+    assert launch.why_not_collected == launch.failure == why
+
+
 def test_a_file_that_an_arm_cannot_collect_keeps_no_other_cell_from_running(
     tmp_path: Path,
 ) -> None:
