@@ -18,6 +18,7 @@ _LINE_HEIGHT = 17.0
 # As many as the page's styles tell apart by colour and dashes.
 _NUM_STYLES = 6
 _MOST_POWERS = 6
+_HIGHEST_END = 2.0  # of an interval, over the highest point: what lies above is cut off
 # A smaller value is drawn as 0: a file may hold times whose quotients no float can.
 _SMALLEST_SHOWN = 1e-100
 
@@ -58,7 +59,7 @@ def draw_lines(
     (left, right), (low, high) = map(scale, (x_ticks[0], x_ticks[-1])), (y_ticks[0], y_ticks[-1])
 
     def place(x: float, y: float) -> tuple[float, float]:
-        across, up = (scale(x) - left) / (right - left), (y - low) / (high - low)
+        across, up = (scale(x) - left) / (right - left), min(1.0, (y - low) / (high - low))
         return _LEFT + (_RIGHT - _LEFT) * across, _BOTTOM - (_BOTTOM - _TOP) * up
 
     first = x_ticks[0]
@@ -119,8 +120,9 @@ def ticks(largest: float, least_step: float = 0.0) -> tuple[float, ...]:
 
 
 def _y_ticks(lines: Sequence[PlotLine], *, is_binary: bool) -> tuple[float, ...]:
+    point = max(y for line in lines for _, y in line.points)
     ends = (high for line in lines for _, high in line.error_bars)
-    largest = max([*(y for line in lines for _, y in line.points), *ends])
+    largest = max(point, min(_HIGHEST_END * point, max(ends, default=point)))
     # The largest power of 1024 up to the value, so that ticks in it are round numbers.
     unit = 1024.0 ** int(math.log(largest, 1024)) if is_binary and largest >= 1 else 1.0
     return tuple(tick * unit for tick in ticks(largest / unit))

@@ -6,6 +6,7 @@ else as summary. The other formats have their sources beside them.
 """
 
 import contextlib
+import io
 import json
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -33,7 +34,7 @@ _COSTS = {
 
 def log_to_tensorboard(runs: Sequence[Run], folder: Path) -> None:
     """Write `folder`/run/cell for each cell of each run."""
-    writers = import_extra("tensorboard.summary.writer.event_file_writer", "tensorboard")
+    records = import_extra("tensorboard.summary.writer.record_writer", "tensorboard")
     hparams = import_extra("tensorboard.plugins.hparams.summary_v2", "tensorboard")
     from tensorboard.compat.proto.event_pb2 import Event
     from tensorboard.compat.proto.summary_pb2 import Summary
@@ -41,16 +42,19 @@ def log_to_tensorboard(runs: Sequence[Run], folder: Path) -> None:
     for run, row in _measured(runs):
         wall_time_s = run.saved_at.timestamp()
         of_run = file_name(f"{run.saved_at.isoformat()} {Path(run.path.name).stem}")
-        path = folder / of_run / file_name(row.name)
-        with files.explained(f"write {path}"):
-            writer = writers.EventFileWriter(str(path))
+        path = folder / of_run / file_name(row.name) / f"events.out.tfevents.{wall_time_s:.0f}"
+        events = [Event(wall_time=wall_time_s, file_version="brain.Event:2")]
         if row.recipe is not None:
             summary = hparams.hparams_pb(_config_of(row), start_time_secs=wall_time_s)
-            writer.add_event(Event(wall_time=wall_time_s, step=0, summary=summary))
+            events.append(Event(wall_time=wall_time_s, step=0, summary=summary))
         for step, numbers in _logged(row).items():
             values = [Summary.Value(tag=tag, simple_value=one) for tag, one in numbers.items()]
-            writer.add_event(Event(wall_time=wall_time_s, step=step, summary=Summary(value=values)))
-        writer.close()
+            summary = Summary(value=values)
+            events.append(Event(wall_time=wall_time_s, step=step, summary=summary))
+        written = io.BytesIO()
+        for event in events:
+            records.RecordWriter(written).write(event.SerializeToString())
+        files.write_atomically(path, written.getvalue())
 
 
 def log_to_wandb(runs: Sequence[Run], report: Report) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from itertools import pairwise
 
 import pytest
@@ -44,3 +45,14 @@ def test_a_long_last_tick_ends_within_its_chart() -> None:
 
     (last,) = [text for text in chart.texts if text.anchor == "end" and text.x > chart.width / 2]
     assert last.x == chart.width - 2
+
+
+def test_an_interval_far_above_all_points_does_not_flatten_them() -> None:
+    line = PlotLine("all", [(0.0, 4.0), (1.0, 8.0)], [(0.3, 240.0), (7.0, 9.0)])
+
+    picture = draw_lines([line], "Sweep", "few repetitions", ("workers", "s"), "{:g}".format)
+
+    assert "20" in [text.content for text in picture.texts]
+    assert "240" not in [text.content for text in picture.texts]
+    ends = [float(end) for _, path in picture.paths for end in re.findall(r"V([\d.]+)", path)]
+    assert min(ends) == 52.0  # at the top of the axes, where the longest is cut off

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import re
 import subprocess
 import sys
@@ -75,6 +77,20 @@ def test_sessions_of_one_minute_are_runs_of_their_own(tmp_path: Path) -> None:
         log_to_tensorboard(read_runs([run]), tmp_path / "events")
 
     assert len(list((tmp_path / "events").iterdir())) == 2
+
+
+def test_events_that_cannot_be_written_leave_nothing_half_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(handle: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", fail)
+
+    with pytest.raises(WriteError, match=r"^cannot write .*tfevents.*: No space left on device$"):
+        log_to_tensorboard(runs(tmp_path), tmp_path / "events")
+
+    assert [path for path in (tmp_path / "events").rglob("*") if path.is_file()] == []
 
 
 def test_tensorboards_hyperparameters_are_the_recipe(tmp_path: Path) -> None:
