@@ -434,7 +434,7 @@ REFUSED = {
     "wide": (
         "WorkloadError: Step.model trains 5 parameters in build_step and 4 in the reference, which "
         "are matched by name: only build_step's has 3.weight; build the same model in both, "
-        "wrapped or not"
+        "wrapped or not, its weights tied and frozen alike, or leave Step.model out"
     ),
     "no_module": "WorkloadError: no_module: Step.model is of the type list; *",
 }

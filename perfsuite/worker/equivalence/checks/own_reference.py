@@ -242,7 +242,7 @@ def _why_losses_alone(trace: Trace, parameters: Mapping[str, nn.Parameter]) -> s
         raise WorkloadError(
             f"Step.model trains {len(ours)} parameters in build_step and {len(parameters)} in the "
             f"reference, which are matched by name: {'; '.join(which)}; build the same model in "
-            "both, wrapped or not"
+            "both, wrapped or not, its weights tied and frozen alike, or leave Step.model out"
         )
     if (name := _first_part(trace, parameters)) is not None:
         return (
