@@ -7,7 +7,7 @@ from pathlib import Path
 
 from perfsuite.gate.git import overlay
 
-_WORD = re.compile(r"[\w.-]+")
+_WORD = re.compile(r"[\w./-]+")
 _MOST_BYTES = 2**20
 
 
@@ -25,29 +25,32 @@ def find_dropped(
         folders = path.parents[:-1]
         if any(_is_of_a_tool(head / one) for one in folders):
             continue
-        lacked = [path, *(one for one in folders if not (base / one).exists())]
-        names = {one.name for one in lacked} | {"dotenv" if path.name == ".env" else path.name}
+        names = {path.name, *(one.name for one in folders if not (base / one).exists())}
         if path.suffix in (".py", ".so", ".pyd"):
-            names.add(path.name.partition(".")[0])  # as it is imported
+            names.add(f"import {path.name.partition('.')[0]}")
+        elif path.name == ".env":
+            names.add("import dotenv")
         if found := theirs.keys() & names:
             return path, theirs[min(found)]
     return None
 
 
 def _names(path: Path, top: Path) -> Iterator[str]:
-    """What a source may name: modules that it imports, parts of paths in its strings."""
+    """What a source may name: "import x" for a module, the parts of a path in its strings."""
     file = top / path
     if not file.is_file():
         return
     text = overlay.read_start(file, _MOST_BYTES)
-    if path.suffix != ".py":
-        yield from _WORD.findall(text.decode(errors="replace"))
-        return
-    for parts in overlay.imports(path, text):
-        yield from parts
-    for node in overlay.nodes_of(text):
-        if isinstance(node, ast.Constant) and isinstance(node.value, str):
-            yield from node.value.split("/")
+    strings = _WORD.findall(text.decode(errors="replace"))
+    if path.suffix == ".py":
+        yield from (f"import {one}" for parts in overlay.imports(path, text) for one in parts)
+        constants = (
+            node.value for node in overlay.nodes_of(text) if isinstance(node, ast.Constant)
+        )
+        strings = [one for one in constants if isinstance(one, str)]
+    for string in strings:
+        if "/" in string or "." in string:  # else it may be any word, such as a key
+            yield from string.split("/")
 
 
 def _is_of_a_tool(folder: Path) -> bool:

@@ -146,7 +146,8 @@ class Measurement:
                 self._found.missing |= dict.fromkeys([*_OF_OPERATORS, *hidden], reason)
             if self._waits.are_hidden:
                 self._turns.tell(hides_waits=True)
-            self._turns.tell(others_per_step=self._activity.others_per_step)
+            if rate := self._activity.others_per_step:
+                self._turns.tell(others_per_step=rate)
         finally:
             loader_workers.resume()  # a stopped one could not be ended
         self._board.enter_phase("count")

@@ -76,6 +76,8 @@ def test_a_module_that_head_has_removed_names_what_it_used(trees: tuple[Path, Pa
         (HEAD, "fast = 1", "fast.so"),  # a name is no import
         (HEAD, "not Python: 'packed.bin", "packed.bin"),
         (HEAD, BASE, "other.pt"),
+        (HEAD, "batch = sample['data']", "data/x.bin"),  # a key
+        (HEAD, "import wandb", "wandb/run/x.bin"),  # a folder of its runs has its name
     ],
 )
 def test_what_both_or_none_name_is_nothing(
@@ -105,6 +107,6 @@ def test_what_a_tool_keeps_in_a_folder_of_its_own_is_not_the_changes(
 
 def test_a_folder_that_the_base_has_is_not_lacking(trees: tuple[Path, Path]) -> None:
     write(trees[0], work_DOT_py=HEAD)
-    write(trees[1], work_DOT_py="PATHS = 'shards'", shards__1_DOT_bin="1")
+    write(trees[1], work_DOT_py="PATHS = 'shards/'", shards__1_DOT_bin="1")
 
     assert find(trees, "shards/0.bin") is None
