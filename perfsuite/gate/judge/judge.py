@@ -29,6 +29,7 @@ from perfsuite.units import counted, format_change
 _MOST_SHOWN = 5
 # Bounds that lie farther apart than by a factor of 100 say nothing yet.
 _WIDEST_SHOWN = math.log(100)
+_FAR_LESS = 0.75
 _PAUSE_S = 10.0  # after a first pair that does not count: a disturbance may outlast three of 2 s
 _APART = "both arms want one port, file, device or daemon: launch after launch, not round by round"
 
@@ -272,11 +273,19 @@ def _judge_size(trial: Trial) -> None:
     """Refuse times of a step of the user's own that may train less, which no recipe tells.
 
     With fewer FLOPs for the same numbers it is a better step, or a compiled one, which hides them.
+    Where no FLOPs are known, as of embeddings, far less memory tells of a smaller batch.
     """
-    compared = _compare_counts(trial)
-    told = [str(one) for one in compared.decreases if one.name == "flops"]
+    compared, record = _compare_counts(trial), trial.last["head"].record or {}
+    counts = record.get("counts")
+    has_flops = isinstance(counts, dict) and bool(counts.get("flops"))
+    told = [
+        str(one)
+        for one in compared.decreases
+        if one.name == "flops"
+        or (one.name == "memory" and not has_flops and one.head < _FAR_LESS * one.base)
+    ]
     told += [text for text in compared.unavailable if text.startswith("flops is not available")]
-    is_own = (trial.last["head"].record or {}).get("recipe", {}) is None
+    is_own = record.get("recipe", {}) is None
     change = trial.numerics_change or ""
     is_shown = not change.startswith((numerics.CHANGED, numerics.UNKNOWN))
     shows_nothing = not is_shown or numerics.DOUBT in change

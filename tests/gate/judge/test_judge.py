@@ -1044,6 +1044,37 @@ def test_launches_that_need_not_count_leave_what_the_others_counted(run: Run) ->
     assert trial.reason == "memory is not available of head, so it is not compared"
 
 
+@pytest.mark.parametrize(
+    ("flops", "peak_bytes", "recipe", "word"),
+    [
+        (0, 2**19, None, "INVALID"),
+        (None, 2**19, None, "INVALID"),
+        (0, 2**20 - 2**16, None, "PASS"),  # a buffer less
+        (1000, 2**19, None, "PASS"),  # as many FLOPs: as large a batch
+        (0, 2**19, {"precision": "fp32"}, "PASS"),  # a recipe tells its size
+    ],
+)
+def test_a_step_without_flops_that_needs_far_less_memory_may_train_less(
+    run: Run, flops: int | None, peak_bytes: int, recipe: object, word: str
+) -> None:
+    def cells(name: str, arm: str, number: int) -> CellRun:
+        made = counted(arm)
+        assert made.record is not None
+        memory = {**made.record["memory"], "per_rank": [2**20]}
+        memory["peak_bytes"] = peak_bytes if arm == "head" else 2**20
+        counts = {**made.record["counts"], "flops": flops}
+        record = {**made.record, "counts": counts, "memory": memory, "recipe": recipe}
+        return dataclasses.replace(made, record=record)
+
+    trial = run(Machine(cells), ["a"], max_pairs=3, policies={"a": EXACTLY}).trials[0]
+
+    assert trial.word == word
+    told = (
+        "memory 1.00 MiB -> 512 KiB (-50.0 %), and nothing shows that a step still trains as much"
+    )
+    assert (trial.reason or "").startswith(told) == (word == "INVALID")
+
+
 # --- memory ---
 
 _FULL = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB"
