@@ -53,6 +53,7 @@ class CellRun:
     profile: tuple[tuple[str, float, float], ...] = ()
     turns_s: float = 0.0  # duration of its turns by its own clock, or of the ranks' last one
     num_logged: int | None = None  # step times that a command logged, timed or not
+    num_threads: int | None = None  # that its first rank computes with
     others_per_step: float = 0.0  # of a loop: steps of optimizers that end none
     background_s: float = 0.0  # processor seconds of its threads in the other arm's turns
     hides_waits: bool = False  # what its threads or processes waited for went on in those turns

@@ -105,6 +105,7 @@ class _Session:
     invalid: str | None = None
     first_s: float = 0.0
     longest_s: float = 0.0
+    was_loaded: bool = False  # beside a pair, other processes took much of the processors' time
     remark: str | None = None  # what slowed both arms of the last pair down
 
     @property
@@ -147,6 +148,7 @@ class _Session:
         num_cores = len(os.sched_getaffinity(0))
         unfit = fitness.why_unfit(before, after, num_cores)
         remark = fitness.describe_load(before, after, num_cores)
+        self.was_loaded |= remark is not None
         if pair_evidence.may_use_gpus(launches):
             unfit = unfit or fitness.why_gpus_unfit(before, after)
             remark = remark or fitness.describe_power_limit(before, after)
@@ -192,6 +194,11 @@ def _end(trial: Trial, session: _Session, too_long: str) -> None:
         trial.add_reason("the arms set Python's collector differently, so it ran in timed rounds")
     if trial.is_apart and trial.raw:
         trial.add_reason(_APART)
+    has_both = trial.runs.keys() == {"base", "head"}
+    if has_both and (threads := pair_evidence.describe_threads(**trial.runs)) is not None:
+        if session.was_loaded and trial.word in ("PASS", "IMPROVED"):
+            trial.word, threads = "INCONCLUSIVE", f"{threads}: beside other work times say little"
+        trial.add_reason(threads)
 
 
 def _is_open(trial: Trial) -> bool:

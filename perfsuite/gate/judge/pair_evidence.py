@@ -333,6 +333,14 @@ def why_steps_differ(base: Sequence[CellRun], head: Sequence[CellRun]) -> str | 
     )
 
 
+def describe_threads(base: Sequence[CellRun], head: Sequence[CellRun]) -> str | None:
+    """Return that head computes with more threads, or fewer; None where it does not."""
+    theirs, ours = ([one.num_threads for one in runs if one.num_threads] for runs in (base, head))
+    if not (theirs and ours) or {*theirs} & {*ours}:
+        return None
+    return f"head computes with {counted(max(ours), 'thread')}, and the base with {max(theirs)}"
+
+
 def _read(run: CellRun) -> _Trained | None:
     try:
         return None if run.record is None else msgspec.convert(run.record, _Trained)

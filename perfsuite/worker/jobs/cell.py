@@ -1,5 +1,6 @@
 """The job of measuring a cell: warm-up, timed rounds, then untimed counting. Runs in a rank."""
 
+import os
 import statistics
 import time
 from collections.abc import Callable
@@ -146,6 +147,9 @@ class Measurement:
                 self._found.missing |= dict.fromkeys([*_OF_OPERATORS, *hidden], reason)
             if self._waits.are_hidden:
                 self._turns.tell(hides_waits=True)
+            if self._start.rank == 0:
+                num_threads = min(torch.get_num_threads(), len(os.sched_getaffinity(0)))
+                self._turns.tell(num_threads=num_threads)
             if rate := self._activity.others_per_step:
                 self._turns.tell(others_per_step=rate)
         finally:

@@ -1045,6 +1045,40 @@ def test_launches_that_need_not_count_leave_what_the_others_counted(run: Run) ->
 
 
 @pytest.mark.parametrize(
+    ("num_threads", "load", "word", "told"),
+    [
+        ((2, 1), None, "PASS", "head computes with 1 thread, and the base with 2"),
+        (
+            (2, 1),
+            "other processes took 30.0 % of the processors' time",
+            "INCONCLUSIVE",
+            "head computes with 1 thread, and the base with 2: beside other work times say little",
+        ),
+        ((2, 2), "other processes took 30.0 % of the processors' time", "PASS", None),
+        ((None, 1), "other processes took 30.0 % of the processors' time", "PASS", None),
+    ],
+)
+def test_beside_other_work_another_number_of_threads_is_no_pass(
+    run: Run,
+    num_threads: tuple[int | None, int],
+    load: str | None,
+    word: str,
+    told: str | None,
+) -> None:
+    base, head = num_threads
+
+    def cells(name: str, arm: str, number: int) -> CellRun:
+        return dataclasses.replace(timed(0.001), num_threads=base if arm == "base" else head)
+
+    machine = Machine(cells)
+    machine.load = load
+
+    trial = run(machine, ["a"], max_pairs=3).trials[0]
+
+    assert (trial.word, trial.reason) == (word, told)
+
+
+@pytest.mark.parametrize(
     ("flops", "peak_bytes", "recipe", "word"),
     [
         (0, 2**19, None, "INVALID"),
