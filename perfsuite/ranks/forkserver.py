@@ -1,6 +1,5 @@
 """Starts processes from a forkserver that has torch loaded: each takes a tenth of a second."""
 
-import contextlib
 import functools
 import multiprocessing
 import os
@@ -8,7 +7,7 @@ import signal
 import sys
 import tempfile
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerContext, ForkServerProcess
@@ -62,16 +61,19 @@ def start_server() -> ForkServerContext:
     context.set_forkserver_preload(list(_PRELOADED))
     ours = dict.fromkeys(bootstrap.THREAD_VARIABLES, "1") | {bootstrap.CONTROLLER: str(os.getpid())}
     before = {name: os.environ[name] for name in ours if name in os.environ}
-    with _ctrl_c_blocked():
+    # Ctrl-C, which reaches the whole terminal, would end the server with a traceback: a process
+    # inherits blocked signals, but no handlers.
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
         resource_tracker.ensure_running()  # here, since files wait for the server alone
         _record_sockets(os.getpid())
         os.environ |= ours
-        try:
-            forkserver.ensure_running()
-        finally:
-            for name in ours:
-                del os.environ[name]
-            os.environ |= before
+        forkserver.ensure_running()
+    finally:
+        for name in ours:
+            os.environ.pop(name, None)
+        os.environ |= before
+        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
     return context
 
 
@@ -88,14 +90,3 @@ def _record_sockets(_pid: int) -> None:
     finally:
         tempfile.tempdir = before
     Finalize(None, bootstrap.remove_group_folder, [folder], exitpriority=0)  # not in a fork
-
-
-@contextlib.contextmanager
-def _ctrl_c_blocked() -> Iterator[None]:
-    """Start processes in here that Ctrl-C does not end, although it reaches the whole terminal."""
-    # A process inherits blocked signals, but no handlers: the server would print a traceback.
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
