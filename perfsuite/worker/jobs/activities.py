@@ -162,17 +162,17 @@ def start_activity(job: RunCell, start: RankStart, device: torch.device) -> Iter
     with open_batches(workload, recipe, shard, device, start, split, drops_last=True) as batches:
         if trainer is None:
             yield _Load(batches)
-        elif job.activity == "train":
-            yield _Train(trainer, batches)
         else:
-            yield _Evaluate(trainer, batches)
+            yield _OnModel(trainer, batches, trains=job.activity == "train")
 
 
 class _OnModel(Repeatable):
-    """What training and evaluating have in common: a trainer, its batches, losses."""
+    """A training step, or a batch that is evaluated."""
 
-    def __init__(self, trainer: Trainer, batches: EpochBatches, num_micro_batches: int = 1) -> None:
+    def __init__(self, trainer: Trainer, batches: EpochBatches, *, trains: bool) -> None:
         super().__init__()
+        num_micro_batches = trainer.recipe.grad_accumulation_steps if trains else 1
+        self._take = train_step if trains else evaluate_batch
         self._unchecked: list[Tensor] = []
         self.trainer, self.model = trainer, trainer.module
         self.batches = batches
@@ -182,6 +182,16 @@ class _OnModel(Repeatable):
         if trainer.recipe.plan.properties.runs_threads:
             reason = "DataParallel's replicas run in threads of their own"
             self.missing = dict.fromkeys(HIDDEN_IN_THREADS, reason)
+        if not trains:
+            self.missing["saved_activation_bytes"] = "an evaluation has no backward pass"
+
+    def iterate(self, stage: Stage) -> None:
+        if (loss := self._take(self.trainer, self.batches, stage)) is not None:
+            self._unchecked.append(loss)
+
+    def state(self) -> object:
+        # A step whose gradients overflow is skipped, and lowers the scale.
+        return super().state(), self.trainer.scaler.get_scale()
 
     def held_tensors(self) -> Iterator[Tensor]:
         return held_by(self.trainer.module, self.trainer.optimizer)
@@ -191,33 +201,10 @@ class _OnModel(Repeatable):
         self.losses.add(self._unchecked)
         self._unchecked.clear()
 
-
-class _Train(_OnModel):
-    def __init__(self, trainer: Trainer, batches: EpochBatches) -> None:
-        super().__init__(trainer, batches, trainer.recipe.grad_accumulation_steps)
-
-    def iterate(self, stage: Stage) -> None:
-        if (loss := train_step(self.trainer, self.batches, stage)) is not None:
-            self._unchecked.append(loss)
-
     def end(self, num_rounds: int) -> dict[str, str]:
         if read_compilation() is None or compiles_itself(self.model):
             return {}
         return {"numerics": "the training calls compiled functions, which its proof ran uncompiled"}
-
-    def state(self) -> object:
-        # A step whose gradients overflow is skipped, and lowers the scale.
-        return super().state(), self.trainer.scaler.get_scale()
-
-
-class _Evaluate(_OnModel):
-    def __init__(self, trainer: Trainer, batches: EpochBatches) -> None:
-        super().__init__(trainer, batches)
-        self.missing["saved_activation_bytes"] = "an evaluation has no backward pass"
-
-    def iterate(self, stage: Stage) -> None:
-        if (loss := evaluate_batch(self.trainer, self.batches, stage)) is not None:
-            self._unchecked.append(loss)
 
 
 class _Load(Repeatable):
