@@ -6,7 +6,7 @@ the modules themselves stay the user's, with their names, their hooks and their 
 """
 
 import inspect
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
 
 from torch import Tensor, fx, nn
@@ -129,8 +129,10 @@ def _build_stage(
 ) -> ModelStage:
     stage = fx.Graph()
     copies = {node: stage.placeholder(node.name) for node in _crossing(graph, owner, index)}
-    own = [node for node in graph.nodes if owner.get(node) == index]
-    needed = {*own, *_unowned_sources(own, owner)}
+    needed = {node for node in graph.nodes if owner.get(node) == index}
+    for node in reversed(graph.nodes):  # and all that these are made of, of the inputs alone
+        if node not in owner and not needed.isdisjoint(node.users):
+            needed.add(node)
     input_names = []
     for node in graph.nodes:
         if node.op == "placeholder" and node in needed:
@@ -144,15 +146,6 @@ def _build_stage(
     else:
         stage.output(tuple(copies[node] for node in _crossing(graph, owner, index + 1)))
     return ModelStage(fx.GraphModule(model, stage), tuple(input_names))
-
-
-def _unowned_sources(nodes: Sequence[fx.Node], owner: Collection[fx.Node]) -> Iterator[fx.Node]:
-    stack = list(nodes)
-    while stack:
-        for source in stack.pop().all_input_nodes:
-            if source not in owner:
-                yield source
-                stack.append(source)
 
 
 def _refuse_shared_weights(stages: Sequence[nn.Module]) -> None:
