@@ -1,7 +1,6 @@
 """A copy of the whole model for each shard of the data: DataParallel, DDP, and ZeRO stage 1."""
 
 import inspect
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -114,25 +113,18 @@ def _register_comm_hook(model: DistributedDataParallel, name: str, layout: list[
     elif name == "powersgd":
         state = powerSGD_hook.PowerSGDState(None, start_powerSGD_iter=_POWERSGD_START_ITER)
         names = {parameter: name for name, parameter in model.module.named_parameters()}
-        # DDP reads the hook's annotations and would refuse this file's, which are strings.
-        model.register_comm_hook(
-            state, lambda state, bucket: _reduce_to_low_rank(state, bucket, names, layout)
-        )
 
+        def reduce(_: object, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:  # type: ignore[name-defined]
+            """PowerSGD of one bucket; notes its parameters as long as DDP may still move them."""
+            if state.iter <= _POWERSGD_START_ITER:
+                layout[bucket.index() :] = [[names[parameter] for parameter in bucket.parameters()]]
+            reduced = powerSGD_hook.powerSGD_hook(state, bucket)
+            # The end of PowerSGD's earlier collectives starts its later ones. Under gloo that
+            # happens in a thread: two unfinished buckets would start theirs in different orders on
+            # different ranks, which then wait for each other. NCCL's are started at once, in the
+            # order of the buckets.
+            if dist.get_backend() == "gloo":
+                reduced.wait()
+            return reduced
 
-def _reduce_to_low_rank(
-    state: powerSGD_hook.PowerSGDState,
-    bucket: Any,
-    names: dict[Tensor, str],
-    layout: list[list[str]],
-) -> torch.futures.Future[Tensor]:
-    """PowerSGD of one bucket; notes its parameters as long as DDP may still move them."""
-    if state.iter <= _POWERSGD_START_ITER:
-        layout[bucket.index() :] = [[names[parameter] for parameter in bucket.parameters()]]
-    reduced = powerSGD_hook.powerSGD_hook(state, bucket)
-    # The end of PowerSGD's earlier collectives starts its later ones. Under gloo that happens in a
-    # thread: two unfinished buckets would start theirs in different orders on different ranks,
-    # which then wait for each other. NCCL's are started at once, in the order of the buckets.
-    if dist.get_backend() == "gloo":
-        reduced.wait()
-    return reduced
+        model.register_comm_hook(state, reduce)
