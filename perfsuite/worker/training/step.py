@@ -11,12 +11,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.utils import clip_grad_norm_, get_total_norm
 
 from perfsuite.errors import NotExercisedError, WorkloadError
 from perfsuite.records.stages import Stage
-from perfsuite.worker.dtensor import is_dtensor, local_tensor
+from perfsuite.worker.dtensor import by_mesh, is_dtensor, local_tensor
 from perfsuite.worker.training import mixed_precision
 from perfsuite.worker.training.batches import copy_to_device
 from perfsuite.worker.training.trainer import Trainer
@@ -152,13 +151,9 @@ def clip_gradients(trainer: Trainer, max_norm: float) -> Tensor:
 
 
 def _norm_over_ranks(gradients: list[Tensor], device: torch.device, *, are_own: bool) -> Tensor:
-    by_mesh: dict[DeviceMesh | None, list[Tensor]] = {}
-    for gradient in gradients:
-        mesh = gradient.device_mesh if is_dtensor(gradient) else None
-        by_mesh.setdefault(mesh, []).append(gradient)
     # The norm of no gradients is torch's zero on the CPU, and copying that waits for the device.
     square = torch.zeros((), dtype=torch.float64, device=device)
-    for those in by_mesh.values():
+    for those in by_mesh(gradients):
         norm = get_total_norm(those)
         full = norm.full_tensor() if is_dtensor(norm) else norm
         square += full.to(device, torch.float64).square()  # that of float16 would overflow

@@ -6,14 +6,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh
 from torch.optim import Optimizer
 
 from perfsuite.errors import RecipeError, WorkloadError
 from perfsuite.records.recipe import Recipe
 from perfsuite.records.stages import Stage
 from perfsuite.records.workload import Workload
-from perfsuite.worker.dtensor import is_dtensor
+from perfsuite.worker.dtensor import by_mesh
 from perfsuite.worker.training.batches import call_model
 from perfsuite.worker.training.step import compute_loss, scale_loss
 from perfsuite.worker.training.trainer import Trainer
@@ -69,13 +68,8 @@ class Strategy:
                 f"workload {self.workload.name!r}: {type(optimizer).__name__} needs a closure for "
                 "each step, and a recipe has none; use step_benchmark with a step of your own"
             )
-        # DTensors of each mesh are put into groups of their own: foreach kernels take no two.
         for group in list(optimizer.param_groups):
-            by_mesh: dict[DeviceMesh | None, list[nn.Parameter]] = {}
-            for parameter in group["params"]:
-                mesh = parameter.device_mesh if is_dtensor(parameter) else None
-                by_mesh.setdefault(mesh, []).append(parameter)
-            group["params"], *others = by_mesh.values() or [[]]
+            group["params"], *others = by_mesh(group["params"]) or [[]]
             for those in others:
                 optimizer.add_param_group({**group, "params": those})
         return optimizer
