@@ -6,6 +6,7 @@ or a link with fewer lanes than it had are in no fingerprint.
 
 import statistics
 import time
+import timeit
 from collections.abc import Callable
 
 import torch
@@ -54,13 +55,12 @@ def probe_device(device_type: str) -> dict[str, float]:
 
 
 def _time(work: Callable[[], object], device: torch.device) -> float:
-    work()
-    synchronize(device)
-    durations_s = []
-    for _ in range(_NUM_REPEATS):
-        start_s = time.perf_counter()
+    def work_through() -> None:
         for _ in range(_NUM_QUEUED):
             work()
         synchronize(device)
-        durations_s.append((time.perf_counter() - start_s) / _NUM_QUEUED)
-    return statistics.median(durations_s)
+
+    work()
+    synchronize(device)
+    times_s = timeit.repeat(work_through, timer=time.perf_counter, repeat=_NUM_REPEATS, number=1)
+    return statistics.median(times_s) / _NUM_QUEUED
