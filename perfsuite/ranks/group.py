@@ -213,10 +213,8 @@ class RankGroup:
         workers = f" ({num_workers} loader workers alive)" if num_workers else ""
         timeout_s = self._patience_s(waiting)
         times = "" if timeout_s == self._policy.timeout_s else "ten times "
-        what = (
-            f"made no progress for {timeout_s:g} s ({times}--perf-timeout), in "
-            f"{self.position(rank)}{workers}"
-        )
+        waited = f"{timeout_s:g} s ({times}--perf-timeout)"
+        what = f"made no progress for {waited}, in {self.position(rank)}{workers}"
         if self.position(rank).phase == FIRST_STEP:
             what += "; a step ends where a torch optimizer steps or perfsuite.step_done() is called"
         alike = [one for one in waiting if self.position(one) == self.position(rank)]

@@ -131,10 +131,8 @@ class _Heartbeats:
             patience_s = self._start.silence_s if num_beats else self._start.arrival_s
             if now_s - self._heard_s[rank] > patience_s:
                 what = "is gone, stopped or hangs" if num_beats else "did not come"
-                return (
-                    f"rank {rank} of {self._place.world_size} {what}: nothing was heard of its "
-                    f"pytest process for {patience_s:g} s"
-                )
+                silent = f"nothing was heard of its pytest process for {patience_s:g} s"
+                return f"rank {rank} of {self._place.world_size} {what}: {silent}"
         return None
 
 

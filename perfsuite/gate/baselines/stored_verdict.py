@@ -60,10 +60,8 @@ class History:
         )
         if compared.decreases:
             shrunk = "; ".join(map(str, compared.decreases))
-            say(
-                f"{name}: {shrunk}; store a new run (--benchmark-save=NAME), or an increase up to "
-                "the old one passes"
-            )
+            advice = "store a new run (--benchmark-save=NAME)"
+            say(f"{name}: {shrunk}; {advice}, or an increase up to the old one passes")
         for reason in compared.unavailable:
             say(f"{name}: {reason} (the base's stored run)")
         return "; ".join(map(str, compared.increases)) or None

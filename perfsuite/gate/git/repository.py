@@ -79,10 +79,8 @@ def add_worktree(root: Path, base: Base, folder: Path) -> None:
         made = run_git(folder, *_WORKTREE_OPTIONS, *_CHECK_OUT)
     if made.returncode != 0:
         free = format_bytes(shutil.disk_usage(folder).free)  # git does not say that a disk is full
-        raise WriteError(
-            f"cannot check out the base, {short_commit(base.revision)}, in {folder} "
-            f"({free} free there): {complaint_of(made)}"
-        )
+        failed = f"cannot check out the base, {short_commit(base.revision)}, in {folder}"
+        raise WriteError(f"{failed} ({free} free there): {complaint_of(made)}")
 
 
 def read_log(root: Path, revision: str) -> dict[str, datetime]:

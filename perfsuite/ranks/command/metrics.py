@@ -146,10 +146,8 @@ def run_logged(request: GroupRequest, launch: CommandLaunch, metrics: Metrics) -
             folder = group.out if metrics.files(group.out) else launch.folder
             values = [*metrics.values(folder, output, before, code.num_warmup)]
         except OSError as error:
-            raise WorkloadError(
-                f"{launch.name}: {metrics.path} cannot be read: {error.strerror or error} "
-                f"(metrics={metrics.text!r})"
-            ) from error
+            why = f"{metrics.path} cannot be read: {error.strerror or error}"
+            raise WorkloadError(f"{launch.name}: {why} (metrics={metrics.text!r})") from error
     times_s = values[code.num_warmup :][: code.num_steps]
     if (wrong := [value for value in times_s if not 0 < value < math.inf]) or len(times_s) < 2:
         found = f"a step time of {wrong[0]}" if wrong else counted(len(values), "step time")

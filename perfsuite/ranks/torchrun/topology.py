@@ -82,10 +82,8 @@ class Topology(NamedTuple):
         elif plan.properties.runs_threads and plan.size > (num_gpus := len(self.everyone[0].gpus)):
             needs = f"{plan.size} GPUs, and rank 0 sees {num_gpus}"
         elif plan.properties.needs_horovod:
-            needs = (
-                "ranks that horovodrun started, and torchrun started these; "
-                f"horovod-like:{plan.size} does the same with torch.distributed"
-            )
+            instead = f"horovod-like:{plan.size} does the same with torch.distributed"
+            needs = f"ranks that horovodrun started, and torchrun started these; {instead}"
         else:
             return None
         return f"parallel {recipe.parallel!r} needs {needs}"

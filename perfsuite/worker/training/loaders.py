@@ -320,10 +320,8 @@ def _checked_dataset(
     fits = len(dataset) // num_shards
     if split == "train" and fits < batch_size:
         advice = f"use micro_batch_size={fits} or less, or more data" if fits else "use more data"
-        raise WorkloadError(
-            f"{origin} has {len(dataset)} samples, too few for one batch of {batch_size} on each "
-            f"of {num_shards} shards; {advice}"
-        )
+        few = f"too few for one batch of {batch_size} on each of {num_shards} shards"
+        raise WorkloadError(f"{origin} has {len(dataset)} samples, {few}; {advice}")
     return dataset
 
 

@@ -111,10 +111,8 @@ def _owners(graph: fx.Graph, starts: Sequence[str]) -> dict[fx.Node, int]:
         if not makes_value or any(source in owner for source in node.all_input_nodes):
             owner[node] = index
         elif node.op == "call_method" and node.target.rstrip("_") + "_" == node.target:
-            raise RecipeError(
-                f"the model's forward changes an input in place by {node.target!r} between its "
-                f"blocks; use {node.target.rstrip('_')!r}"
-            )
+            found = f"changes an input in place by {node.target!r} between its blocks"
+            raise RecipeError(f"the model's forward {found}; use {node.target.rstrip('_')!r}")
     return owner
 
 

@@ -125,10 +125,8 @@ class Pipeline(Strategy):
         try:
             return partition_model(model, blocks, self._num_stages, self._given_inputs())
         except RecipeError as error:
-            raise RecipeError(
-                f"parallel {self.recipe.parallel!r} cannot cut the model of workload "
-                f"{self.workload.name!r}{mode}: {error}"
-            ) from error
+            found = f"cannot cut the model of workload {self.workload.name!r}{mode}: {error}"
+            raise RecipeError(f"parallel {self.recipe.parallel!r} {found}") from error
 
     def _check_segments(self) -> None:
         if self.recipe.num_segments is None:

@@ -110,7 +110,5 @@ def refuse_sparse_gradients(model: nn.Module, recipe: Recipe) -> None:
         reducer, instead = "NCCL", ""
     for name, module in model.named_modules():
         if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse:
-            raise RecipeError(
-                f"{reducer} reduces dense gradients alone, and those of layer {name!r} are sparse; "
-                f"use sparse=False{instead}"
-            )
+            found = f"{reducer} reduces dense gradients alone, and those of layer {name!r}"
+            raise RecipeError(f"{found} are sparse; use sparse=False{instead}")
