@@ -182,17 +182,12 @@ def _filesystem(protocol: str) -> Any:
     return fsspec.filesystem(protocol, use_listings_cache=False, skip_instance_cache=True)
 
 
-@functools.cache
-def _failures(protocol: str) -> tuple[type[Exception], ...]:
-    return (OSError, *map(pkgutil.resolve_name, _FAILURES[protocol]))
-
-
 @contextlib.contextmanager
 def _connection(protocol: str) -> Iterator[Any]:
     """Give the file system of fsspec; its errors leave as an OSError with a number and a reason."""
     try:
         yield _filesystem(protocol)
-    except _failures(protocol) as error:
+    except (OSError, *map(pkgutil.resolve_name, _FAILURES[protocol])) as error:
         raise _plain(error) from error
 
 

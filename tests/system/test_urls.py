@@ -292,7 +292,7 @@ def test_whatever_fails_has_a_reason_of_one_line(
 
 
 def test_a_failure_of_the_client_itself_is_an_os_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(urls, "_failures", lambda _: (OSError, AnswerError))
+    monkeypatch.setitem(urls._FAILURES, "memory", (f"{__name__}:{AnswerError.__name__}",))
     answer_with(monkeypatch, AnswerError(None))
 
     with pytest.raises(OSError, match="the server's words"):
