@@ -39,10 +39,8 @@ def why_not_exercised(recipe: Recipe, hardware: Hardware) -> str | None:
     if mode.runs_threads and 1 < hardware.num_gpus < plan.size:
         needs = f"{plan.size} GPUs, and {hardware.num_gpus} are here"
     elif needs is None and mode.needs_horovod and not hardware.has_horovod:
-        needs = (
-            "the package horovod, which cannot be imported; "
-            f"horovod-like:{plan.size} does the same with torch.distributed"
-        )
+        advice = f"horovod-like:{plan.size} does the same with torch.distributed"
+        needs = f"the package horovod, which cannot be imported; {advice}"
     if needs is not None:
         return f"parallel {recipe.parallel!r} needs {needs}"
     if recipe.precision == "tf32" and (found := _what_is_below(_TF32_CAPABILITY, hardware)):

@@ -198,10 +198,8 @@ def parse_parallel(text: str) -> ParallelPlan:
     sizes = [int(number) for number in (size, shards) if number]
     if min(sizes) < mode.smallest_size:
         example = "x".join([str(max(mode.smallest_size, 2))] * len(sizes))
-        raise RecipeError(
-            f"parallel {text!r} has a size of {min(sizes)}, and {name} needs at least "
-            f"{mode.smallest_size}; use {name}:{example}"
-        )
+        needs = f"{name} needs at least {mode.smallest_size}; use {name}:{example}"
+        raise RecipeError(f"parallel {text!r} has a size of {min(sizes)}, and {needs}")
     schedule = schedule or mode.default_schedule
     if schedule is not None and schedule not in PIPELINE_SCHEDULES:
         advice = f"use one of {', '.join(PIPELINE_SCHEDULES)}"
@@ -224,11 +222,10 @@ def _parse_axes(text: str) -> tuple[MeshAxis, ...]:
             advice = "give each a name of its own, such as dp_replicate and dp_shard"
             raise RecipeError(f"parallel {text!r} names axis {axis.name!r} twice; {advice}")
         if not axis.divides_batch and axis.name.partition("_")[0] not in _MODEL_AXES:
-            raise RecipeError(
-                f"parallel {text!r} does not say whether the ranks of axis {axis.name!r} share a "
-                f"batch; begin its name with {', '.join(_BATCH_AXES)} where it divides the batch, "
-                f"or with {', '.join(_MODEL_AXES)} where its ranks share one, such as dp_"
-                f"{axis.name}"
-            )
+            unsaid = f"does not say whether the ranks of axis {axis.name!r} share a batch"
+            divides = f"begin its name with {', '.join(_BATCH_AXES)} where it divides the batch"
+            shares = f"or with {', '.join(_MODEL_AXES)} where its ranks share one"
+            advice = f"{divides}, {shares}, such as dp_{axis.name}"
+            raise RecipeError(f"parallel {text!r} {unsaid}; {advice}")
         axes.append(axis)
     return tuple(axes)

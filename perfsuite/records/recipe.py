@@ -91,29 +91,23 @@ class Recipe:
                 raise RecipeError(f"{found}; set num_workers to 1 or more, or leave {name} out")
         changed = [name for name in _DDP_OPTIONS if getattr(self, name) != getattr(Recipe, name)]
         if changed and not properties.takes_ddp_options:
-            raise RecipeError(
-                f"{changed[0]}={getattr(self, changed[0])!r} is an option of "
-                f"DistributedDataParallel, and parallel is {self.parallel!r}; "
-                f"use parallel='ddp:2' or leave {changed[0]} out"
-            )
+            found = f"{changed[0]}={getattr(self, changed[0])!r} is an option of"
+            found += f" DistributedDataParallel, and parallel is {self.parallel!r}"
+            raise RecipeError(f"{found}; use parallel='ddp:2' or leave {changed[0]} out")
+        clash = f"cannot be combined with parallel {self.parallel!r}"
         if self.has_float8 and self.plan.mode == "tp":
-            raise RecipeError(
-                f"precision {self.precision!r} cannot be combined with parallel {self.parallel!r}: "
-                "torchao's linear layers are not split; use precision='amp-bf16', or another mode"
-            )
+            why = "torchao's linear layers are not split; use precision='amp-bf16', or another mode"
+            raise RecipeError(f"precision {self.precision!r} {clash}: {why}")
         if self.precision == "mp-bf16" and self.plan.mode not in ("fsdp", "hsdp"):
-            raise RecipeError(
-                f"precision {self.precision!r} cannot be combined with parallel {self.parallel!r}: "
-                "FSDP casts the parameters as it gathers them; use parallel='fsdp:2' or "
-                "'hsdp:2x2', or precision='amp-bf16'"
-            )
+            why = "FSDP casts the parameters as it gathers them"
+            advice = "use parallel='fsdp:2' or 'hsdp:2x2', or precision='amp-bf16'"
+            raise RecipeError(f"precision {self.precision!r} {clash}: {why}; {advice}")
         if self.compile and (properties.cuts_model or properties.runs_threads):
             # Module.compile binds the compiled call to one instance, and replicas are copies of it.
             why = "the model is cut into stages"
             if properties.runs_threads:
                 why = "the replicas of nn.DataParallel would all call the compiled first one"
-            clash = f"compile=True cannot be combined with parallel {self.parallel!r}"
-            raise RecipeError(f"{clash}: {why}; use compile=False")
+            raise RecipeError(f"compile=True {clash}: {why}; use compile=False")
 
     @property
     def plan(self) -> ParallelPlan:

@@ -92,11 +92,9 @@ class Workload:
             num_batches = 0
         if num_batches == 0:
             kind = "None" if loader is None else f"a {type(loader).__name__}"
-            raise WorkloadError(
-                f"workload {self.name!r}: build_loader({split!r}, {shard_index}, {num_shards}) "
-                f"returned {kind}; return an iterable of at least one batch, with a __len__ that "
-                "says when an epoch ends"
-            )
+            call = f"build_loader({split!r}, {shard_index}, {num_shards})"
+            due = "an iterable of at least one batch, with a __len__ that says when an epoch ends"
+            raise WorkloadError(f"workload {self.name!r}: {call} returned {kind}; return {due}")
         return cast("Collection[Any]", loader)
 
 
@@ -170,10 +168,9 @@ def find_workload(reference: str | Workload) -> Workload | WorkloadFactory | str
         return known[reference]
     if all(name.isidentifier() for name in (*module.split("."), *attribute.split("."))):
         return reference
-    raise WorkloadError(
-        f"workload {reference!r} is not known; use one of {', '.join(workload_names())}, "
-        "or 'package.module:attribute', or register it with @perfsuite.workload"
-    )
+    names = ", ".join(workload_names())
+    others = "'package.module:attribute', or register it with @perfsuite.workload"
+    raise WorkloadError(f"workload {reference!r} is not known; use one of {names}, or {others}")
 
 
 def load_workload(found: Workload | WorkloadFactory | str) -> Workload:
@@ -181,19 +178,17 @@ def load_workload(found: Workload | WorkloadFactory | str) -> Workload:
 
     Raises a WorkloadError where the module or attribute does not exist, or leads to no Workload.
     """
-    source = repr(found) if isinstance(found, str) else getattr(found, "__qualname__", repr(found))
+    source = getattr(found, "__qualname__", repr(found))
+    due = "a perfsuite.Workload or a function without arguments that returns one"
     value: Any = _import_reference(found) if isinstance(found, str) else found
     if callable(value) and not isinstance(value, Workload):
         try:
             inspect.signature(value).bind()
         except (TypeError, ValueError) as error:
-            raise WorkloadError(
-                f"{source} cannot be called without arguments ({error}); name a perfsuite.Workload "
-                "or a function without arguments that returns one"
-            ) from error
+            refusal = f"{source} cannot be called without arguments ({error})"
+            raise WorkloadError(f"{refusal}; name {due}") from error
         value = value()
     if not isinstance(value, Workload):
-        due = "a perfsuite.Workload or a function without arguments that returns one"
         raise WorkloadError(f"{source} is of the type {type(value).__name__}, not {due}")
     return value
 
@@ -205,12 +200,11 @@ def _import_reference(reference: str) -> Any:
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module}.".startswith(f"{error.name}."):
             raise
-        stem = module.removesuffix(".py")
-        hint = f"; name the module: {stem.replace('/', '.')}:{attribute}"
-        raise WorkloadError(
-            f"workload {reference!r}: there is no module {error.name!r} in the current directory, "
-            f"pytest's rootdir or the installed packages{hint if stem != module else ''}"
-        ) from error
+        places = "the current directory, pytest's rootdir or the installed packages"
+        if (stem := module.removesuffix(".py")) != module:
+            places += f"; name the module: {stem.replace('/', '.')}:{attribute}"
+        found = f"workload {reference!r}: there is no module {error.name!r}"
+        raise WorkloadError(f"{found} in {places}") from error
     try:
         return attrgetter(attribute)(value)
     except AttributeError as error:
