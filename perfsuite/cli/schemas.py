@@ -55,14 +55,10 @@ _STORED_RUN = {"path": str, "saved_at": datetime | None, "commit fingerprint rea
     "num_cells": int | None,
     "is_this_environment is_usable": bool,
 }
-_HISTORY = {"id": str, "runs": [Point], "is_long_enough": bool} | {
-    "changes": [DatedChange],
-    "drift": DatedDrift | None,
-}
-_REPORTED = {"id": str, "step_time_s spread_ratio": _NUMBER, "note": _TEXT} | {
-    "verdict": Verdict | None,
-    "record": CellRecord | None,
-}
+_HISTORY: dict[str, Any] = {"id": str, "runs": [Point], "is_long_enough": bool}
+_HISTORY |= {"changes": [DatedChange], "drift": DatedDrift | None}
+_REPORTED: dict[str, Any] = {"id": str, "step_time_s spread_ratio": _NUMBER, "note": _TEXT}
+_REPORTED |= {"verdict": Verdict | None, "record": CellRecord | None}
 _STEP = _type_of(
     {"**": Verdict, "commit subject": str, "mark": Mark}
     | {"reason": _TEXT, "explanation": Explanation | None},

@@ -126,10 +126,9 @@ class Row:
         if lags_s[name] < max(_RANK_LAGS, self.spread_ratio or 0.0) * self.step_time_s:
             return None
         slowest_s = max(times_s[name])
-        return (
-            f"rank {times_s[name].index(slowest_s)} takes {format_seconds(slowest_s)} in "
-            f"{printable(name)}, the median rank {format_seconds(slowest_s - lags_s[name])}"
-        )
+        slowest, median = map(format_seconds, (slowest_s, slowest_s - lags_s[name]))
+        rank = f"rank {times_s[name].index(slowest_s)}"
+        return f"{rank} takes {slowest} in {printable(name)}, the median rank {median}"
 
     @cached_property
     def subject(self) -> str | None:

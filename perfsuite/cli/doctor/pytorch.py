@@ -142,10 +142,8 @@ def interface_finding(host: str, address: str | None, chosen: str | None) -> Fin
     subject = "gloo between hosts"
     if chosen:
         return Finding(subject, "ok", f"GLOO_SOCKET_IFNAME={chosen}")
-    advice = (
-        "for torchrun over several hosts, set GLOO_SOCKET_IFNAME (see: ip address), and give "
-        "--master-addr an address of the first host"
-    )
+    advice = "for torchrun over several hosts, set GLOO_SOCKET_IFNAME (see: ip address), "
+    advice += "and give --master-addr an address of the first host"
     if address is None:
         return Finding(subject, "warn", f"host name {host!r} does not resolve", advice)
     if ipaddress.ip_address(address).is_loopback:

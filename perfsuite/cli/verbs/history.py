@@ -168,7 +168,7 @@ def describe(one: CellHistory) -> list[str]:
 
 
 def _describe_change(change: DatedChange) -> str:
-    low, high = change.interval
+    bounds = " to ".join(map(units.format_change, change.interval))
     where = f"between {change.before} and {change.after}"
     if change.num_commits:
         where += f", {units.counted(change.num_commits, 'commit')}"
@@ -177,20 +177,16 @@ def _describe_change(change: DatedChange) -> str:
     accepted = "" if change.accepted is None else f", accepted: {change.accepted}"
     recovered = ", recovered since" * change.is_recovered
     direction = "slower" if change.ratio > 1 else "faster"
-    return (
-        f"{direction} by {units.format_ratio(abs(change.ratio - 1))} "
-        f"({units.format_change(low)} to {units.format_change(high)}) {where}{accepted}{recovered}"
-    )
+    by = units.format_ratio(abs(change.ratio - 1))
+    return f"{direction} by {by} ({bounds}) {where}{accepted}{recovered}"
 
 
 def _describe_drift(drift: DatedDrift) -> str:
     # Of a week a change is small.
     rate, low, high = (f"{100 * (r - 1):+.2f} %" for r in (drift.ratio_per_week, *drift.interval))
     accepted = "" if drift.accepted is None else f", accepted: {drift.accepted}"
-    return (
-        f"drifts by {rate} a week ({low} to {high}), "
-        f"{units.format_change(drift.total_ratio)} since {drift.since}{accepted}"
-    )
+    in_all = f"{units.format_change(drift.total_ratio)} since {drift.since}"
+    return f"drifts by {rate} a week ({low} to {high}), {in_all}{accepted}"
 
 
 def _advise(one: CellHistory) -> list[str]:

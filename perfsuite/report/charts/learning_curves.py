@@ -28,10 +28,8 @@ class Training:
     @property
     def described(self) -> str:
         """File, workload, recipe and device in one line."""
-        return (
-            f"{self.path}, a profile of {self.profile.workload} ({self.recipe.parallel}, "
-            f"{self.recipe.precision}) on {self.profile.device}"
-        )
+        cell = f"{self.profile.workload} ({self.recipe.parallel}, {self.recipe.precision})"
+        return f"{self.path}, a profile of {cell} on {self.profile.device}"
 
 
 def read_trainings(paths: Sequence[Path]) -> tuple[Training, ...]:

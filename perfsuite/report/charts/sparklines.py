@@ -23,10 +23,8 @@ def draw_rounds(row: Row) -> Picture | None:
         fraction = (seconds - low_s) / (high_s - low_s) if high_s > low_s else 0.5
         return _short(1 + fraction * (_WIDTH - 2))
 
-    label = (
-        f"{len(row.rounds_s)} rounds from {format_seconds(low_s)} to {format_seconds(high_s)}, "
-        f"median {format_seconds(row.step_time_s)}"
-    )
+    ends = f"{format_seconds(low_s)} to {format_seconds(high_s)}"
+    label = f"{len(row.rounds_s)} rounds from {ends}, median {format_seconds(row.step_time_s)}"
     marks = "".join(f"M{position(seconds)} 3v8" for seconds in row.rounds_s)
     return _small(label, ("r", marks), ("m", f"M{position(row.step_time_s)} 0v14"))
 

@@ -115,10 +115,8 @@ def _links(key: EnvironmentKey, cells: Sequence[tuple[Row, list[AllReduce]]]) ->
     num_cores = cells[0][0].num_cores
     fitted = fit_ring(measured)
     if sharing and not measured:
-        fitted = (
-            f"every all_reduce has more ranks than the machine's {num_cores} cores, so it measures "
-            "ranks that take turns on a core and not a link"
-        )
+        fitted = f"every all_reduce has more ranks than the machine's {num_cores} cores, "
+        fitted += "so it measures ranks that take turns on a core and not a link"
     return Links(
         device=key[0],
         fingerprint=key[1],
@@ -144,10 +142,9 @@ def fit_ring(measured: Sequence[AllReduce]) -> RingModel | str:
         return f"all_reduce was measured at {measured_at}; parameters need 2 or more"
     least, most = format_bytes(sizes[0]), format_bytes(sizes[-1])
     if sizes[-1] < _LEAST_SIZE_RATIO * sizes[0]:
-        return (
-            f"all_reduce was measured from {least} to {most}; to separate latency from bandwidth "
-            f"the largest message must be {_LEAST_SIZE_RATIO} times the smallest"
-        )
+        shown = f"all_reduce was measured from {least} to {most}"
+        needed = f"the largest message must be {_LEAST_SIZE_RATIO} times the smallest"
+        return f"{shown}; to separate latency from bandwidth {needed}"
     # Imported here, because most reports have no all_reduce to fit.
     from scipy.linalg import lstsq
 

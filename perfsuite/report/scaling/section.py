@@ -77,11 +77,7 @@ def draw_scaling(scaling: Scaling) -> tuple[Section, ...]:
     throughputs, num_left_out = draw_each(_draw_throughput, groups)
     efficiencies, _ = draw_each(_draw_efficiency, groups)
     charts, notes = (*throughputs, *efficiencies), tuple(scaling_notes(scaling))
-    grids = scaling_grids(scaling)
-    section = Section(
-        title="Scaling", charts=charts, num_left_out=num_left_out, notes=notes, grids=grids
-    )
-    return (section,)
+    return (Section("Scaling", charts, num_left_out, notes, scaling_grids(scaling)),)
 
 
 def _title(group: Sequence[ScalingSeries]) -> str:
@@ -273,10 +269,8 @@ def _link_note(links: cost_model.Links) -> str:
     )
     if ratios := [ratio for held_out in links.held_out for ratio in held_out.ratios]:
         _, typical, worst = _errors(ratios)
-        note += (
-            f" Of measurements left out in turn, half were predicted within {typical}, the worst "
-            f"with {worst}."
-        )
+        note += f" Of measurements left out in turn, half were predicted within {typical},"
+        note += f" the worst with {worst}."
     if len(links.world_sizes) == 1:
         note += " Measurements of one number of ranks do not show how the cost grows with ranks."
     return note
