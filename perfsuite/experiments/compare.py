@@ -136,9 +136,8 @@ def _judge(
 ) -> tuple[Trial, Decision, float]:
     base, head = cells
     # Without a floor, because the user asked for every difference.
-    policy = CellPolicy(
-        tolerance=request.tolerance, limit=request.limit, floor_s=0.0, num_samples=num_samples
-    )
+    tolerance, limit = request.tolerance, request.limit
+    policy = CellPolicy(tolerance=tolerance, limit=limit, floor_s=0.0, num_samples=num_samples)
     device = bench.session.hardware.device
     judgement = judge(
         _arm("base", base, device),
@@ -151,10 +150,8 @@ def _judge(
     )
     (trial,) = judgement.trials
     if trial.word in _UNMEASURED or trial.decision is None:
-        raise WorkloadError(
-            f"{base.workload} under {describe_recipe(base.recipe)} (base) and {head.workload} "
-            f"under {describe_recipe(head.recipe)} (head) cannot be compared: {trial.reason}"
-        )
+        one, other = (f"{cell.workload} under {describe_recipe(cell.recipe)}" for cell in cells)
+        raise WorkloadError(f"{one} (base) and {other} (head) cannot be compared: {trial.reason}")
     return trial, trial.decision, judgement.wall_s
 
 

@@ -71,12 +71,10 @@ class Session:
         self._gpus = [gpu.uuid for gpu in gpus]
         self._lock = TimingLock(wait_s=wait_s, say=say)
         self._launcher = LocalLauncher(hardware, self._lock)
-        # Ranks wait for a turn in a collective, and the other arm's turn may be a long one.
-        patience_s = policy.collective_timeout_s if policy.turns is None else policy.timeout_s
-        device = hardware.device
-        self._policy = policy._replace(
-            device=device, num_gpus=len(gpus), collective_timeout_s=patience_s
-        )
+        self._policy = policy._replace(device=hardware.device, num_gpus=len(gpus))
+        if policy.turns is not None:
+            # Ranks wait for a turn in a collective, and the other arm's turn may be a long one.
+            self._policy = self._policy._replace(collective_timeout_s=policy.timeout_s)
         self._num_rounds, self._round_s = num_rounds, round_s
         self._sweep_once = functools.cache(sweep_stale_folders)
         self.environments: dict[str, Environment] = {}  # of its ranks, by fingerprint

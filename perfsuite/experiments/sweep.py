@@ -21,18 +21,13 @@ def sweep_workers(
     bench: Bench, workload: str, recipe: Recipe, counts: Sequence[int]
 ) -> tuple[Times, Times]:
     """Return times of an optimizer step and of loading a batch alone, by ascending `counts`."""
-    recipes = {count: with_workers(recipe, count) for count in counts}
-    cells = {
-        f"{activity} with num_workers={count}": Cell(workload, with_count, activity)
-        for activity in _ACTIVITIES
-        for count, with_count in recipes.items()
-    }
-    times_s = bench.measure_times_s(cells)
-    training, loading = (
-        {count: times_s[f"{activity} with num_workers={count}"] for count in counts}
-        for activity in _ACTIVITIES
-    )
-    return training, loading
+    cells = {}
+    for activity, count in itertools.product(_ACTIVITIES, counts):
+        cell = Cell(workload, with_workers(recipe, count), activity)
+        cells[f"{activity} with num_workers={count}"] = cell
+    times_s = [*bench.measure_times_s(cells).values()]
+    training, loading = times_s[: len(counts)], times_s[len(counts) :]
+    return dict(zip(counts, training, strict=True)), dict(zip(counts, loading, strict=True))
 
 
 def with_workers(recipe: Recipe, num_workers: int) -> Recipe:

@@ -119,11 +119,9 @@ def try_first_epoch(bench: Bench) -> ClaimFinding:
     ratio = paired_ratio(firsts, laters)
     first, later = (format_seconds(geometric_interval(one).centre) for one in (firsts, laters))
     status = weigh_interval(ratio, low=1.0)
-    found = (
-        f"{first}, then {later}: over {_NUM_RUNS} fresh runs the first epoch takes "
-        f"x{ratio.centre:.2f} of a later one (between {ratio.low:.2f} and {ratio.high:.2f})"
-        f"{NOISE.get(status, '')}"
-    )
+    times = f"x{ratio.centre:.2f} of a later one (between {ratio.low:.2f} and {ratio.high:.2f})"
+    found = f"{first}, then {later}: over {_NUM_RUNS} fresh runs the first epoch takes {times}"
+    found += NOISE.get(status, "")
     return weigh(status, found, epochs_s=durations_s, first_per_later=ratio).on(_IMAGES)
 
 
