@@ -260,13 +260,11 @@ class _Cell:
     def __init__(self, request: pytest.FixtureRequest, benchmark: Any) -> None:
         self._request, self._benchmark = request, benchmark
         self.runner = request.config.stash[RUNNER]()
-        if not is_cell(request.node):
+        if not is_cell(item := request.node):
             recorder.expect_no_record(benchmark)
-            raise SettingError(
-                f"{request.node.nodeid} takes {request.fixturename!r} from "
-                "request.getfixturevalue, which cannot be seen before it runs; name the fixture "
-                "among its arguments"
-            )
+            found = f"{item.nodeid} takes {request.fixturename!r} from request.getfixturevalue"
+            why = "which cannot be seen before it runs; name the fixture among its arguments"
+            raise SettingError(f"{found}, {why}")
         self.session = self.runner.session
 
     def record(self, measure: Measure, *args: Any, **how: Any) -> Outcome:
@@ -275,10 +273,8 @@ class _Cell:
 
         item, benchmark = self._request.node, self._benchmark
         if OUTCOME in item.stash:
-            raise SettingError(
-                f"{item.nodeid} has measured a cell already, and a test has one place to store its "
-                "times; parametrize the test, or write another"
-            )
+            why = "a test has one place to store its times; parametrize the test, or write another"
+            raise SettingError(f"{item.nodeid} has measured a cell already, and {why}")
         if (outcome := finished_outcome(self.runner.finished, item.nodeid)) is None:
             with _packing_own_modules(self._request):
                 outcome = measure(*args, **how, is_timed=recorder.is_recorded(item))

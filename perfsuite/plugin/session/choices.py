@@ -126,10 +126,8 @@ def resolve(
         lock_folder(environ)
         durations = config.getoption("--perf-durations")  # an ini file may name them in any case
         if durations is not None and "shard" not in names:
-            raise SettingError(
-                f"--perf-durations is {mask(durations)!r}, and only --perf-shard=I/N looks at it; "
-                "add --perf-shard, or leave it out"
-            )
+            why = "only --perf-shard=I/N looks at it; add --perf-shard, or leave it out"
+            raise SettingError(f"--perf-durations is {mask(durations)!r}, and {why}")
     return Choices(
         policy=GroupPolicy(
             device=value["device"],
@@ -194,6 +192,7 @@ def _gate_request(
         raise SettingError("--perf-base and --perf-base-dir name two bases; give one of them")
     base_dir = None if typed_bases == {"--perf-base"} else value["base-dir"]
     timeout_s = max(value["timeout"], LAUNCH_TIMEOUT_S)
+    budget = Budget(max_pairs=value["max-pairs"], max_s=value["max-minutes"], timeout_s=timeout_s)
     return GateRequest(
         command=command.followed_by(*_OURS),
         seed=draw_seed(),
@@ -210,9 +209,7 @@ def _gate_request(
         base_python=value["base-python"],
         base_build=value["base-build"],
         base_environment=value["base-env"] or {},
-        budget=Budget(
-            max_pairs=value["max-pairs"], max_s=value["max-minutes"], timeout_s=timeout_s
-        ),
+        budget=budget,
         outputs=(config.rootpath / value["report"],),
         pairs_file=config.rootpath / value["report"] / PAIRS_FILE,
         # Before the tests are imported, as far as an option or a setting says that this is a gate.
@@ -285,8 +282,6 @@ def refuse_change(config: pytest.Config, environ: Mapping[str, str], *, measures
         found = re.search(setting, theirs, re.MULTILINE)
         is_new = measures if found is None else found[1] != settings[name]
         if is_new and not (name == "gate" and _may_be_off(config.rootpath, top, base.revision)):
-            raise SettingError(
-                f"{ini} is {settings[name]!r} ({config.inipath}) and was not in the base, "
-                f"{base.described}, so {_EFFECTS[name]}; leave it out, or add "
-                f"{option.flag}={settings[name]}"
-            )
+            added = f"{ini} is {settings[name]!r} ({config.inipath}) and was not in the base"
+            advice = f"leave it out, or add {option.flag}={settings[name]}"
+            raise SettingError(f"{added}, {base.described}, so {_EFFECTS[name]}; {advice}")

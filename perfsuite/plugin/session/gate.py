@@ -49,10 +49,8 @@ def refuse_silent_passes(config: pytest.Config, *, is_under_torchrun: bool) -> N
     if isinstance(compare, str):
         file, colons, _ = compare.partition("::")
         if colons or file.endswith(".py") or Path(file).is_dir():
-            raise pytest.UsageError(
-                f"--benchmark-compare takes {compare!r} for the run to compare with; "
-                f"write: pytest {compare} --benchmark-compare"
-            )
+            found = f"--benchmark-compare takes {compare!r} for the run to compare with"
+            raise pytest.UsageError(f"{found}; write: pytest {compare} --benchmark-compare")
     if is_under_torchrun:
         raise pytest.UsageError(
             "--benchmark-compare is the gate, which starts the ranks of both sides on one machine, "

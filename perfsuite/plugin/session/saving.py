@@ -189,12 +189,9 @@ def write_run(config: pytest.Config, path: Path) -> None:
     """Write all benchmarks as pytest-benchmark JSON with raw rounds; raises a WriteError."""
     session, hook = recorder.session_of(config), config.hook
     about = {"machine_info": session.get_machine_info(), "commit_info": commit_info(config)}
-    output = hook.pytest_benchmark_generate_json(
-        config=config, benchmarks=session.benchmarks, include_data=True, **about
-    )
-    hook.pytest_benchmark_update_json(
-        config=config, benchmarks=session.benchmarks, output_json=output
-    )
+    of_both: dict[str, Any] = {"config": config, "benchmarks": session.benchmarks}
+    output = hook.pytest_benchmark_generate_json(**of_both, include_data=True, **about)
+    hook.pytest_benchmark_update_json(**of_both, output_json=output)
     write_atomically(path, encode_run(output))
 
 

@@ -80,11 +80,9 @@ def cut(config: pytest.Config, names: Sequence[str], shard: Shard, named: str | 
     durations_s, refused = read_durations(place, names, but_of=but_of)
     if named is not None and names and {*durations_s.values()} == {None}:
         why = f" ({refused[0].reason})" if refused else ""
-        raise SettingError(
-            f"--perf-durations is {source!r}, which has no duration of any of the "
-            f"{counted(len(names), 'cell')}{why}; name a run that perfsuite wrote, such as "
-            "results/run.json, or a folder of them"
-        )
+        lacks = f"has no duration of any of the {counted(len(names), 'cell')}{why}"
+        advice = "name a run that perfsuite wrote, such as results/run.json, or a folder of them"
+        raise SettingError(f"--perf-durations is {source!r}, which {lacks}; {advice}")
     assigned = assign(durations_s, shard.num_shards)
     cells = frozenset(name for name, number in assigned.items() if number == shard.number)
     partition = digest_of(assigned)
@@ -108,8 +106,6 @@ def _describe(
         for names in (cells, durations_s)
     )
     num_known = sum(seconds is not None for seconds in durations_s.values())
-    return (
-        f"shard {stamp.number}/{stamp.num_shards}: {len(cells)} of "
-        f"{counted(stamp.num_cells, 'cell')}, partition {stamp.partition}, {own_s} of {all_s} by "
-        f"{num_known} known durations from {source}"
-    )
+    part = f"{len(cells)} of {counted(stamp.num_cells, 'cell')}, partition {stamp.partition}"
+    times = f"{own_s} of {all_s} by {num_known} known durations from {source}"
+    return f"shard {stamp.number}/{stamp.num_shards}: {part}, {times}"

@@ -155,10 +155,9 @@ def first_difference(names_by_rank: Sequence[Sequence[str]]) -> str:
     number, names = next((number, names) for number, names in numbered if len(set(names)) > 1)
     rank = next(rank for rank, name in enumerate(names) if name != names[0])
     here, there = ("missing" if name is None else repr(name) for name in (names[0], names[rank]))
-    return (
-        f"the ranks collected different tests: number {number} is {here} on rank 0 and {there} on "
-        f"rank {rank}; give all ranks the same files, options and pytest plugins"
-    )
+    differs = f"number {number} is {here} on rank 0 and {there} on rank {rank}"
+    advice = "give all ranks the same files, options and pytest plugins"
+    return f"the ranks collected different tests: {differs}; {advice}"
 
 
 def blamed_rank(ends: Sequence[PhaseEnd]) -> int | None:
