@@ -8,7 +8,6 @@ import os
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from types import MappingProxyType
 from typing import Annotated, Any, TypeVar, get_args, get_type_hints
 
 import typer
@@ -97,7 +96,7 @@ def explained(**texts: str) -> Callable[[Verb], Verb]:
 
 
 def takes_recipe(
-    verb: Callable[..., None], *, fixed: Mapping[str, Any] = MappingProxyType({})
+    verb: Callable[..., None], *, fixed: Mapping[str, Any] = {}
 ) -> Callable[..., None]:
     """Return a verb that takes a `recipe`, with an option for each field in its place.
 

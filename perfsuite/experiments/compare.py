@@ -7,7 +7,7 @@ The rule is one-sided, so "the same" is proven from both sides, on the same pair
 
 import json
 import statistics
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -36,15 +36,14 @@ _FORWARD: dict[str | None, Word] = {"FAIL": "slower", "IMPROVED": "faster"}
 _BACKWARD: dict[str | None, Word] = {"FAIL": "faster", "IMPROVED": "slower"}
 
 
-@dataclass(frozen=True, kw_only=True)
-class ComparisonRequest:
+class ComparisonRequest(NamedTuple):
     """Two trainings; b is compared with a."""
 
     a: Cell
     b: Cell
+    budget: Budget  # of each of at most two judgements
     tolerance: float = 0.02  # a difference up to this counts as none, 0.02 = 2 %
     limit: float = 0.05  # "the same" is within this
-    budget: Budget  # of each of at most two judgements
 
 
 class Comparison(NamedTuple):

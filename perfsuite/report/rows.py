@@ -170,8 +170,7 @@ def row_of_line(line: CellLine) -> Row | None:
     )
 
 
-@dataclass(frozen=True)
-class Column(Generic[T]):
+class Column(NamedTuple, Generic[T]):
     """One column of a table of T."""
 
     key: str  # its name, with its unit, in code, CSV and JSON

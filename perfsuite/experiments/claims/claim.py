@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
 from perfsuite.experiments.interleave import Bench
@@ -13,8 +12,7 @@ Status = Literal["holds", "does not hold", "cannot be tested here"]
 NOISE: dict[Status, str] = {"cannot be tested here": "; the noise is too large to say"}
 
 
-@dataclass(frozen=True, kw_only=True)
-class ClaimFinding:
+class ClaimFinding(NamedTuple):
     """What an experiment came to on this machine, as figures and in words, or that it failed."""
 
     status: Status
@@ -25,7 +23,7 @@ class ClaimFinding:
     def on(self, workload: str) -> "ClaimFinding":
         """Return the finding with the workload that it rests on."""
         figures, reason = {"workload": workload, **self.figures}, f"on {workload} {self.reason}"
-        return replace(self, figures=figures, reason=reason)
+        return self._replace(figures=figures, reason=reason)
 
 
 class Claim(NamedTuple):

@@ -172,10 +172,9 @@ class RunSaver:
         session = recorder.session_of(self._config)
         try:
             write_atomically(Path(session.json), encode_run(output_json))
+            session.logger.info(f"Wrote benchmark data in: {session.json}", purple=True)
         except WriteError as error:
             self.fail(error)
-            return
-        session.logger.info(f"Wrote benchmark data in: {session.json}", purple=True)
 
 
 def commit_info(config: pytest.Config) -> dict[str, Any]:
@@ -243,10 +242,9 @@ class FolderStorage(FileStorage):
         try:
             folder = self.get(name).parent  # type: ignore[no-untyped-call]
             path = save_run(folder, name, encode_run(output_json))
+            self.logger.info(f"Saved benchmark data in: {path}")
         except WriteError as error:
             self.fail(error)
-            return
-        self.logger.info(f"Saved benchmark data in: {path}")
 
 
 class UrlStorage(FolderStorage):
