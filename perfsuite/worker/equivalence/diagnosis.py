@@ -36,11 +36,8 @@ def explain_gradients(tested: Tensors, expected: Tensors, bugs: Sequence[Bug]) -
             "a gradient is not finite: lower the learning rate, or use a precision with more range "
             "that scales the loss or steps float32 weights (amp-bf16, amp-fp16, O2)"
         )
-    lost = [
-        name
-        for name, gradient in expected.items()
-        if bool(gradient.any()) and not (name in tested and bool(tested[name].any()))
-    ]
+    right, kept = ([n for n, one in its.items() if one.any()] for its in (expected, tested))
+    lost = [name for name in right if name not in kept]
     if lost and len(lost) < len(expected):
         return f"the gradient of {', '.join(map(repr, lost[:3]))} is lost: is it detached?"
     bugs = [*bugs, *_any_scale(tested, expected)]
@@ -144,24 +141,17 @@ def explain_ranks(failures: Sequence[Discrepancy], plan: ParallelPlan) -> str | 
 def axis_bugs(plan: ParallelPlan, shares: Sequence[Tensors], expected: Tensors) -> Iterator[Bug]:
     """The mistakes over one axis each; `shares` are the gradients of each shard of the data."""
     for axis in _long_axes(plan):
-        yield Bug(
-            f"a sum over axis {axis.name!r} in place of a mean",
-            f"the gradients are summed over axis {axis.name!r} where their mean is due",
-            scaled(expected, axis.size),
-        )
+        it = f"axis {axis.name!r}"
+        cause = f"the gradients are summed over {it} where their mean is due"
+        yield Bug(f"a sum over {it} in place of a mean", cause, scaled(expected, axis.size))
         if axis.divides_batch:
             firsts = [r for r in range(plan.size) if not plan.coordinates(r)[axis.name]]
-            yield Bug(
-                f"no reduction over axis {axis.name!r}",
-                f"a reduction over axis {axis.name!r} is forgotten",
-                average([shares[n] for n in sorted({*map(plan.shard_of, firsts)})], "none"),
-            )
+            mean = average([shares[n] for n in sorted({*map(plan.shard_of, firsts)})], "none")
+            yield Bug(f"no reduction over {it}", f"a reduction over {it} is forgotten", mean)
         else:
-            yield Bug(
-                f"one shard used by all ranks of axis {axis.name!r}",
-                f"the ranks of axis {axis.name!r} use one shard",
-                {name: _without_last_part(its, axis.size) for name, its in expected.items()},
-            )
+            less = {name: _without_last_part(its, axis.size) for name, its in expected.items()}
+            cause = f"the ranks of {it} use one shard"
+            yield Bug(f"one shard used by all ranks of {it}", cause, less)
 
 
 def explain_parts(tested: Tensors, expected: Tensors, plan: ParallelPlan) -> str | None:

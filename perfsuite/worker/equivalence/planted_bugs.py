@@ -40,25 +40,18 @@ def gradient_bugs(gradients: Tensors, names: Collection[str] | None = None) -> I
     large = [name for name, size in norms.items() if size >= least]  # with a limit of its own
     if losable := [name for name in large if names is None or name in names]:
         smallest = min(losable, key=norms.__getitem__)
-        yield Bug(
-            f"the gradient of {smallest!r}, the smallest, is zero",
-            f"the gradient of {smallest!r} is lost",
-            {**gradients, smallest: torch.zeros_like(gradients[smallest])},
-        )
+        less = {**gradients, smallest: torch.zeros_like(gradients[smallest])}
+        it = f"the gradient of {smallest!r}"
+        yield Bug(f"{it}, the smallest, is zero", f"{it} is lost", less)
     # A gradient of one element does not change when it is shifted.
     if shiftable := [name for name in large if gradients[name].numel() > 1]:
         largest = max(shiftable, key=norms.__getitem__)
         shifted = gradients[largest].flatten().roll(1).view_as(gradients[largest])
-        yield Bug(
-            f"the gradient of {largest!r}, the largest, is shifted by one element",
-            f"the gradient of {largest!r} is written to the wrong place",
-            {**gradients, largest: shifted},
-        )
-    yield Bug(
-        "all gradients are doubled",
-        "gradients are summed where they are to be averaged, or reduced twice",
-        scaled(gradients, 2.0),
-    )
+        it = f"the gradient of {largest!r}"
+        name = f"{it}, the largest, is shifted by one element"
+        yield Bug(name, f"{it} is written to the wrong place", {**gradients, largest: shifted})
+    cause = "gradients are summed where they are to be averaged, or reduced twice"
+    yield Bug("all gradients are doubled", cause, scaled(gradients, 2.0))
 
 
 def wrong_scale(gradients: Tensors, world_size: int, plain_error: float = 0.0) -> Bug:
@@ -67,35 +60,23 @@ def wrong_scale(gradients: Tensors, world_size: int, plain_error: float = 0.0) -
     At least four times the error of plain training, where the check allows it twice.
     """
     scale = 1 + max(1 / (_SHARE_OF_ONE_RANK * world_size), 2 * ERROR_RATIO * plain_error)
-    return Bug(
-        f"all gradients are {scale:g} times too large",
-        "the loss or the gradients are scaled",
-        scaled(gradients, scale),
-    )
+    cause = "the loss or the gradients are scaled"
+    return Bug(f"all gradients are {scale:g} times too large", cause, scaled(gradients, scale))
 
 
 def reduction_bugs(shares: Sequence[Tensors], comm_hook: str) -> Iterator[Bug]:
     """The mistakes of a reduction with this hook; `shares` are each rank's gradients before it."""
-    yield Bug(
-        "no synchronisation: each rank keeps its own gradient",
-        "the gradients are not synchronised: was the last backward inside no_sync()?",
-        shares[0],
-    )
+    cause = "the gradients are not synchronised: was the last backward inside no_sync()?"
+    yield Bug("no synchronisation: each rank keeps its own gradient", cause, shares[0])
     cause = "a rank takes another rank's gradient for the mean"
     yield Bug("each rank has the gradient of another", cause, shares[-1])
-    yield Bug(
-        "the last rank's share is lost",
-        "a rank's share is missing from the mean",
-        scaled(average(shares[:-1], "none"), (len(shares) - 1) / len(shares)),
-    )
+    rest = scaled(average(shares[:-1], "none"), (len(shares) - 1) / len(shares))
+    yield Bug("the last rank's share is lost", "a rank's share is missing from the mean", rest)
     # Another format of 16 bits does not compress gradients of 16 bits.
     is_wide = all(gradient.dtype.itemsize > 2 for gradient in shares[0].values())
     for hook in ("fp16", "bf16") if comm_hook == "none" and is_wide else ():
-        yield Bug(
-            f"the reduction is compressed to {hook}",
-            f"the reduction is compressed to {hook}: is a communication hook registered?",
-            average(shares, hook),
-        )
+        name = f"the reduction is compressed to {hook}"
+        yield Bug(name, f"{name}: is a communication hook registered?", average(shares, hook))
 
 
 def lost_micro_batch(gradients: Tensors, which: str) -> Bug:

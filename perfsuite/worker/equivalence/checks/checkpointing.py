@@ -67,11 +67,9 @@ def _bugs(gradients: Tensors, recipe: Recipe, limit: Limit) -> Iterator[Bug]:
         return
     nudged = gradients[name].flatten().clone()
     nudged[nudged.abs().argmax()] *= 1 + torch.finfo(nudged.dtype).eps
-    yield Bug(
-        f"one element of the gradient of {name!r} is off by one rounding",
-        "recomputation rounds differently",
-        {**gradients, name: nudged.view_as(gradients[name])},
-    )
+    what = f"one element of the gradient of {name!r} is off by one rounding"
+    others = {**gradients, name: nudged.view_as(gradients[name])}
+    yield Bug(what, "recomputation rounds differently", others)
 
 
 def _explain(discrepancy: Discrepancy) -> str:

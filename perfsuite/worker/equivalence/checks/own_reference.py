@@ -375,12 +375,8 @@ def _find_cause(
         return batchnorm
     if found.what == "gradient":
         num_ranks, right = one.recipe.plan.world_size, one.plain.gradients
-        summed = Bug(
-            "summed",
-            f"gradients are summed over the {num_ranks} ranks and not divided by their number",
-            comparison.scaled(right, num_ranks),
-        )
-        bugs = [summed, *gradient_bugs(right)]
+        summed = f"gradients are summed over the {num_ranks} ranks and not divided by their number"
+        bugs = [Bug("summed", summed, comparison.scaled(right, num_ranks)), *gradient_bugs(right)]
         if (cause := explain_gradients(one.step.gradients, right, bugs)) is not None:
             return cause
     # Of an average that is logged they are right; later ones follow from other weights.
