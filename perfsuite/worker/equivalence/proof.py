@@ -115,15 +115,9 @@ class Proof:
             reason = f"equal {shown.formula}"
         else:
             reason = f"limit {shown.limit:.1e} = {shown.formula}"
-        return EquivalenceRow.of(
-            recipe,
-            self.check,
-            status,
-            "; ".join([reason, *notes]),
-            error=None if shown is None else shown.error,
-            limit=None if shown is None else shown.limit,
-            planted=planted,
-        )
+        told = {} if shown is None else {"error": shown.error, "limit": shown.limit}
+        reason = "; ".join([reason, *notes])
+        return EquivalenceRow.of(recipe, self.check, status, reason, planted=planted, **told)
 
 
 def judge_buffers(step: Step, expected: Tensors, number: int, limit: Limit) -> list[Discrepancy]:

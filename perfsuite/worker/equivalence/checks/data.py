@@ -309,14 +309,11 @@ def _wrong_samples(ours: Any, theirs: Any, batch_size: int) -> Tensor:
     """Which samples differ (B,); all of them where the samples cannot be separated."""
     if isinstance(ours, Tensor) and isinstance(theirs, Tensor):
         if (ours.dtype, ours.shape) == (theirs.dtype, theirs.shape):
-            differs = _bytes(ours) != _bytes(theirs)
+            pair = (one.detach().cpu().reshape(-1).view(torch.uint8) for one in (ours, theirs))
+            differs = torch.ne(*pair)
             if ours.shape[:1] == (batch_size,):
                 return differs.view(batch_size, differs.numel() // batch_size).any(dim=1)
             return differs.any().expand(batch_size)
         return torch.ones(batch_size, dtype=torch.bool)
     # repr separates 0.0 from -0.0, and is the same for any nan.
     return torch.full((batch_size,), type(ours) is not type(theirs) or repr(ours) != repr(theirs))
-
-
-def _bytes(tensor: Tensor) -> Tensor:
-    return tensor.detach().cpu().reshape(-1).view(torch.uint8)

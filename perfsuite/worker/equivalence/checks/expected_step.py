@@ -57,14 +57,9 @@ class ExpectedStep:
 
     def judge_gradients(self, tested: Tensors) -> list[Discrepancy]:
         """Return how far unscaled gradients are off."""
-        return comparison.judge(
-            "gradient",
-            tested,
-            self.truth.gradients,
-            self.number,
-            self._limit(self.errors.total),
-            parameter_limit=self._parameter_limit,
-        )
+        right, own = self.truth.gradients, self._parameter_limit
+        limit = self._limit(self.errors.total)
+        return comparison.judge("gradient", tested, right, self.number, limit, parameter_limit=own)
 
     def bugs(self) -> Iterator[Bug]:
         """The mistakes that any path can make and the check must find."""

@@ -103,10 +103,9 @@ def _reduction(case: Case, reference: Reference) -> Callable[[Sequence[Tensors]]
         return lambda shares: averaging.average(shares, recipe.comm_hook)
     # The hook counts reductions, also those of skipped steps and one that learns a static graph.
     learns_graph = recipe.static_graph and recipe.grad_accumulation_steps > 1
-    power = averaging.PowerSGD(
-        dict(reference.trainer.module.named_parameters()),
-        num_plain_steps=max(0, averaging.NUM_PLAIN_STEPS - case.trace.num_skipped - learns_graph),
-    )
+    num_plain = max(0, averaging.NUM_PLAIN_STEPS - case.trace.num_skipped - learns_graph)
+    parameters = dict(reference.trainer.module.named_parameters())
+    power = averaging.PowerSGD(parameters, num_plain_steps=num_plain)
     return lambda shares: power.average(shares, case.trace.bucket_layout)
 
 
