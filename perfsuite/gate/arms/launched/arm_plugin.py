@@ -166,11 +166,8 @@ class ArmPlugin:
 
     def _changed_variables(self) -> dict[str, str | None]:
         now = dict(os.environ)
-        return {
-            name: now.get(name)
-            for name in sorted(self._variables.keys() | now.keys())
-            if now.get(name) != self._variables.get(name) and not name.startswith("PYTEST_")
-        }
+        changed = {name for name, _ in self._variables.items() ^ now.items()}
+        return {one: now.get(one) for one in sorted(changed) if not one.startswith("PYTEST_")}
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_setup(self, item: pytest.Item) -> None:

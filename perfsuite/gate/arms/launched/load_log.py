@@ -60,9 +60,10 @@ class LoadLog:
     def __call__(self, event: str, arguments: tuple[Any, ...]) -> None:
         """Log an event of the interpreter, if it is one of those above."""
         if event == "open":
-            path, flags = arguments[0], arguments[-1]
-            self._note_file(path, may_read=_may_read(flags))
-            if isinstance(path, (str, bytes)) and isinstance(flags, int) and flags & os.O_ACCMODE:
+            path, flags = arguments[0], arguments[-1] if isinstance(arguments[-1], int) else 0
+            # As it was: no file that is emptied as it is opened, or only written (open(2)).
+            self._note_file(path, may_read=not flags & (os.O_TRUNC | os.O_WRONLY))
+            if isinstance(path, (str, bytes)) and flags & os.O_ACCMODE:
                 self._note_made(path)
         elif event == "ctypes.dlopen" or event == "sqlite3.connect":
             self._note_file(arguments[0])
@@ -232,11 +233,6 @@ class LoadLog:
             elif not option.startswith(("-W", "-X", "--")) and {*"EIS"} & {*option}:
                 return False
         return True
-
-
-def _may_read(flags: object) -> bool:
-    """Whether a file that is opened so (open(2)) may be read as it was."""
-    return not isinstance(flags, int) or not flags & (os.O_TRUNC | os.O_WRONLY)
 
 
 def _from_root(path: str) -> str:
