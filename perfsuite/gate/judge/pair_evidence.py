@@ -100,13 +100,9 @@ def add_pair(trial: Trial, launches: Mapping[str, Launch], first: str, launch_s:
     trial.sets_collector |= bool(is_collecting) and not (trial.one_by_one or trial.is_apart)
     num_rounds = min(len(base.rounds_s), len(head.rounds_s))
     total = math.fsum(head.rounds_s[:num_rounds]) / math.fsum(base.rounds_s[:num_rounds])
-    trial.pairs.append(
-        Pair(
-            log_ratio=math.log(raw[1] / raw[0]),
-            mean_log_ratio=math.log(total) + math.log(base_samples / head_samples),
-            error=error if math.isfinite(error) else None,
-        )
-    )
+    mean = math.log(total) + math.log(base_samples / head_samples)
+    known = error if math.isfinite(error) else None
+    trial.pairs.append(Pair(log_ratio=math.log(raw[1] / raw[0]), mean_log_ratio=mean, error=known))
     if (round_s := head.alternated_s / num_rounds) > 0 and math.isfinite(error):
         trial.costs.append(PairCost(log_ratio, error, num_rounds, round_s, launch_s))
 

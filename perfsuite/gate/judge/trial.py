@@ -135,14 +135,10 @@ class Trial:
 
     def decide_beyond(self) -> Decision:
         """Return what the pairs prove as if the base took what is accepted."""
-        accepted = math.log(self.policy.accepted_slowdown)
+        more = math.log(self.policy.accepted_slowdown)
         beyond = [
-            replace(
-                pair,
-                log_ratio=pair.log_ratio - accepted,
-                mean_log_ratio=pair.mean_log_ratio - accepted,
-            )
-            for pair in self.pairs
+            replace(one, log_ratio=one.log_ratio - more, mean_log_ratio=one.mean_log_ratio - more)
+            for one in self.pairs
         ]
         return decide(beyond, self.rule)
 
