@@ -163,17 +163,14 @@ class BaseSide:
         request, suite = self.request, self.suite
         if shared := worktree.share_files(suite.root, tree, suite.shared):
             differs["shared"] = f"{', '.join(shared)} (head's on both sides)"
-        if request.base_build is None:
+        if (command := request.base_build) is None:
             return None
-        differs["base build"] = request.base_build
-        say(f"building the base: {request.base_build}")
+        differs["base build"] = command
+        say(f"building the base: {command}")
+        python, site = request.base_python or sys.executable, tree / SITE_FOLDER
+        variables = {**request.command.environment, **request.base_environment}
         return build_base(
-            request.base_build,
-            tree,
-            site=tree / SITE_FOLDER,
-            root=suite.root,
-            python=request.base_python or sys.executable,
-            environment={**request.command.environment, **request.base_environment},
+            command, tree, site=site, root=suite.root, python=python, environment=variables
         )
 
     def read(self, path: Path) -> bytes:
@@ -208,18 +205,16 @@ class BaseSide:
         compared = frozenset(files)
         return Comparison(top=top, changes=changes, compared=compared, collected=collected, run=run)
 
+    def plan(self, number: int, first: str) -> PairPlan:
+        """Return a pair by which no cell is judged, under the seed of the session."""
+        hash_seed, timeout_s = self.request.seed % 2**32, self.request.budget.timeout_s
+        return PairPlan(number=number, first=first, hash_seed=hash_seed, timeout_s=timeout_s)
+
     def run_head(
         self, names: Sequence[str], is_enough: Callable[[Loaded], bool] = lambda _: False
     ) -> Launch:
         """Run cells of head once, without the base and without counting."""
-        plan = PairPlan(
-            number=0,
-            first="head",
-            hash_seed=self.request.seed % 2**32,
-            timeout_s=self.request.budget.timeout_s,
-            uncounted=frozenset(names),
-            is_enough=is_enough,
-        )
+        plan = replace(self.plan(0, "head"), uncounted=frozenset(names), is_enough=is_enough)
         return launch_pair([head_arm(self.request, self.suite, self.caches)], plan, names)["head"]
 
     def run_new(self, cells: Sequence[CellVerdict], say: Say) -> list[CellVerdict]:

@@ -380,12 +380,7 @@ class _Session:
         }
 
     def _further_pair(self, judgement: Judgement, *, profiles: bool = False) -> PairPlan:
-        return PairPlan(
-            number=judgement.num_pairs + 1,
-            first="base",
-            hash_seed=self.side.request.seed % 2**32,
-            timeout_s=self.side.request.budget.timeout_s,
-            profiles=profiles,
-            one_by_one=frozenset(one.name for one in judgement.trials if one.one_by_one),
-            is_apart=any(one.is_apart for one in judgement.trials),
-        )
+        plan = self.side.plan(judgement.num_pairs + 1, "base")
+        one_by_one = frozenset(one.name for one in judgement.trials if one.one_by_one)
+        is_apart = any(one.is_apart for one in judgement.trials)
+        return replace(plan, profiles=profiles, one_by_one=one_by_one, is_apart=is_apart)
