@@ -174,6 +174,7 @@ def _take_steps(case: OwnCase, truth: _Reference, plain: _Reference) -> Iterator
     for number, step in enumerate(case.trace.steps, start=1):
         true = truth.take(step)
         other, times = plain.take(step), truth.own.num_updates()
+        after = true.after.parameters.items()
         yield _OwnStep(
             recipe=case.recipe,
             number=number,
@@ -181,11 +182,7 @@ def _take_steps(case: OwnCase, truth: _Reference, plain: _Reference) -> Iterator
             plain=other,
             step=step,
             has_gradients=truth.follows and all((step.gradients, true.gradients, other.gradients)),
-            updated={
-                name: weight
-                for name, weight in true.after.parameters.items()
-                if times.get(name, 0) <= MOST_UPDATES
-            },
+            updated={name: one for name, one in after if times.get(name, 0) <= MOST_UPDATES},
             num_updates=max(times.values(), default=1),
         )
 
