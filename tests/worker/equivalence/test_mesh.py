@@ -300,7 +300,7 @@ def forget_to_wait(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
     """The second rank comes late to each reduction, of which the first one takes its own part."""
 
     def reduce(weight: Tensor) -> None:
-        time.sleep(0.05 * mesh.get_local_rank())
+        time.sleep(0.2 * mesh.get_local_rank())
         total = weight.grad / mesh.size()
         dist.all_reduce(total, async_op=True)
         weight.grad.copy_(total)
@@ -312,10 +312,13 @@ def forget_to_wait(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
 
 def forget_to_wait_in_forward(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
     def reduce(_module: nn.Module, _args: Any, outputs: Tensor) -> Tensor:
-        time.sleep(0.05 * mesh["tp"].get_local_rank())
+        rank = mesh["tp"].get_local_rank()
+        time.sleep(0.2 * rank)
         own = outputs.detach()
         mean = own / mesh["tp"].size()
-        dist.all_reduce(mean, async_op=True, group=mesh["tp"].get_group())
+        reduced = dist.all_reduce(mean, async_op=True, group=mesh["tp"].get_group())
+        if rank > 0:  # else it may take its own part, too, and both have one loss
+            reduced.wait()
         return outputs - own + mean
 
     model.register_forward_hook(reduce)
