@@ -437,7 +437,7 @@ def test_arms_that_want_what_one_alone_can_have_run_launch_after_launch(
 
     gated = shop.gate(LOCK=str(tmp_path / "lock"))
 
-    gated.expect(0, f"{PRICE} PASS *", f"{PRICE}: *launch after launch, not round by round")
+    gated.expect(0, f"{PRICE} PASS *", f"{PRICE}: *launch after launch, not round by round*")
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import re
 import shutil
 import signal
 import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -149,6 +150,39 @@ def test_every_file_that_differs_is_told_but_for_documentation(repository: Path)
     names = ("more.py", "more.yaml", "new.yaml", "test_a.py")
     assert changed == [Path("bench", name) for name in names]
     assert own == {Path("bench/test_a.py"): b"changed", Path("bench/models.py"): b"new"}
+
+
+def test_what_was_compiled_of_the_bases_own_file_is_not_taken_for_heads(
+    repository: Path, tmp_path: Path
+) -> None:
+    def run(tree: Path) -> str:
+        return subprocess.run(
+            [sys.executable, "-c", "import models"],
+            cwd=tree / "bench",
+            env={
+                **os.environ,
+                "PYTHONPYCACHEPREFIX": str(tmp_path / "compiled"),
+                "PYTHONDONTWRITEBYTECODE": "",
+            },
+            check=True,
+            capture_output=True,
+            text=True,
+        ).stdout
+
+    write(repository, bench__models_py="print(1)")
+    commit_all(repository)
+    base = find_base(repository, "HEAD")
+    assert isinstance(base, Base)
+    write(repository, bench__models_py="print(2)")
+    head = Head(top=repository, root=repository, python_files=("test_*.py",))
+
+    with base_tree(repository, base) as tree:
+        before = run(tree)
+        at_ns = (tree / "bench" / "models.py").stat().st_mtime_ns
+        os.utime(repository / "bench" / "models.py", ns=(at_ns, at_ns))
+        lay_benchmarks(tree, head, [repository / "bench"])
+
+        assert (before, run(tree)) == ("1\n", "2\n")
 
 
 def test_without_an_overlay_the_tree_is_the_bases_own(repository: Path) -> None:
