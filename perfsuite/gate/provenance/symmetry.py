@@ -265,7 +265,8 @@ def _find_dropped(base: Loading, head: Loading) -> str | None:
     """Why the base may be slow for want of what head has, and head's code uses no more."""
     kept = (path for path in head.alone if head.is_own(head.top / path))
     lacked = (path for path in kept if not (base.top / path).exists())
-    sources = {*base.own_files, *head.own_files}
+    both = {*base.own_files, *head.own_files}
+    sources = (one for one in both if one.suffix in (".py", *_SETTINGS))  # data may be very large
     if (found := find_dropped(head.top, base.top, lacked, sources)) is None:
         return None
     path, source = found

@@ -104,7 +104,8 @@ class StageMarks(StageClock):
 
     def __call__(self, name: str) -> AbstractContextManager[None]:
         """Tell which stage is entered."""
-        super().__call__(name)  # refuses an unknown one
+        if name not in self._spans:
+            super().__call__(name)  # says so
         self._on_enter(name)
         return untimed(name)
 

@@ -632,3 +632,20 @@ def test_only_a_path_file_that_leads_to_code_of_the_tree_is_an_installation(
     (site / "a.pth").write_text(f"import os\n# a comment\n\n/nowhere\n{leads_to}\n")
 
     assert is_any_installed(tmp_path, str(tmp_path / ".venv/bin/python"), []) == found
+
+
+@pytest.mark.parametrize(
+    ("source", "is_read"), [("pkg/inner/run.py", True), ("conf.yaml", True), ("data.bin", False)]
+)
+def test_what_the_base_lacks_is_named_by_code_and_settings_and_not_by_data(
+    folder: Path, source: str, is_read: bool
+) -> None:
+    # Data may be far larger than memory.
+    add(folder, source, "PATH = 'packed.pt'\n")
+    (folder / "head" / source).write_text("PATH = None\n")
+    (folder / "head" / "packed.pt").touch()
+
+    found = compare(folder, [f"base/{source}"], [f"head/{source}"], alone=["packed.pt"])
+
+    told = f"the base's {source} names packed.pt, which git does not track, "
+    assert (found or "").startswith(told) == is_read
