@@ -167,6 +167,14 @@ def locate(text: str, source: str) -> AnyPath:
     return RemotePath(protocol, key)
 
 
+def locate_folder(text: str, source: str) -> AnyPath:
+    """Return what `locate` does; raises a SettingError for a file, too."""
+    place = locate(text, source)
+    if isinstance(place, Path) and place.exists() and not place.is_dir():
+        raise SettingError(f"{source} is {text!r}, which is no folder; name the folder of the runs")
+    return place
+
+
 def mask(text: str) -> str:
     """Return text without the user and the password of any URL in it."""
     return _USER_INFO.sub("***@", text)

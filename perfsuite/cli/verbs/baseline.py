@@ -21,7 +21,7 @@ from perfsuite.records.run_file import StoredRun, Unusable, read_run
 from perfsuite.report.terminal.tables import text_table
 from perfsuite.system.files import remove_file
 from perfsuite.system.untrusted import printable
-from perfsuite.system.urls import AnyPath, locate
+from perfsuite.system.urls import AnyPath, locate_folder
 
 _ABOUT = "Upkeep of baselines: which runs are stored, what is accepted, what may be removed."
 _EXAMPLE = "Example: perfsuite baseline list"
@@ -35,7 +35,7 @@ def list_runs(storage: options.Storage = options.STORAGE, json_file: JsonFile = 
     In a git checkout it does so where the run's commit is one that HEAD has of the upstream's
     default branch, not of a branch that was merged into it.
     """
-    here, place = options.environment_here(), locate(storage, "--storage")
+    here, place = options.environment_here(), locate_folder(storage, "--storage")
     sifted = sift_runs(place, True, here, trunk_of(Path.cwd(), target_branch(os.environ)))
     found = [(one.path, _facts(one, here.fingerprint)) for one in sifted]
     long_ago = datetime.min.replace(tzinfo=UTC)  # files that hold no run come first
@@ -129,7 +129,7 @@ def prune(
         typer.echo(f"{file}: removed, because it has expired: {in_words(entry)}")
     old: list[AnyPath] = []
     if keep is not None:
-        here, place = options.environment_here(), locate(storage, "--storage")
+        here, place = options.environment_here(), locate_folder(storage, "--storage")
         trunk, num_sessions = trunk_of(Path.cwd(), target_branch(os.environ)), Fraction()
         for run in sift_runs(place, True, here, trunk):
             if isinstance(run, StoredRun):

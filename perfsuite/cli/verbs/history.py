@@ -27,7 +27,7 @@ from perfsuite.report.rows import Column, at
 from perfsuite.report.terminal.tables import table_of
 from perfsuite.stats.trend import MIN_VALUES
 from perfsuite.system.untrusted import printable
-from perfsuite.system.urls import locate
+from perfsuite.system.urls import locate_folder
 
 # A run on each working day of a year.
 _NUM_RUNS = 250
@@ -69,7 +69,7 @@ def history(
     least = units.option_ratio("--smallest", smallest)
     stored = read_history(
         Path.cwd(),
-        locate(storage, "--storage"),
+        locate_folder(storage, "--storage"),
         options.environment_here() if fingerprint is None else fingerprint,
         read_accepted(accepted_file, date.today()),
         target=target_branch(os.environ),

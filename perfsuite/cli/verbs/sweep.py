@@ -56,7 +56,7 @@ def sweep(
     write_atomically(PICTURE_FILE, svg_file(picture).encode())
     typer.echo(sweep_table(*shown))
     others = ", ".join(map(str, experiment.find_within_noise(training)[1:]))
-    within = f" (within noise of the best, as are {others})" if others else ""
+    within = f" (within noise of the best, like {others})" if others else ""
     hurts = "" if hurts_from is None else f"; from {hurts_from} on, more workers hurt"
     typer.echo(f"optimum: {optimum}{within}{hurts}")
     if advice is not None:

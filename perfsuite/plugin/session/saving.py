@@ -28,7 +28,7 @@ from perfsuite.system.environment import Environment, describe_host, is_pull_req
 from perfsuite.system.files import write_atomically
 from perfsuite.system.fitness import probe_host
 from perfsuite.system.json_files import read_json_as
-from perfsuite.system.urls import AnyPath, RemotePath, locate
+from perfsuite.system.urls import AnyPath, RemotePath, locate_folder
 
 # Tells later plugins where run.json was written, and the tolerance and limit of its verdicts.
 WRITTEN_RUN = pytest.StashKey[tuple[Path, float, float]]()
@@ -219,7 +219,7 @@ def use_storage(config: pytest.Config, fail: Callable[[WriteError], None]) -> No
         session.storage = recorder.open_storage(config, given)
         return
     with ends_on_mistakes():
-        place = locate(given, "--benchmark-storage")
+        place = locate_folder(given, "--benchmark-storage")
     if isinstance(place, RemotePath):
         config.stash[STORAGE] = place
         session.storage = UrlStorage(place, session, fail)

@@ -6,7 +6,7 @@ from perfsuite.records.profile import Epoch, Profile
 from perfsuite.report.rows import NOT_AVAILABLE, Column
 from perfsuite.report.terminal.tables import table_of, text_table
 from perfsuite.system.untrusted import printable
-from perfsuite.units import format_bytes, format_ratio, format_seconds, listed
+from perfsuite.units import counted, format_bytes, format_ratio, format_seconds, listed
 
 _EPOCHS: tuple[Column[tuple[int, Epoch]], ...] = (
     Column("", "epoch", lambda one: one[0]),
@@ -18,8 +18,9 @@ _EPOCHS: tuple[Column[tuple[int, Epoch]], ...] = (
 
 def profile_title(profile: Profile) -> str:
     """Return what was profiled, in a few words."""
-    recipe = "{parallel}, {precision}, {num_workers} loader workers".format_map(profile.recipe)
-    return f"{profile.workload} ({recipe})"
+    recipe = "{parallel}, {precision}".format_map(profile.recipe)
+    workers = counted(profile.recipe["num_workers"], "loader worker")
+    return f"{profile.workload} ({recipe}, {workers})"
 
 
 def profile_lines(profile: Profile) -> Iterator[str]:

@@ -103,7 +103,7 @@ def test_optimum_and_advice_stand_below_the_table(
     assert lines[3].split()[-1] == "optimum"
     assert lines[5].split()[-1] == "hurts"
     assert lines[6:] == [
-        "optimum: 1 (within noise of the best, as are 2); from 3 on, more workers hurt",
+        "optimum: 1 (within noise of the best, like 2); from 3 on, more workers hurt",
         "advice: use num_workers=1: a step takes 51% less time than with 0 (between 48% and 53%); "
         "from 3 on, more workers hurt",
         "5 repetitions, seed 4; picture in results/sweep.svg",

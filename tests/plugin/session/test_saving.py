@@ -496,26 +496,30 @@ def test_a_storage_outside_of_the_working_directory_is_used(
     assert not (pytester.path / "baselines").exists()
 
 
-@pytest.mark.parametrize(
-    ("argument", "message"),
-    [
-        ("--benchmark-json={}/own.json", "cannot write {}/own.json: "),
-        ("--benchmark-save=base", "cannot write {}/"),
-    ],
-)
-def test_a_run_that_cannot_be_written_ends_in_12_with_one_line(
-    pytester: pytest.Pytester, argument: str, message: str
-) -> None:
+def test_a_run_that_cannot_be_written_ends_in_12_with_one_line(pytester: pytest.Pytester) -> None:
     taken = pytester.path / "taken"
     taken.write_text("a file")
 
-    result = run(pytester, PLAIN, argument.format(taken), f"--benchmark-storage=file://{taken}")
+    result = run(pytester, PLAIN, f"--benchmark-json={taken}/own.json")
 
     assert result.ret == 12
     said = [line for line in result.outlines if line.startswith("perfsuite: cannot")]
     assert len(said) == 1
-    assert said[0].startswith(f"perfsuite: {message.format(taken)}")
+    assert said[0].startswith(f"perfsuite: cannot write {taken}/own.json: ")
     assert taken.read_text() == "a file"
+
+
+def test_a_storage_that_is_a_file_is_refused_before_anything_is_measured(
+    pytester: pytest.Pytester,
+) -> None:
+    pytester.path.joinpath("taken").write_text("a file")
+
+    result = run(pytester, PLAIN, "--benchmark-save=base", "--benchmark-storage=file://taken")
+
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    said = "--benchmark-storage is 'file://taken', which is no folder; name the folder of the runs"
+    result.stderr.fnmatch_lines([f"*{said}*"])
+    assert "passed" not in result.stdout.str()
 
 
 def test_a_test_that_failed_is_graver_than_a_file_that_cannot_be_written(
