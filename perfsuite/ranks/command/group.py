@@ -36,6 +36,8 @@ from perfsuite.units import counted
 
 # Before the first step a command loads data and compiles.
 _PATIENCE = 10
+# A process that computes with torch, and without the hook, may prepare for one that trains.
+_UNHOOKED_S, _LOOK_S = 60.0, 5.0
 # Bytes of a Unix socket's path (unix(7)).
 _LONGEST_SOCKET = 107
 
@@ -96,6 +98,7 @@ class CommandGroup(RankGroup):
         self._gate = Turns(request.policy.turns) if request.policy.turns is not None else None
         self._joined: dict[int, Joined] = {}
         self._progress, self._since_s = ("", 0), time.monotonic()
+        self._looked_s = self._since_s
         self._launch(request, partial(self._start, launch))
 
     def _start(self, launch: CommandLaunch) -> None:
@@ -170,6 +173,21 @@ class CommandGroup(RankGroup):
             num_joined = len(self._joined)
             only = f"only {num_joined} of its {self._world_size} ranks took a first step"
             self._lose_patience(only if num_joined else "no optimizer stepped in it")
+            if time.monotonic() - self._looked_s > _LOOK_S:
+                self._look_for_torch()
+                self._looked_s = time.monotonic()
+
+    def _look_for_torch(self) -> None:
+        """Raise where a process has long computed with torch, and none has loaded it as told."""
+        if (self._folder / hook.LOADED).exists():
+            return
+        for pid in background.processes_with(self._variable):
+            with contextlib.suppress(OSError):  # it has ended
+                process = background.read_process(pid)
+                has_computed = process is not None and process.cpu_s > _UNHOOKED_S
+                if has_computed and b"libtorch" in Path(f"/proc/{pid}/maps").read_bytes():
+                    found = f"{self._name}: process {pid} computes with torch and without"
+                    raise WorkloadError(f"{found} {faults.HOOK}")
 
     def _lose_patience(self, what: str) -> None:
         """Raise where the command has neither printed anything nor come further for too long."""

@@ -8,6 +8,7 @@ import socket
 import sys
 import tempfile
 import threading
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -146,6 +147,32 @@ def test_a_process_that_connects_and_says_nothing_costs_the_patience_and_no_more
     assert str(raised.value).startswith(
         "a: a rank has connected and not said which it is, and it printed nothing, for 1 s"
     )
+
+
+@pytest.mark.parametrize(
+    ("code", "message"),
+    [
+        ("import time, torch; time.sleep(600)", "a: process * computes with torch and without "),
+        (
+            "sum(range(10**8))",
+            "a: the command ended with exit code 0, and no process of it loaded ",
+        ),
+    ],
+)
+def test_a_command_that_computes_with_torch_and_without_the_hook_is_not_waited_for(
+    code: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(group_module, "_UNHOOKED_S", 0.1)
+    monkeypatch.setattr(group_module, "_LOOK_S", 0.1)
+    words = (sys.executable, "-E", "-c", code)
+    started = launch(words=words, folder=tmp_path, inherited=dict(os.environ))
+
+    refused = pytest.raises(WorkloadError)
+    with CommandGroup(request_of(), started) as group, refused as raised:
+        group.run()
+
+    advice = "perfsuite's hook; start Python without -I, -E and -S, *"
+    assert fnmatchcase(str(raised.value), f"{message}*{advice}")
 
 
 def test_a_command_is_named_after_its_first_file_its_module_or_its_program(tmp_path: Path) -> None:
