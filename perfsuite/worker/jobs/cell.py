@@ -27,7 +27,7 @@ from perfsuite.worker.measure import counters, operators, rounds
 from perfsuite.worker.measure.device import is_accelerator, memory_stats, synchronize
 from perfsuite.worker.measure.environment import describe_environment
 from perfsuite.worker.measure.iterations import Iterations
-from perfsuite.worker.measure.memory import measure_peak, with_kept_bytes
+from perfsuite.worker.measure.memory import Storages, measure_peak, with_kept_bytes
 from perfsuite.worker.measure.rounds import measure_rounds
 from perfsuite.worker.measure.stages import StageClock, StageMarks
 from perfsuite.worker.measure.weights_digest import BufferDigests
@@ -278,7 +278,7 @@ class Measurement:
 
     def _count(self, *, profiles: bool) -> Iterations[None]:
         activity, device = self._activity, self._device
-        counted = yield from counters.count_iteration()
+        counted = yield from counters.count_iteration(made := Storages())
         if counted.in_threads:
             hidden = (*HIDDEN_IN_THREADS, *(() if self._on_accelerator else ("memory",)))
             reason = "it computes in threads of its own, which cannot be watched"
@@ -293,7 +293,7 @@ class Measurement:
         frees_late = counted.frees_late or activity.frees_late
         asked = measure_peak(activity.held_tensors(), device, frees_late=frees_late)
         # Not of the counted iteration, which all ranks must begin together: its waits are told.
-        peak, kept = yield from with_kept_bytes(asked)
+        peak, kept = yield from with_kept_bytes(asked, made)
         if peak is None:
             reason = "the accelerator's allocator is the user's own, and counts no memory"
             self._found.missing |= dict.fromkeys(("memory", "saved_activation_bytes"), reason)

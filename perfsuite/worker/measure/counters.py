@@ -16,8 +16,14 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from perfsuite.ranks.messages import Watched
 from perfsuite.records.stages import untimed
 from perfsuite.worker.measure.clock import collector_off
-from perfsuite.worker.measure.dispatch import StepMode, communicated_bytes, is_communication
+from perfsuite.worker.measure.dispatch import (
+    StepMode,
+    communicated_bytes,
+    is_communication,
+    tensors_in,
+)
 from perfsuite.worker.measure.iterations import Iterations
+from perfsuite.worker.measure.memory import Storages
 from perfsuite.worker.measure.operators import read_trace
 
 # Markers of the profiler, and queries about a tensor (prim::device), which run no kernel.
@@ -67,13 +73,15 @@ class IterationCounts:
     in_threads: bool = False  # a module with parameters ran in another thread
 
 
-def count_iteration() -> Iterations[IterationCounts]:
+def count_iteration(made: Storages | None = None) -> Iterations[IterationCounts]:
     """Return the counts of one iteration on this rank; every rank must run it.
+
+    The storages that its operators make are put into `made`, which keeps none alive.
 
     Which operators and FLOPs count: decision 0004; what is not seen: `StepMode`. Two iterations run
     before it: after the first DDP rebuilds its buckets, and in it DTensor learns shapes.
     """
-    counter, own = _Counter(), threading.get_ident()
+    counter, own = _Counter(made), threading.get_ident()
 
     def look(module: Any, _: object) -> None:
         # DataParallel's replicas have them elsewhere; autograd's threads, which recompute, count.
@@ -159,8 +167,9 @@ def compiles_itself(model: Any) -> bool:
 
 
 class _Counter(StepMode):  # type: ignore[no-untyped-call]
-    def __init__(self) -> None:
+    def __init__(self, made: Storages | None) -> None:
         super().__init__()
+        self._made = made
         # It imports triton, and a gate's later launches count nothing.
         from torch.utils.flop_counter import flop_registry
 
@@ -198,6 +207,9 @@ class _Counter(StepMode):  # type: ignore[no-untyped-call]
         result = self.run(func, args, kwargs)
         self.found.ops += 1
         self.found.frees_late |= formula is torch.ops.aten.record_stream
+        if self._made is not None:
+            storages = (tensor.untyped_storage() for tensor in tensors_in(result))
+            self._made.update((id(storage), storage) for storage in storages)
         if is_communication(func):
             self.found.collectives += 1
             self.found.collective_bytes += communicated_bytes(args, kwargs, result)

@@ -22,7 +22,7 @@ from perfsuite.worker.measure.iterations import Iterations
 
 _Found = TypeVar("_Found")
 _SCALAR_BYTES = 16
-_Storages = WeakValueDictionary[int, torch.UntypedStorage]
+Storages = WeakValueDictionary[int, torch.UntypedStorage]
 
 
 def measure_peak(
@@ -49,14 +49,24 @@ def measure_peak(
     return PeakMemory(metric="live_storage_peak", peak_bytes=peak, saved_activation_bytes=kept)
 
 
-def with_kept_bytes(asked: Iterations[_Found]) -> Iterations[tuple[_Found, int]]:
-    """Return what the iteration finds, and how many more bytes of tensors live after it."""
+def with_kept_bytes(
+    asked: Iterations[_Found], made: Mapping[int, torch.UntypedStorage]
+) -> Iterations[tuple[_Found, int]]:
+    """Return what the iteration finds, and how many more bytes of tensors live after it.
+
+    `made` are storages of the iteration before. Those that outlive this one, and that no tensor of
+    Python's has, are a graph's, which a loss in a list keeps for a backward pass that never comes.
+    """
     before = _live_bytes()
     found = yield from asked
-    return found, _live_bytes() - before
+    after = _live_bytes()
+    graphs = {storage.data_ptr(): storage.nbytes() for storage in made.values()}
+    more = (size for place, size in graphs.items() if place not in after and size > _SCALAR_BYTES)
+    return found, sum(after.values()) - sum(before.values()) + sum(more)
 
 
-def _live_bytes() -> int:
+def _live_bytes() -> dict[int, int]:
+    """Return the sizes of all storages that tensors of Python's have, by their addresses."""
     gc.collect()
     sizes: dict[int, int] = {}
     for one in living_objects():
@@ -69,7 +79,8 @@ def _live_bytes() -> int:
                 is_batch = one.device.type == "cpu" and (storage.is_shared() or one.is_pinned())
                 if storage.nbytes() > _SCALAR_BYTES and not is_batch:
                     sizes[storage.data_ptr()] = storage.nbytes()
-    return sum(sizes.values()) - sizes.get(0, 0)
+    sizes.pop(0, None)
+    return sizes
 
 
 def _measure_allocator(device: torch.device, counted: str) -> Iterations[PeakMemory | None]:
@@ -131,8 +142,8 @@ class LiveStorage(StepMode):  # type: ignore[no-untyped-call]
     def __init__(self, held: Iterable[Tensor]) -> None:
         super().__init__()
         # By id: torch keeps one Python object for a storage as long as the storage lives.
-        self._alive: _Storages = WeakValueDictionary()
-        self._made: _Storages = WeakValueDictionary()
+        self._alive: Storages = WeakValueDictionary()
+        self._made: Storages = WeakValueDictionary()
         for tensor in tensors_in(*held):
             self._use(tensor, is_made_here=False)
         self.peak_bytes = self.current_bytes

@@ -14,9 +14,10 @@ from torch.utils.checkpoint import (
 
 from perfsuite.ranks.messages import PeakMemory
 from perfsuite.worker.measure import clock
+from perfsuite.worker.measure.counters import count_iteration
 from perfsuite.worker.measure.device import memory_stats
 from perfsuite.worker.measure.iterations import run_iterations
-from perfsuite.worker.measure.memory import LiveStorage, measure_peak, with_kept_bytes
+from perfsuite.worker.measure.memory import LiveStorage, Storages, measure_peak, with_kept_bytes
 
 CPU = torch.device("cpu")
 KIB = 1024
@@ -384,7 +385,7 @@ def test_what_an_iteration_leaves_alive_is_counted_once_and_without_scalars_and_
     if is_frozen:
         gc.freeze()
     try:
-        found = run_iterations(with_kept_bytes(count()), iterate)
+        found = run_iterations(with_kept_bytes(count(), {}), iterate)
         was_frozen = gc.get_freeze_count() > 0, clock.user_has_frozen()
     finally:
         gc.unfreeze()
@@ -392,3 +393,24 @@ def test_what_an_iteration_leaves_alive_is_counted_once_and_without_scalars_and_
     assert found == ("counts", 4096)
     assert len(odd) == 3
     assert was_frozen == (is_frozen, is_frozen)
+
+
+@pytest.mark.parametrize(("keeps", "kept_bytes"), [("all", 4096), ("backward", 0), ("last", 0)])
+def test_a_graph_that_a_scalar_keeps_alive_is_counted(keeps, kept_bytes):
+    inputs, weight = torch.ones(1024), torch.ones(1024, requires_grad=True)
+    losses = []
+
+    def iterate(stage):
+        loss = (inputs * weight).square().sum()
+        if keeps == "backward":
+            loss.backward()
+            weight.grad = None
+        losses[:] = [loss] if keeps == "last" else [*losses, loss]
+
+    def both():
+        yield from count_iteration(made := Storages())
+        return (yield from with_kept_bytes(measure_peak(iter([]), CPU), made))
+
+    _, found = run_iterations(both(), iterate)
+
+    assert found == kept_bytes
