@@ -27,9 +27,11 @@ from perfsuite.cli.verbs.profile import profile
 from perfsuite.cli.verbs.report import report
 from perfsuite.cli.verbs.sweep import sweep
 from perfsuite.cli.verbs.verify import verify
-from perfsuite.errors import ExitCode, PerfsuiteError
+from perfsuite.errors import ExitCode, PerfsuiteError, SettingError
 from perfsuite.system.signals import SIGNALLED, ends_on_signals, exit_by
 from perfsuite.system.untrusted import printable_lines
+
+_JSON = "--benchmark-json"
 
 app = typer.Typer(
     name="perfsuite",
@@ -64,6 +66,9 @@ def main() -> None:
         is_refused = isinstance(error, errors.StorageError | errors.WriteError)
         sys.exit(ExitCode.REFUSED if is_refused else ExitCode.USAGE)
     except OSError as error:
+        if error.errno == errno.ENOENT and error.filename is None:  # as os.getcwd() says
+            sys.stderr.write("perfsuite: the working directory is gone; change to another one\n")
+            sys.exit(ExitCode.USAGE)
         if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EIO) or error.filename is not None:
             raise
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # flushed once more at exit
@@ -96,7 +101,10 @@ def run(context: typer.Context, json_file: JsonFile = None) -> None:
     """Run the benchmarks and report: `pytest PATHS` with any pytest options and its exit code."""
     # pytest replaces this process, so signals, terminal and exit code are its own.
     command = [sys.executable, "-m", "pytest", "-p", "perfsuite.plugin.report", *context.args]
-    command += [] if json_file is None else [f"--benchmark-json={json_file}"]
+    if json_file is not None:
+        if str(json_file) == "-" or any(one.startswith(_JSON) for one in context.args):
+            raise SettingError(f"--json is pytest's {_JSON}: name one file, by one of the two")
+        command.append(f"{_JSON}={json_file}")
     os.execv(sys.executable, command)
 
 

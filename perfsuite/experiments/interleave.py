@@ -61,7 +61,8 @@ class Bench:
                 outcomes[key].append(outcome)
                 duration = format_seconds(statistics.median(outcome.step_times_s))
                 of_all = f"repetition {repetition} of {self.num_repetitions}"
-                self.say(f"{of_all}, {key}: {duration} an iteration")
+                shown = " ".join(map(str, key)) if isinstance(key, tuple) else key
+                self.say(f"{of_all}, {shown}: {duration} an iteration")
         return outcomes
 
     def measure_times_s(self, cells: Mapping[Key, Cell]) -> dict[Key, tuple[float, ...]]:

@@ -225,7 +225,8 @@ def read_moment(path: AnyPath) -> datetime:
 
 def invalid_record(cell: str, error: Exception) -> ValueError:
     """Return the error of a file whose record of a cell is invalid."""
-    return ValueError(f"holds an invalid record of the cell {cell}: {error}")
+    newer = ", for a newer perfsuite wrote it: update this one" * ("`$.schema`" in str(error))
+    return ValueError(f"holds an invalid record of the cell {cell}: {error}{newer}")
 
 
 def _read_before(path: AnyPath, mark: bytes) -> _Head | None:

@@ -118,6 +118,20 @@ def test_the_json_of_run_is_the_one_that_pytest_benchmark_writes(
     assert replaced[5:] == ["tests", "-x", f"--benchmark-json={file}"]
 
 
+@pytest.mark.parametrize("arguments", [["-"], ["own.json", "--benchmark-json=other.json"]])
+def test_run_refuses_a_json_that_pytest_could_not_write_as_it_is_asked(
+    arguments: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "execv", lambda program, argv: pytest.fail("pytest was started"))
+
+    ended = CliRunner().invoke(app.app, ["run", "tests", "--json", *arguments])
+
+    assert (
+        str(ended.exception)
+        == "--json is pytest's --benchmark-json: name one file, by one of the two"
+    )
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "exit_code"),
@@ -213,6 +227,23 @@ def test_the_version_is_that_of_the_distribution(tmp_path: Path) -> None:
     ended = perfsuite("--version", cwd=tmp_path)
 
     assert (ended.returncode, ended.stdout) == (0, f"perfsuite {version('perfsuite')}\n")
+
+
+def test_a_working_directory_that_is_gone_is_one_line_and_2(tmp_path: Path) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    perfsuite = [sys.executable, "-P", "-m", "perfsuite", "baseline", "list"]
+
+    ended = subprocess.run(
+        ["sh", "-c", 'rmdir "$PWD"; exec "$@"', "sh", *perfsuite],
+        cwd=gone,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    said = "perfsuite: the working directory is gone; change to another one\n"
+    assert (ended.returncode, ended.stderr) == (2, said)
 
 
 def test_a_terminal_that_lacks_a_character_gets_its_number(tmp_path: Path) -> None:

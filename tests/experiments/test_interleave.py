@@ -61,3 +61,13 @@ def test_times_are_in_the_order_of_repetitions() -> None:
     assert list(times) == [0, 1, 2, 3, 4]
     assert len(lines) == 15
     assert "repetition 1 of 3, 2: 2.00 ms an iteration" in lines
+
+
+def test_a_cell_of_several_names_is_shown_by_all_of_them() -> None:
+    lines: list[str] = []
+    session = MadeUpSession(lambda workload, recipe, activity: make_outcome([0.001]))
+    bench = Bench(session=session, seed=7, say=lines.append, num_repetitions=1)  # type: ignore[arg-type]
+
+    bench.measure({("single", 2): CELLS[2]})
+
+    assert lines == ["repetition 1 of 1, single 2: 1.00 ms an iteration"]

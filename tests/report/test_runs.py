@@ -173,7 +173,8 @@ def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
         ),
         (
             [benchmark("t", info={**msgspec.to_builtins(record()), "schema": 2})],
-            "holds an invalid record of the cell t: Invalid enum value 2 - at `$.schema`",
+            "holds an invalid record of the cell t: Invalid enum value 2 - at `$.schema`, for a "
+            "newer perfsuite wrote it: update this one",
         ),
     ],
 )

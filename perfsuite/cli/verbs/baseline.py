@@ -196,4 +196,6 @@ def _parse_looser(values: list[str]) -> dict[str, Any]:
     if not all(name in LOOSENED and separator for name, separator, _ in pairs):
         allowed = f"use NAME=VALUE, such as limit=8%, with one of {', '.join(LOOSENED)}"
         raise SettingError(f"--looser is {' '.join(values)!r}; {allowed}")
-    return {name: text for name, _, text in pairs}
+    if len(given := {name: text for name, _, text in pairs}) < len(pairs):
+        raise SettingError(f"--looser is {' '.join(values)!r}; give each of them once")
+    return given

@@ -14,7 +14,7 @@ from perfsuite.cli.options import explained
 from perfsuite.cli.output import JsonFile, write_json
 from perfsuite.errors import SettingError
 from perfsuite.gate.git.repository import find_top
-from perfsuite.system.files import append_line, write_atomically
+from perfsuite.system.files import append_line, check_writable, write_atomically
 from perfsuite.system.untrusted import printable
 
 _FILES = files("perfsuite.cli.starter")
@@ -59,9 +59,11 @@ def init(
     written, kept = write_starters(folder, num_gpus=num_gpus, comments=comments)
     for path in written:
         typer.echo(f"added lines to {path}" if path in there else f"wrote {path}")
+    option = ""
     for path in kept:
         is_off = "off" in _GATE.findall(_text(folder / path))
         typer.echo(f"kept  {path}, which {'has perf_gate off' if is_off else 'was there already'}")
+        option = " --perf-gate=on" if is_off else option
     (requirement, advice), top = _requirement(), find_top(folder)
     for path in (one for one in written if one.endswith(".yml")):
         if advice:
@@ -70,8 +72,8 @@ def init(
             typer.echo(printable(f"move {path} to {top}: GitHub reads workflows there alone"))
     typer.echo(f"next: pip install '{requirement}'; pytest benchmarks")
     typer.echo(
-        "then: commit; 'pytest benchmarks --benchmark-compare' judges the next change; before one, "
-        "or where every cell is new, it ends in 12 or 13: nothing to compare yet"
+        f"then: commit; 'pytest benchmarks --benchmark-compare{option}' judges the next change; "
+        "before one, or where every cell is new, it ends in 12 or 13: nothing to compare yet"
     )
     write_json(json_file, written=written, kept=kept)
 
@@ -87,7 +89,10 @@ def write_starters(
         configured, configuration = "pytest.ini", (_FILES / "starter.ini").read_text()
         configuration = configuration.format(pythonpath=pythonpath)
     written, kept = [], []
-    for path in [*_STARTERS, *([] if num_gpus is None else [_ON_GPUS]), *([_COMMENTS] * comments)]:
+    starters = [*_STARTERS, *([] if num_gpus is None else [_ON_GPUS]), *([_COMMENTS] * comments)]
+    for path in starters:  # all or none
+        check_writable(folder / path)
+    for path in starters:
         if (folder / path).exists():
             kept.append(path)
             continue

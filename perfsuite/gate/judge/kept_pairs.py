@@ -17,6 +17,7 @@ from perfsuite.stats.sequential import WORDS, Rule
 from perfsuite.system import untrusted
 from perfsuite.system.files import write_atomically
 from perfsuite.system.untrusted import MOST, Amount, Label, printable, printable_lines
+from perfsuite.units import listed
 
 PAIRS_FILE = "pairs.json"
 _MAX_FILE_BYTES = 64 * 2**20
@@ -82,8 +83,10 @@ class KeptPairs:
         if not (found := self.cells.keys() & set(map(printable, names))):
             return None
         who = "1 cell goes" if len(found) == 1 else f"{len(found)} cells go"
-        advice = "remove that file if more than the trees has changed"
-        return f"{who} on from what {self.path} has of these two trees; {advice}"
+        most = listed(sorted({str(self.cells[name].rule.max_pairs) for name in found}))
+        what = f"of these two trees, at most {most} pairs a session, as begun"
+        advice = "remove that file if more than the trees has changed, or for other numbers"
+        return f"{who} on from what {self.path} has {what}; {advice}"
 
     def write(self, trials: Iterable[Trial]) -> None:
         """Keep what a re-run must not judge again; a WriteError where that is impossible."""

@@ -320,6 +320,10 @@ def test_accept_adds_to_what_is_there(perfsuite: Call, tmp_path: Path) -> None:
             "floor, policy, gate",
         ),
         (
+            [CELL, "--looser", "limit=8%", "--looser", "limit=9%", *WHY],
+            "--looser is 'limit=8% limit=9%'; give each of them once",
+        ),
+        (
             [CELL, "--looser", "limt=8%", *WHY],
             "--looser is 'limt=8%'; use NAME=VALUE, such as limit=8%, with one of limit, "
             "tolerance, floor, policy, gate",

@@ -133,6 +133,15 @@ def test_a_configuration_that_no_line_can_be_added_to_is_refused_before_anything
     assert [path.name for path in tmp_path.iterdir()] == ["pyproject.toml"]
 
 
+def test_a_file_that_cannot_be_written_leaves_nothing_behind(tmp_path: Path) -> None:
+    (tmp_path / ".github").write_text("a file")
+
+    with pytest.raises(WriteError):
+        write_starters(tmp_path)
+
+    assert [path.name for path in tmp_path.iterdir()] == [".github"]
+
+
 def test_a_gate_that_is_switched_off_stays_so_and_is_told(tmp_path: Path) -> None:
     (tmp_path / "tox.ini").write_text("[pytest]\nperf_gate = off\n")
     (tmp_path / ".gitignore").write_text("*.pyc\n")
@@ -140,6 +149,7 @@ def test_a_gate_that_is_switched_off_stays_so_and_is_told(tmp_path: Path) -> Non
     first, again = (CliRunner().invoke(app, ["init", str(tmp_path)]).output for _ in range(2))
 
     assert "kept  tox.ini, which has perf_gate off\n" in first
+    assert "'pytest benchmarks --benchmark-compare --perf-gate=on' judges the next change" in again
     assert "added lines to .gitignore\n" in first
     assert "kept  .gitignore, which was there already\n" in again
     assert not (tmp_path / "pytest.ini").exists()
