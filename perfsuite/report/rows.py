@@ -284,7 +284,7 @@ def missing_lines(lines: Iterable[CellLine]) -> Iterator[str]:
         told.append((status != "not exercised", "PROOF", "numerics"))
         has_recipe = line.perfsuite is None or at("perfsuite.recipe")(line) is not None
         told += [(has_recipe, "COUNTS", "ops"), (has_recipe, "LOSS", "losses")]
-        for what in ("small gradients", "frozen parameters"):
+        for what in ("small gradients", "frozen parameters", "initial weights"):
             told.append((has_recipe, f"PROOF OF {what.upper()}", f"numerics of {what}"))
         # The reason of a cell that passed says of each number why there is none.
         for is_fine, word, name in told:

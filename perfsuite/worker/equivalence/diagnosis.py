@@ -64,8 +64,10 @@ def explain_weights(discrepancy: Discrepancy) -> str | None:
         return "ranks that share a batch draw other numbers: seed them alike"
     if discrepancy.what != "parameter" and discrepancy.step > 0:
         return None
-    if discrepancy.rank is not None:
+    if discrepancy.rank is not None and discrepancy.step > 0:
         return "no synchronisation: the ranks step by other gradients or settings, or not together"
+    if discrepancy.rank is not None:
+        return "the ranks begin with other weights: seed them alike, or broadcast the first rank's"
     if discrepancy.step == 0:
         found = "the run does not start from the weights that build_model gives under its seed"
         return f"{found}: are they drawn from a generator of their own?"

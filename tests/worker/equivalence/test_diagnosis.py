@@ -178,6 +178,10 @@ def test_nothing_is_explained_where_all_is_zero() -> None:
             "no synchronisation: the ranks step by other gradients or settings, or not together",
         ),
         (
+            {"what": "parameter", "step": 0, "rank": 1},
+            "the ranks begin with other weights: seed them alike, or broadcast the first rank's",
+        ),
+        (
             {"what": "parameter", "step": 0},
             "the run does not start from the weights that build_model gives under its seed: are "
             "they drawn from a generator of their own?",

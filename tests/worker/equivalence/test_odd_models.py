@@ -1110,13 +1110,14 @@ def test_an_optimizer_may_step_by_the_norm_of_each_tensor(
     assert (report.rows[0].limit == 0.0) == is_whole
 
 
+def make_matrices() -> nn.Module:
+    return nn.Sequential(nn.Linear(6, 8, bias=False), nn.Tanh(), nn.Linear(8, 4, bias=False))
+
+
 @pytest.mark.parametrize(("parallel", "status"), [("ddp:2", "equivalent"), ("fsdp:2", "no power")])
 def test_muon_is_proven_where_ranks_hold_whole_parameters(
     check_equivalence: Check, parallel: str, status: str
 ) -> None:
-    def make_matrices() -> nn.Module:
-        return nn.Sequential(nn.Linear(6, 8, bias=False), nn.Tanh(), nn.Linear(8, 4, bias=False))
-
     workload = make_workload(
         make_matrices, build_optimizer=lambda parameters: torch.optim.Muon(parameters, lr=0.01)
     )
@@ -1125,6 +1126,20 @@ def test_muon_is_proven_where_ranks_hold_whole_parameters(
 
     assert report.status == status, str(report)
     assert ("Muon's iteration in bfloat16" in str(report)) == (status == "no power")
+
+
+class Muon(torch.optim.SGD):
+    """Another optimizer of this name."""
+
+
+def test_another_optimizer_named_muon_is_proven(check_equivalence: Check) -> None:
+    workload = make_workload(
+        make_matrices, build_optimizer=lambda parameters: Muon(parameters, lr=0.01)
+    )
+
+    report = check_equivalence(workload, Recipe(parallel="fsdp:2"))
+
+    assert report.status == "equivalent", str(report)
 
 
 def test_an_optimizer_may_leave_parameters_alone(check_equivalence: Check) -> None:

@@ -35,7 +35,8 @@ def check_optimizer_steps(case: Case, proof: Proof) -> None:
             "one process and not on the ranks, or the reverse; does parallelize freeze it?"
         )
     proof.evidence += _judge_start(case, start)
-    if case.recipe.plan.properties.splits_tensors and type(replay.optimizer).__name__ == "Muon":
+    is_muon = isinstance(replay.optimizer, torch.optim.Muon)
+    if case.recipe.plan.properties.splits_tensors and is_muon:
         what = "Muon's iteration in bfloat16 rounds parts of a parameter otherwise"
         proof.vacuous.append(f"{what}, so that what the optimizer does is not proven")
         return

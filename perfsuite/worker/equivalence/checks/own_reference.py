@@ -1,13 +1,14 @@
 """T1 and T2 of a user's own step: the ranks compute what the user's own reference computes.
 
-One process takes what all ranks take together. Before each step it is given the ranks' weights, and
-before its optimizer steps their gradients: so a limit covers the rounding of one step. Without
-`Step.model` there are losses alone; what they show, references with a mistake tell.
+One process takes what all ranks take together. Before each step it is given the ranks' weights and
+what changes of their buffers, and before its optimizer steps their gradients: so a limit covers the
+rounding of one step. Without `Step.model` there are losses alone; what they show, references with a
+mistake tell.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
 from unittest.mock import patch
@@ -15,11 +16,17 @@ from unittest.mock import patch
 import torch
 from torch import nn
 
-from perfsuite.errors import WorkloadError
 from perfsuite.records.equivalence import EquivalenceRow, semantic_check
 from perfsuite.records.recipe import Recipe
 from perfsuite.units import counted, listed
 from perfsuite.worker.equivalence import comparison, limits
+from perfsuite.worker.equivalence.checks.comparable import (
+    explain_buffers,
+    first_part,
+    unchanged_buffers,
+    why_losses_alone,
+    why_start_differs,
+)
 from perfsuite.worker.equivalence.checks.expected_step import ExpectedStep
 from perfsuite.worker.equivalence.comparison import Discrepancy, Tensors
 from perfsuite.worker.equivalence.diagnosis import FILLED, explain_batchnorm, explain_gradients
@@ -60,10 +67,13 @@ def check_own_steps(case: OwnCase) -> tuple[EquivalenceRow, dict[str, str]]:
     truth, plain = _references(case)
     if (dropout := describe_dropout(truth.own.model)) is not None:
         return EquivalenceRow.of(recipe, proof.check, "not exercised", dropout), {}
-    why_losses_alone = _why_losses_alone(trace, truth.own.parameters)
-    truth.follows = plain.follows = why_losses_alone is None
+    losses_alone = why_losses_alone(trace, truth.own.parameters)
+    truth.follows = plain.follows = losses_alone is None
+    begun = truth.own.weights()
+    unlike_start = why_start_differs(trace, begun) if truth.follows else {}
+    another_buffer = explain_buffers(trace, begun)
     steps = list(_take_steps(case, truth, plain))
-    if _first_part(trace, truth.own.parameters) is None:  # else each holds another
+    if first_part(trace, truth.own.parameters) is None:  # else each holds another
         proof.evidence += [one for one in trace.differences if one.what != "buffer"]
     for one in steps:
         proof.evidence += one.judge_loss(one.step.mean_loss)
@@ -77,14 +87,15 @@ def check_own_steps(case: OwnCase) -> tuple[EquivalenceRow, dict[str, str]]:
     if is_excused and _do_draws_matter(case, truth, steps[0]):
         reason = "the step draws random numbers, and ranks and reference draw different ones"
         return EquivalenceRow.of(recipe, proof.check, "not exercised", reason), {}
-    missing = {} if why_losses_alone is None else {"gradients and weights": why_losses_alone}
-    missing |= _why_not_compared(trace, truth, steps)
+    missing = {} if losses_alone is None else {"gradients and weights": losses_alone}
+    missing |= unlike_start | _why_not_compared(trace, truth, steps)
     proof.notes += [f"{what} were not compared: {why}" for what, why in missing.items()]
     if not proof.evidence:
         return EquivalenceRow.of(recipe, proof.check, "not exercised", "; ".join(proof.notes)), {}
     _plant(proof, case, steps)
     proof.vacuous += _why_vacuous(trace, truth, steps)
-    proof.find_cause = partial(_find_cause, trace, steps, truth)
+    find_cause = partial(_find_cause, trace, steps, truth)
+    proof.find_cause = lambda found: another_buffer or find_cause(found)
     return proof.conclude(recipe), missing
 
 
@@ -130,6 +141,7 @@ class _Reference:
         self.own = case.build()
         self.follows = self.has_drawn = False
         self._case, self.arithmetic = case, arithmetic
+        self._keeps = unchanged_buffers(case.trace)
         self._is_nudged = is_nudged
         if is_nudged:
             # Once, because `take` does not load them anew.
@@ -139,7 +151,9 @@ class _Reference:
         """Return what one step does here; `spoil` may change the gradients of one that is free."""
         self._case.on_step()
         if self.follows:
-            self.own.load(step.before)
+            given = step.before.buffers.items()
+            others = {name: one for name, one in given if name not in self._keeps}
+            self.own.load(replace(step.before, buffers=others))
             if self._is_nudged:
                 limits.nudge(self.own.parameters.values())
             spoil = partial(_take_over, step.gradients)
@@ -227,31 +241,6 @@ def _nothing_cast() -> Iterator[None]:
         yield
 
 
-def _why_losses_alone(trace: Trace, parameters: Mapping[str, nn.Parameter]) -> str | None:
-    """Why only losses are compared, None where gradients and weights are too."""
-    ours = trace.start.parameters
-    sides = (("build_step", ours, parameters), ("the reference", parameters, ours))
-    for side, names, _ in sides:
-        if not names:
-            return f"{side} returns no Step.model"
-    only = [(side, [n for n in names if n not in others]) for side, names, others in sides]
-    if which := [f"only {side}'s has {listed(names)}" for side, names in only if names]:
-        raise WorkloadError(
-            f"Step.model trains {len(ours)} parameters in build_step and {len(parameters)} in the "
-            f"reference, which are matched by name: {'; '.join(which)}; build the same model in "
-            "both, wrapped or not, its weights tied and frozen alike, or leave Step.model out"
-        )
-    if (name := _first_part(trace, parameters)) is not None:
-        return (
-            f"{name!r} has the shape {tuple(ours[name].shape)} on the ranks and "
-            f"{tuple(parameters[name].shape)} in the reference: parts that are no DTensor cannot "
-            "be put together"
-        )
-    if not any(step.gradients for step in trace.steps):
-        return "no torch optimizer found a gradient of Step.model"
-    return None
-
-
 def _why_not_compared(trace: Trace, truth: _Reference, steps: Sequence[_OwnStep]) -> dict[str, str]:
     missing = {}
     if not any(one.judge_loss(one.step.mean_loss) for one in steps):
@@ -268,11 +257,6 @@ def _why_not_compared(trace: Trace, truth: _Reference, steps: Sequence[_OwnStep]
         names, tiny = listed(sorted(map(repr, small))), limits.SMALLEST_SHARE
         missing["small gradients"] = f"{names}, below {tiny:.0e} of all, were judged in total alone"
     return missing
-
-
-def _first_part(trace: Trace, parameters: Mapping[str, nn.Parameter]) -> str | None:
-    ours = trace.start.parameters
-    return next((n for n in ours if n in parameters and ours[n].shape != parameters[n].shape), None)
 
 
 def _plant(proof: Proof, case: OwnCase, steps: Sequence[_OwnStep]) -> None:
@@ -346,6 +330,14 @@ def _have_same_losses(trace: Trace) -> bool:
     return all(len(one.losses) > 1 and len(set(one.losses)) == 1 for one in trace.steps)
 
 
+def _sums(num_ranks: int, num_accumulated: int, right: Tensors) -> Iterator[Bug]:
+    numbers = {"ranks": num_ranks, "micro-batches": num_accumulated}
+    for number in {*numbers.values()} - {1}:
+        what = " or ".join(f"the {number} {one}" for one, its in numbers.items() if its == number)
+        summed = f"gradients are summed over {what} and not divided by their number"
+        yield Bug("summed", summed, comparison.scaled(right, number))
+
+
 def _find_cause(
     trace: Trace, steps: Sequence[_OwnStep], truth: _Reference, found: Discrepancy
 ) -> str | None:
@@ -371,9 +363,9 @@ def _find_cause(
     if (batchnorm := explain_batchnorm(truth.own.model)) is not None:
         return batchnorm
     if found.what == "gradient":
-        num_ranks, right = one.recipe.plan.world_size, one.plain.gradients
-        summed = f"gradients are summed over the {num_ranks} ranks and not divided by their number"
-        bugs = [Bug("summed", summed, comparison.scaled(right, num_ranks)), *gradient_bugs(right)]
+        right = one.plain.gradients
+        bugs = [*_sums(one.recipe.plan.world_size, trace.num_accumulated, right)]
+        bugs += gradient_bugs(right)
         if (cause := explain_gradients(one.step.gradients, right, bugs)) is not None:
             return cause
     # Of an average that is logged they are right; later ones follow from other weights.

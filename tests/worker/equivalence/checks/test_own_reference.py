@@ -181,7 +181,8 @@ def scale(factor: float, *names: str) -> Callable[[nn.Module], None]:
     [
         (
             {"change": scale(2)},
-            "gradients are summed over the 2 ranks and not divided by their number",
+            "gradients are summed over the 2 ranks or the 2 micro-batches and not divided by their "
+            "number",
         ),
         (
             {"change": scale(1 + 1e-4)},
@@ -196,7 +197,8 @@ def scale(factor: float, *names: str) -> Callable[[nn.Module], None]:
         (
             # As where it was all-reduced before it was returned.
             {"told": None, "change": scale(2)},
-            "gradients are summed over the 2 ranks and not divided by their number",
+            "gradients are summed over the 2 ranks or the 2 micro-batches and not divided by their "
+            "number",
         ),
         (
             # The averaged loss is right, and so are the data.
@@ -880,6 +882,46 @@ def test_a_frozen_parameter_is_compared_by_what_it_does() -> None:
 
     row, _ = check(of(optimizer=freeze(1.0)), optimizer=freeze(1.001))
     assert row.status == "mismatch"
+
+
+class Masked(nn.Module):
+    """Leaves some features out, and counts its batches."""
+
+    def __init__(self, least: int) -> None:
+        super().__init__()
+        self.register_buffer("mask", torch.arange(4) >= least)
+        self.register_buffer("unused", torch.full((2,), float(least)))
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        return inputs * self.mask
+
+
+def test_a_buffer_that_the_ranks_do_not_change_is_compared_by_what_it_does() -> None:
+    row, missing = check(of(layers=lambda: (Masked(1),)), layers=lambda: (Masked(1),))
+    assert (row.status, [*missing]) == ("equivalent", ["buffers"])
+
+    row, _ = check(of(layers=lambda: (Masked(0),)), layers=lambda: (Masked(1),))
+    assert row.status == "mismatch"
+    cause = (
+        "'3.mask', '3.unused' of the ranks and of the reference differ: drawn or loaded otherwise"
+    )
+    assert f"likeliest cause: {cause}" in row.reason
+
+
+def test_weights_that_begin_otherwise_than_the_references_are_told() -> None:
+    def begin_otherwise(parameters: Any) -> torch.optim.Optimizer:
+        first, *others = parameters
+        with torch.no_grad():
+            first *= 1.5
+        return sgd([first, *others])
+
+    row, missing = check(optimizer=begin_otherwise)
+
+    assert row.status == "equivalent"
+    why = "'0.weight' began with other values on the ranks, and the reference took those"
+    assert missing == {"initial weights": why}
 
 
 def test_wrappers_are_no_part_of_a_name_unless_names_would_clash() -> None:

@@ -1,0 +1,76 @@
+"""What of a user's own steps one process can be compared in, and why the rest is not."""
+
+from collections.abc import Mapping
+
+import torch
+from torch import nn
+
+from perfsuite.errors import WorkloadError
+from perfsuite.units import listed
+from perfsuite.worker.equivalence import comparison
+from perfsuite.worker.equivalence.trace.trace import Trace, Weights
+
+
+def why_losses_alone(trace: Trace, parameters: Mapping[str, nn.Parameter]) -> str | None:
+    """Why only losses are compared, None where gradients and weights are too."""
+    ours = trace.start.parameters
+    sides = (("build_step", ours, parameters), ("the reference", parameters, ours))
+    for side, names, _ in sides:
+        if not names:
+            return f"{side} returns no Step.model"
+    only = [(side, [n for n in names if n not in others]) for side, names, others in sides]
+    if which := [f"only {side}'s has {listed(names)}" for side, names in only if names]:
+        raise WorkloadError(
+            f"Step.model trains {len(ours)} parameters in build_step and {len(parameters)} in the "
+            f"reference, which are matched by name: {'; '.join(which)}; build the same model in "
+            "both, wrapped or not, its weights tied and frozen alike, or leave Step.model out"
+        )
+    if (name := first_part(trace, parameters)) is not None:
+        return (
+            f"{name!r} has the shape {tuple(ours[name].shape)} on the ranks and "
+            f"{tuple(parameters[name].shape)} in the reference: parts that are no DTensor cannot "
+            "be put together"
+        )
+    if not any(step.gradients for step in trace.steps):
+        return "no torch optimizer found a gradient of Step.model"
+    return None
+
+
+def why_start_differs(trace: Trace, begun: Weights) -> dict[str, str]:
+    """Why it is not proven that the ranks start as the reference has `begun`: they do not."""
+    ours, theirs = trace.start.parameters, begun.parameters
+    names = [name for name in ours if name in theirs and ours[name].shape == theirs[name].shape]
+    limit = comparison.coarsest_epsilon({**theirs, **ours})  # the ranks may have rounded theirs
+    unlike = (comparison.relative_error(ours[name], theirs[name]) > limit for name in names)
+    found = [repr(name) for name, differs in zip(names, unlike, strict=True) if differs]
+    why = f"{listed(found)} began with other values on the ranks, and the reference took those"
+    return {"initial weights": why} if found else {}
+
+
+def unchanged_buffers(trace: Trace) -> set[str]:
+    """Return the buffers that no step of the ranks changes: the reference keeps its own."""
+    after = [step.after.buffers for step in trace.steps]
+    start = trace.start.buffers.items()
+    return {name for name, one in start if all(torch.equal(one, its[name]) for its in after)}
+
+
+def explain_buffers(trace: Trace, begun: Weights) -> str | None:
+    """Return the cause where such a buffer, or a frozen parameter, is not the reference's."""
+    ours, theirs = trace.start.buffers, begun.buffers
+
+    def differs(name: str) -> bool:
+        tested, expected = {name: ours[name]}, {name: theirs[name]}
+        return comparison.measure_buffer_errors(tested, expected).total > 0
+
+    names = unchanged_buffers(trace) & theirs.keys()
+    if unlike := [repr(name) for name in sorted(filter(differs, names))]:
+        return (
+            f"{listed(unlike)} of the ranks and of the reference differ: drawn or loaded otherwise"
+        )
+    return None
+
+
+def first_part(trace: Trace, parameters: Mapping[str, nn.Parameter]) -> str | None:
+    """Return the first parameter of which the ranks hold a part that is no DTensor."""
+    ours = trace.start.parameters
+    return next((n for n in ours if n in parameters and ours[n].shape != parameters[n].shape), None)
