@@ -1477,3 +1477,29 @@ def test_a_model_that_compiles_itself_is_proven_as_it_runs(
 
     assert report.status == status, str(report)
     assert "torch.compile fuses operators" in report.inapplicable["T0"]
+
+
+class Penalized(nn.Module):
+    """Returns a penalty beside its outputs, whose gradient in float16 is the scale of the loss."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(6, 4)
+
+    def forward(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
+        return self.layer(inputs), self.layer.weight.half().float().mean()
+
+
+def test_a_penalty_that_only_one_whole_batch_makes_too_large_for_float16_is_compared(
+    check_equivalence: Check,
+) -> None:
+    workload = make_workload(
+        Penalized,
+        loss=lambda outputs, targets: (
+            nn.functional.cross_entropy(outputs[0].float(), targets) + 24 * outputs[1]
+        ),
+    )
+
+    report = check_equivalence(workload, Recipe(precision="amp-fp16", grad_accumulation_steps=2))
+
+    assert report.status == "equivalent", str(report)

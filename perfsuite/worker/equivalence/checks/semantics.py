@@ -155,17 +155,10 @@ class _References:
         by_several = recipe.plan.properties.cuts_model or len(batch.draws or ()) > 1
         plain = None
         if with_plain or limits.is_low_precision(recipe) or is_accelerator(device):
-            self.plain.load(step.before)
-            if self.has_float32_truth and not limits.is_low_precision(recipe):
-                limits.nudge(self.plain.trainer.module.parameters())
-            try:
-                plain = self.plain.run([batch], scale=step.scale)
-            except _REFUSALS as error:
-                if sum(map(len, step.shards)) == 1:
-                    raise
-                found = f"the model does not take the whole batch: {_first_line(error)}"
-                raise IncomparableError(found) from error
-            plain = replace(plain, gradients=scaled(plain.gradients, 1 / step.scale))
+            plain = self._run_plain(step, batch, step.scale)
+            # What is no mean over samples, such as a penalty, is larger than in a micro-batch.
+            if not all(bool(one.isfinite().all()) for one in plain.gradients.values()):
+                plain = self._run_plain(step, batch, step.scale / recipe.grad_accumulation_steps)
             if batch.draws is not None and plain.wrong_draw is None:
                 batch = batch._replace(draws=[plain.draws])
             if (reason := self._why_parts_draw(plain)) is not None:
@@ -176,6 +169,19 @@ class _References:
             if (reason := one.why_not_repeated(by_several=by_several)) is not None:
                 raise IncomparableError(reason)
         return _Expected(recipe=recipe, number=number, truth=truth, plain=plain, batch=batch)
+
+    def _run_plain(self, step: Step, batch: MicroBatch, scale: float) -> Pass:
+        self.plain.load(step.before)
+        if self.has_float32_truth and not limits.is_low_precision(self.case.recipe):
+            limits.nudge(self.plain.trainer.module.parameters())
+        try:
+            plain = self.plain.run([batch], scale=scale)
+        except _REFUSALS as error:
+            if sum(map(len, step.shards)) == 1:
+                raise
+            found = f"the model does not take the whole batch: {_first_line(error)}"
+            raise IncomparableError(found) from error
+        return replace(plain, gradients=scaled(plain.gradients, 1 / scale))
 
     def compute_finer(self, step: Step, expected: _Expected) -> tuple[Reference, Pass]:
         """Return one process in a precision that is finer than a low one, and what it computes."""
