@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections import OrderedDict, UserDict
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -985,6 +986,29 @@ def test_compression_does_not_hide_a_mean_of_means(
     assert statuses(report) == {"T0": "equivalent", "T1": "mismatch", "data": "equivalent"}
     assert "likeliest cause: the mean over the batch is a mean of means" in reason(report, "T1")
     assert ("before comm_hook" in reason(report, "T1")) == (comm_hook != "none")
+
+
+def nearly_a_mean(outputs: Tensor, targets: Tensor) -> Tensor:
+    """A weighted mean, whose weights differ by less than bfloat16 rounds a gradient."""
+    weights = 1 - 0.03 * (targets == 0).to(outputs.dtype)
+    losses = cross_entropy(outputs, targets, reduction="none")
+    mean: Tensor = (losses * weights).sum() / weights.sum()
+    return mean
+
+
+@pytest.mark.parametrize("fields", [{"parallel": "ddp:2"}, {"grad_accumulation_steps": 2}])
+@pytest.mark.parametrize("precision", ["amp-bf16", "bf16"])
+def test_a_low_precision_does_not_hide_a_mean_of_means(
+    check_equivalence: Check, precision: str, fields: dict[str, Any]
+) -> None:
+    unequal = dataclasses.replace(UNEQUAL, loss=nearly_a_mean)
+
+    report = check_equivalence(unequal, Recipe(precision=precision, **fields))
+
+    assert statuses(report)["T2"] == "mismatch", str(report)
+    said = reason(report, "T2")
+    assert "2**-13, of the whole batch and the mean of its parts in float64" in said
+    assert "likeliest cause: the mean over the batch is a mean of means" in said
 
 
 def test_recomputation_does_not_hide_a_mean_of_means(check_equivalence: Check) -> None:

@@ -37,6 +37,9 @@ from perfsuite.worker.training.batches import num_samples
 
 # Of losses of one batch, where no truth is known: what cancels is off by no more.
 _UNLIKE = limits.Limit(limits.COARSEST_AFTER_FIRST, "of losses of one batch", 0.0)
+# Of two sums over one batch in float64, or in float32 where a model refuses that.
+_IN_FLOAT64 = "2**-13, of the whole batch and the mean of its parts in float64"
+_OF_PARTS = limits.Limit(limits.COARSEST_FLOAT32, _IN_FLOAT64, limits.COARSEST_AFTER_FIRST)
 # What a model raises that does not take a batch of another size, or numbers of another precision.
 _REFUSALS = (RuntimeError, ValueError, TypeError, AssertionError, LookupError)
 
@@ -75,6 +78,8 @@ def check_semantics(case: Case) -> Proof | EquivalenceRow:
             proof.vacuous.append(f"{off}: {why}")
             break
         proof.evidence += evidence
+        if all(one.is_within for one in evidence):
+            proof.evidence += _judge_parts(references, step, expected)
         proof.plant_buffers(step, expected.truth.buffers, expected.buffer_limit)
         if number == 1:
             finer, right = references.compute_finer(step, expected)
@@ -256,6 +261,24 @@ def _judge_step(step: Step, expected: _Expected) -> list[comparison.Discrepancy]
         *expected.judge_gradients(scaled(step.gradients, 1 / step.scale)),
         *judge_buffers(step, truth.buffers, number, expected.buffer_limit),
     ]
+
+
+def _judge_parts(
+    references: _References, step: Step, expected: _Expected
+) -> list[comparison.Discrepancy]:
+    """Compare the whole batch with the mean of its parts, whose difference a low precision hides.
+
+    That mean is what the ranks compute, as T0 shows, unless their forward passes communicate.
+    """
+    is_one = sum(map(len, step.shards)) == 1 or references.case.trace.communicating
+    if is_one or not limits.is_low_precision(expected.recipe):
+        return []
+    mean = average([*itertools.chain(*_parts(references.truth, step))], "none")
+    right, number = expected.truth.gradients, expected.number
+    found = comparison.judge("gradient", mean, right, number, _OF_PARTS)
+    # Each part may also meet another state of what the forward pass changes.
+    cause = None if step.buffers else planted_bugs.mean_of_means(mean).cause
+    return [one._replace(cause=cause) for one in found if not one.is_within]
 
 
 def _judge_equal_losses(
