@@ -13,6 +13,7 @@ import warnings
 from multiprocessing.util import Finalize
 
 from perfsuite.ranks import bootstrap
+from perfsuite.system import background
 from perfsuite.system.background import launched_processes, list_processes, signal_all, wait_for_end
 
 # prctl(2), <linux/prctl.h>.
@@ -40,6 +41,7 @@ def _begin(controller: int) -> None:
 
 def _watch(controller: int, server: int) -> None:
     """Wait until the controller ends, then until the server does, and clean up."""
+    ctypes.CDLL(None).prctl(background.PR_SET_NAME, background.WATCHER.encode(), 0, 0, 0)
     # A server that ends first is replaced, by none where the controller is killed before that.
     wait_for_end(controller)
     if not wait_for_end(server, _GRACE_S):

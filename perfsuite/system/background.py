@@ -28,7 +28,7 @@ WATCHER = "perfsuite-ends"
 GATE = "PERFSUITE_ARM_GATE"
 LOG = "PERFSUITE_ARM_LOADED"
 # prctl(2), <linux/prctl.h>.
-PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15
+PR_SET_PDEATHSIG, PR_SET_NAME = 1, 15
 # States in proc(5): stopped, traced, zombie, dead. None of them is to be stopped or resumed.
 _AT_REST = frozenset("TtZX")
 # Where the kernel has those who wait for a time or a network (proc(5)): in nanosleep(2), recv(2).
@@ -94,7 +94,9 @@ class Background:
             return {}
         newest = newest_process()
         if looks or newest != self._newest:
-            found = launched_processes(os.getpid(), list_processes())
+            processes = list_processes()
+            found = launched_processes(os.getpid(), processes)
+            found |= daemons(processes) if looks else {}
             self._newest = newest
         else:  # nothing has started since, and a look at all processes takes milliseconds
             living = ((pid, read_process(pid)) for pid in self._found)
@@ -215,6 +217,30 @@ def launched_processes(own: int, processes: dict[int, Process]) -> dict[int, Pro
     return {pid: one for pid, one in others.items() if belongs(pid)}
 
 
+def daemons(processes: dict[int, Process]) -> dict[int, Process]:
+    """Return the living processes of this launch of the gate that have left it, sessions included.
+
+    They have its log's variable, and so has this process, but none of what they come from.
+    """
+    log = f"{LOG}={os.environ[LOG]}"
+    named = {pid for pid in (os.getpid(), *processes_with(log)) if pid in processes}
+
+    def first(pid: int) -> int:
+        while (parent := processes[pid].parent) in named:
+            pid = parent
+        return pid
+
+    own = first(os.getpid())
+    left = {pid for pid in named if first(pid) != own and not _is_watcher(pid)}
+    return {pid: processes[pid] for pid in left if processes[pid].state not in "ZX"}
+
+
+def _is_watcher(pid: int) -> bool:
+    with contextlib.suppress(OSError):  # it has ended
+        return Path(f"/proc/{pid}/comm").read_text().strip() == WATCHER
+    return True
+
+
 def list_processes() -> dict[int, Process]:
     """Return every process that is visible here."""
     pids = (int(name) for name in os.listdir("/proc") if name.isdigit())  # noqa: PTH208  # faster
@@ -297,8 +323,7 @@ def left_behind(group: int, variable: str) -> list[int]:
     found = []
     for pid in processes_with(variable):
         with contextlib.suppress(OSError):  # it has ended
-            is_watcher = Path(f"/proc/{pid}/comm").read_text().strip() == WATCHER
-            if not is_watcher and os.getpgid(pid) != group:
+            if os.getpgid(pid) != group and not _is_watcher(pid):
                 found.append(pid)
     return found
 
@@ -352,7 +377,7 @@ def end_with(gate: int, variable: str) -> int:
     if (child := os.fork()) == 0:
         try:
             os.setsid()  # what ends the launch's group must not end this one
-            prctl(_PR_SET_NAME, WATCHER.encode(), 0, 0, 0)
+            prctl(PR_SET_NAME, WATCHER.encode(), 0, 0, 0)
             if os.fork() == 0:  # not a child of the launch, which may wait for all of its children
                 _clear_up(process, gate, reader, writer, variable)
         finally:

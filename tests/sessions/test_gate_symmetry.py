@@ -7,7 +7,9 @@ import os
 import sqlite3
 import subprocess
 import sysconfig
+import tempfile
 import venv
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -122,11 +124,16 @@ PREPARED = """
 """
 
 
+@pytest.fixture(params=[None, "/dev/shm"], ids=["at home", "in memory"])
+def home(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(dir=request.param or tmp_path) as folder:
+        yield Path(folder)
+
+
 def test_what_one_arm_prepares_for_both_at_home_proves_nothing(
-    shop: Repository, tmp_path: Path
+    shop: Repository, home: Path
 ) -> None:
-    (tmp_path / "home").mkdir()
-    kept = tmp_path / "home/prepared.json"
+    kept = home / "prepared.json"
     gated = []
     for makes in ("not KEPT.exists()", "True"):  # the latter as a tool keeps its state
         shop.write(shop=PREPARED.replace("MAKES", makes), preprocess="SECONDS = 0.001\n")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import psutil
 
-from perfsuite.gate.arms.launched.load_log import LOG, is_python
+from perfsuite.gate.arms.launched.load_log import LOG, SHARED_MEMORY, is_python
 
 # A Python process that has computed for so many seconds has begun its log, if it has one.
 _STARTED_S = 0.2
@@ -134,7 +134,9 @@ def _held_files(process: int, folders: tuple[str, ...]) -> Iterator[str]:
     for line in (own / "maps").read_text(errors="surrogateescape").splitlines():
         place = line.split(maxsplit=5)
         file = place[5].removesuffix(" (deleted)") if len(place) == 6 else ""
-        if file.startswith(folders) or (file.startswith("/") and "x" in place[1]):
+        if file.startswith((*folders, *SHARED_MEMORY)) or (
+            file.startswith("/") and "x" in place[1]
+        ):
             yield file
     for link in (own / "fd").iterdir():
         with contextlib.suppress(OSError):  # it was closed

@@ -7,12 +7,13 @@ import os
 import sys
 import sysconfig
 import venv
+from multiprocessing import shared_memory
 from pathlib import Path
 
 import pytest
 from tiny_suites import has_ended, make_arms, pair
 
-from perfsuite.gate.arms.loaded import Loaded, LoadLogReader
+from perfsuite.gate.arms.loaded import Loaded, LoadLogReader, _held_files
 
 pytestmark = pytest.mark.slow
 
@@ -317,3 +318,12 @@ def test_a_look_ends_once_every_later_cell_would_have_what_it_looks_for(tmp_path
     assert [is_enough(run.loaded) for run in launch.cells.values()] == [True, False, True]
     assert [*launch.cells][-1].endswith("stays[1]")
     assert (head.tree / "ended").exists()  # by its fixture, as at the end of any session
+
+
+def test_memory_that_programs_share_by_its_name_is_a_file_that_they_hold() -> None:
+    segment = shared_memory.SharedMemory(create=True, size=64)
+    try:
+        assert f"/dev/shm/{segment.name}" in {*_held_files(os.getpid(), ("/no such folder/",))}
+    finally:
+        segment.close()
+        segment.unlink()

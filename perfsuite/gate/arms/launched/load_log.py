@@ -37,6 +37,7 @@ _OF_COMMANDS = "/perfsuite/ranks/command/hooked/sitecustomize.py"
 _OF_METRICS = "/perfsuite/ranks/command/metrics.py"  # reads logs of earlier launches, to skip them
 _MOST_CHARACTERS, _MOST_OF_COMMAND = 200, 10_000  # shown, and kept
 _OF_SYSTEM = ("/dev/", "/etc/", "/proc/", "/run/", "/sys/")
+SHARED_MEMORY = ("/dev/shm/", "/run/user/")  # but for these
 _STANDARD_LIBRARY = os.path.dirname(os.__file__) + os.sep
 _PACKAGES = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
 
@@ -150,13 +151,16 @@ class LoadLog:
     def _is_new(self, file: str) -> bool:
         """Whether a file outside of its tree and its temporary folder is of this session."""
         with contextlib.suppress(OSError):
-            is_outside = not file.startswith((_FOLDER, *_OF_SYSTEM))
-            return is_outside and os.stat(file).st_mtime > self._session_s and os.path.isfile(file)
+            return (
+                _is_outside(file)
+                and os.stat(file).st_mtime > self._session_s
+                and os.path.isfile(file)
+            )
         return False
 
     def _note_made(self, path: object) -> None:
         made = self._resolve(_text(path))
-        if made not in self._made and not made.startswith((_FOLDER, *_OF_SYSTEM, *self._own)):
+        if made not in self._made and _is_outside(made) and not made.startswith(self._own):
             self._made.add(made)
             self.write("made", made)
 
@@ -233,6 +237,12 @@ class LoadLog:
             elif not option.startswith(("-W", "-X", "--")) and {*"EIS"} & {*option}:
                 return False
         return True
+
+
+def _is_outside(file: str) -> bool:
+    """Whether a file is neither the system's nor in a folder of the launch's own."""
+    is_of_system = file.startswith(_OF_SYSTEM) and not file.startswith(SHARED_MEMORY)
+    return not (is_of_system or file.startswith(_FOLDER))
 
 
 def _from_root(path: str) -> str:
