@@ -5,7 +5,7 @@ A measurement is a generator, so that it may wait for a training step inside a u
 
 import contextlib
 from collections.abc import Callable, Generator
-from typing import TypeVar
+from typing import TypeVar, cast
 
 from perfsuite.records.stages import Stage
 
@@ -22,6 +22,5 @@ def run_iterations(asked: Iterations[T], iterate: Callable[[Stage], object]) -> 
             try:
                 stage = next(asked)
             except StopIteration as ended:
-                result: T = ended.value
-                return result
+                return cast(T, ended.value)
             iterate(stage)

@@ -52,7 +52,9 @@ class BufferDigests:
     def end_step(self, model: nn.Module | None, step: int) -> None:
         """Digest the buffers now; the first step tells whose."""
         if not self._by_step:
-            self._modules = [weakref.ref(one) for one in _modules_with_buffers(model)]
+            found = living_objects() if model is None else model.modules()
+            modules = (one for one in found if issubclass(type(one), nn.Module))
+            self._modules = [weakref.ref(one) for one in modules if vars(one).get("_buffers")]
         living = [one for one in (known() for known in self._modules) if one is not None]
         self._by_step[step] = digest_buffers(living), digest_buffers(living, are_whole=True)
 
@@ -66,12 +68,6 @@ class BufferDigests:
             for step, kinds in later
             if [*map(len, kinds)] == sizes
         }
-
-
-def _modules_with_buffers(model: nn.Module | None) -> list[nn.Module]:
-    modules = living_objects() if model is None else model.modules()
-    found = (one for one in modules if issubclass(type(one), nn.Module))
-    return [one for one in found if vars(one).get("_buffers")]
 
 
 def digest_buffers(
