@@ -18,12 +18,10 @@ def check_finite(trainer: Trainer, losses: Sequence[Tensor], first_step: int) ->
     for step, value in enumerate(values, start=first_step):
         if not math.isfinite(value):
             culprit = first_non_finite(trainer)
-            where = (
-                f"the first parameter that is not finite is {culprit}"
-                if culprit
-                else "every gradient and parameter on this rank is finite, so it comes from the "
-                "inputs, the forward pass or the loss itself"
-            )
+            where = f"the first parameter that is not finite is {culprit}"
+            if culprit is None:
+                where = "every gradient and parameter on this rank is finite, so it comes from the "
+                where += "inputs, the forward pass or the loss itself"
             raise NonFiniteError(f"the loss is {value} at step {step}; {where}; {ADVICE}")
     finite = {n: _finite(p) for n, p in trainer.module.named_parameters() if p.requires_grad}
     # One tensor for all, so that the host waits once.
