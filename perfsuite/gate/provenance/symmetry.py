@@ -16,11 +16,9 @@ from perfsuite.gate.git.repository import is_ignored, tracked_files
 from perfsuite.gate.git.worktree import missing_files
 from perfsuite.gate.provenance import installed
 from perfsuite.gate.provenance.dependencies import find_changed_dependency
-from perfsuite.gate.provenance.dropped import find_dropped
 from perfsuite.gate.provenance.installed import SITE, find_source
 from perfsuite.gate.provenance.scripts import places_named
-from perfsuite.gate.provenance.stale import find_stale
-from perfsuite.gate.provenance.untracked import BUILD, SHARE
+from perfsuite.gate.provenance.untracked import BUILD, SHARE, find_dropped, find_stale
 from perfsuite.system.background import read_start_s
 
 _PYTHON = "give the base an interpreter of its own with --base-python (pytest: --perf-base-python)"

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from perfsuite.gate.provenance.dropped import find_dropped
+from perfsuite.gate.provenance.untracked import find_dropped
 
 BASE = "from pkg._fast import work\nCACHE = 'cache/x.pt'\n"
 HEAD = "def work(): pass\n"

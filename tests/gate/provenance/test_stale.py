@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from git_checkouts import git
 
-from perfsuite.gate.provenance.stale import find_stale
+from perfsuite.gate.provenance.untracked import find_stale
 
 ELF = b"\x7fELF and code"
 LIBRARY = "pkg/price.cpython-311.so"
