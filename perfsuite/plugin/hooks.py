@@ -148,11 +148,12 @@ class Ownership:
             self.held_output.show()
         if self._given.storage is None:
             return
+        session = recorder.session_of(self._config)
         if not self.is_ours:
-            storage = recorder.open_storage(self._config, self._given.storage)
-            recorder.session_of(self._config).storage = storage
+            session.storage = recorder.open_storage(self._config, self._given.storage)
         if not self.is_ours or (self._measured is not None and not self._measured.is_gated):
-            recorder.compare_with_stored(self._config, self._given.compare)
+            session.compare = self._given.compare
+            session.handle_loading()
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_makereport(

@@ -74,13 +74,6 @@ def open_storage(config: pytest.Config, storage: str) -> Any:
         raise pytest.UsageError(str(error)) from error
 
 
-def compare_with_stored(config: pytest.Config, compare: Any) -> None:
-    """Let pytest-benchmark look for the runs to compare with, and say which they are."""
-    session = session_of(config)
-    session.compare = compare
-    session.handle_loading()
-
-
 def write_nothing(config: pytest.Config) -> None:
     """Have pytest-benchmark write no file, whatever the options say."""
     if (session := session_of(config)) is not None:
