@@ -104,7 +104,9 @@ def find_trend(
     """
     if len(times_s) < MIN_VALUES:
         return None
-    logs = _bounded_logs(times_s)
+    logs = [math.log(time_s) for time_s in times_s]
+    centre = max(-_MAX_LOG, min(_MAX_LOG, statistics.median(logs)))
+    logs = [centre + max(-_MAX_DIFFERENCE, min(_MAX_DIFFERENCE, log - centre)) for log in logs]
     stepped = _fit_steps(logs, None)
     # A large step hides a drift from what has not seen it, and a staircase of small ones is one.
     starts = dict.fromkeys([(0, len(logs)), stepped.bounds])
@@ -149,12 +151,6 @@ def _without_small(fit: Trend, weeks: Values, logs: Values, least: float) -> Tre
             break
         del bounds[smallest + 1]
     return Trend(drift=drift, bounds=tuple(bounds), detrended=tuple(values))
-
-
-def _bounded_logs(times_s: Sequence[float]) -> list[float]:
-    logs = [math.log(time_s) for time_s in times_s]
-    centre = max(-_MAX_LOG, min(_MAX_LOG, statistics.median(logs)))
-    return [centre + max(-_MAX_DIFFERENCE, min(_MAX_DIFFERENCE, log - centre)) for log in logs]
 
 
 def as_ratio(difference: float) -> float:
