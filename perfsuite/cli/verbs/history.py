@@ -77,7 +77,11 @@ def history(
     )
     refused = [{"path": str(one.path), "reason": one.reason} for one in stored.refused]
     if not stored.runs:
-        _show_refused(stored)
+        for unusable in stored.refused[:_MOST_REFUSED]:
+            typer.echo(printable(str(unusable)), err=True)
+        if (num_more := len(refused) - _MOST_REFUSED) > 0:
+            typer.echo(f"and {num_more} more; see 'perfsuite baseline list'", err=True)
+        typer.echo("no stored run of this environment can be used", err=True)
         write_json(json_file, cells=[], refused=refused)
         raise typer.Exit(ExitCode.REFUSED)
     if refused:
@@ -120,14 +124,6 @@ def _show_one(cell: str, stored: StoredHistory, smallest: float) -> CellHistory:
     for line in [*lines, *_advise(one)]:
         typer.echo(printable(line))
     return one
-
-
-def _show_refused(stored: StoredHistory) -> None:
-    for refused in stored.refused[:_MOST_REFUSED]:
-        typer.echo(printable(str(refused)), err=True)
-    if (num_more := len(stored.refused) - _MOST_REFUSED) > 0:
-        typer.echo(f"and {num_more} more; see 'perfsuite baseline list'", err=True)
-    typer.echo("no stored run of this environment can be used", err=True)
 
 
 def _known(cell: str, stored: StoredHistory) -> str:
