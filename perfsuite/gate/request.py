@@ -11,11 +11,10 @@ from pathlib import Path
 import msgspec
 
 from perfsuite.errors import SettingError
-from perfsuite.gate.arms.arm import Arm, Launch, PairPlan, Say, Suite
+from perfsuite.gate.arms.arm import Arm, Launch, Loaded, PairPlan, Say, Suite
 from perfsuite.gate.arms.build import build_base
 from perfsuite.gate.arms.command import Command
 from perfsuite.gate.arms.launch import launch_pair
-from perfsuite.gate.arms.loaded import Loaded
 from perfsuite.gate.git import worktree
 from perfsuite.gate.git.changes import SITE_FOLDER, compare_trees, tree_files
 from perfsuite.gate.git.command import file_at

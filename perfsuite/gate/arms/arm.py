@@ -7,8 +7,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from perfsuite.gate.arms.loaded import NOTHING, Loaded
-
 Say = Callable[[str], None]  # shows a line
 
 
@@ -33,6 +31,21 @@ class Arm:
     caches: Path | None = None  # where launches keep compiled code for one another
 
 
+@dataclass(frozen=True, kw_only=True)
+class Loaded:
+    """What the processes of a launch have loaded and started so far; absolute paths."""
+
+    # Sources, compiled code, what the launch watches, and what it read of its own tree.
+    files: frozenset[str] = frozenset()
+    old: frozenset[str] = frozenset()  # what it read of its own tree, written before the launch
+    made: frozenset[str] = frozenset()  # what it opened to write outside of its own tree
+    recent: frozenset[str] = frozenset()  # of processes since the last reading, and ancestors
+    programs: frozenset[str] = frozenset()
+    silent: frozenset[str] = frozenset()  # commands that may have run Python but could not log it
+    shells: frozenset[str] = frozenset()  # and scripts that may have started such a process
+
+
+NOTHING = Loaded()
 # Why a launch was ended that had done nothing wrong itself.
 OTHER_ENDED = "the other arm ended early"
 # How the reason begins where launches were ended that sent nothing.

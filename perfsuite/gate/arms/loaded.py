@@ -5,34 +5,17 @@ import contextlib
 import os
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 
+from perfsuite.gate.arms.arm import Loaded
 from perfsuite.gate.arms.launched.load_log import LOG, SHARED_MEMORY, is_python
 
 # A Python process that has computed for so many seconds has begun its log, if it has one.
 _STARTED_S = 0.2
 # The kind of line that fills a field of `Loaded`.
 _KIND = {"old": "old", "made": "made", "programs": "program", "silent": "silent", "shells": "shell"}
-
-
-@dataclass(frozen=True, kw_only=True)
-class Loaded:
-    """What the processes of a launch have loaded and started so far; absolute paths."""
-
-    # Sources, compiled code, what the launch watches, and what it read of its own tree.
-    files: frozenset[str] = frozenset()
-    old: frozenset[str] = frozenset()  # what it read of its own tree, written before the launch
-    made: frozenset[str] = frozenset()  # what it opened to write outside of its own tree
-    recent: frozenset[str] = frozenset()  # of processes since the last reading, and ancestors
-    programs: frozenset[str] = frozenset()
-    silent: frozenset[str] = frozenset()  # commands that may have run Python but could not log it
-    shells: frozenset[str] = frozenset()  # and scripts that may have started such a process
-
-
-NOTHING = Loaded()
 
 
 class LoadLogReader:

@@ -9,8 +9,7 @@ from typing import Any
 
 import msgspec
 
-from perfsuite.gate.arms.arm import NO_PROGRESS, OTHER_ENDED, CellRun, Launch
-from perfsuite.gate.arms.loaded import NOTHING
+from perfsuite.gate.arms.arm import NO_PROGRESS, NOTHING, OTHER_ENDED, CellRun, Launch
 from perfsuite.gate.arms.num_rounds import PairCost
 from perfsuite.gate.judge.trial import MAX_UNFIT, Trial
 from perfsuite.records.cell import samples_of_step

@@ -8,8 +8,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
-from perfsuite.gate.arms.arm import Launch
-from perfsuite.gate.arms.loaded import Loaded
+from perfsuite.gate.arms.arm import Launch, Loaded
 from perfsuite.gate.git.changes import Changes
 from perfsuite.gate.provenance import installed
 from perfsuite.gate.provenance.symmetry import Loading, is_of_session

@@ -7,9 +7,8 @@ import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from perfsuite.gate.arms.arm import Arm, CellRun, Launch
+from perfsuite.gate.arms.arm import Arm, CellRun, Launch, Loaded
 from perfsuite.gate.arms.launched import load_log
-from perfsuite.gate.arms.loaded import Loaded
 from perfsuite.gate.git.changes import SITE_FOLDER, is_left_out
 from perfsuite.gate.git.overlay import are_alike, read_start
 from perfsuite.gate.git.repository import is_ignored, tracked_files

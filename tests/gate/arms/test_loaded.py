@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 from tiny_suites import has_ended, make_arms, pair
 
-from perfsuite.gate.arms.loaded import Loaded, LoadLogReader, _held_files
+from perfsuite.gate.arms.arm import Loaded
+from perfsuite.gate.arms.loaded import LoadLogReader, _held_files
 
 pytestmark = pytest.mark.slow
 

@@ -13,8 +13,7 @@ from typing import Any
 
 import pytest
 
-from perfsuite.gate.arms.arm import Arm, CellRun, Launch, PairPlan, Suite
-from perfsuite.gate.arms.loaded import NOTHING, Loaded
+from perfsuite.gate.arms.arm import NOTHING, Arm, CellRun, Launch, Loaded, PairPlan, Suite
 from perfsuite.gate.judge import judge as module
 from perfsuite.gate.judge.counts import Slack
 from perfsuite.gate.judge.judge import judge

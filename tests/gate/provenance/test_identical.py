@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from perfsuite.gate.arms.arm import Arm, CellRun, Launch, Suite
-from perfsuite.gate.arms.loaded import Loaded
+from perfsuite.gate.arms.arm import Arm, CellRun, Launch, Loaded, Suite
 from perfsuite.gate.git.changes import Changes, compare_trees
 from perfsuite.gate.provenance.identical import Comparison
 

@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 from git_checkouts import git
 
-from perfsuite.gate.arms.arm import Arm, Launch
-from perfsuite.gate.arms.loaded import Loaded
+from perfsuite.gate.arms.arm import Arm, Launch, Loaded
 from perfsuite.gate.provenance import symmetry
 from perfsuite.gate.provenance.installed import is_any_installed
 from perfsuite.gate.provenance.symmetry import find_asymmetry
