@@ -38,14 +38,12 @@ class Scheduler:
         """Return the arm that may enter the cell now, the first of the pair before the other."""
         if self._admitted is None or self._admitted - self._outside - self._finished:
             return []
-        for arm in self._arms:
-            if arm in self._before_cell:
-                self._before_cell.discard(arm)
-                self._admitted.add(arm)
-                return [arm]
-            if arm not in self._outside | self._finished:
-                return []
-        return []
+        arm = next((one for one in self._arms if one not in self._outside | self._finished), None)
+        if arm not in self._before_cell:
+            return []
+        self._before_cell.remove(arm)
+        self._admitted.add(arm)
+        return [arm]
 
     def request(self, arm: str) -> list[str]:
         """An arm requests a turn."""
