@@ -31,6 +31,7 @@ from perfsuite.system.urls import AnyPath
 from perfsuite.units import counted, listed
 
 BOUNDS = ("tolerance", "limit")
+PAIRS_FILE = "pairs.json"  # beside the results
 # Of what is kept beside the baselines: exceptions, and a calibration.
 _MAX_FILE_BYTES = 16 * 2**20
 # Rounds of 5 ms and more, for 0.3 s a launch where the gate cannot choose how many (decision 0010):

@@ -19,9 +19,8 @@ from perfsuite.gate.arms.command import Command
 from perfsuite.gate.git.find_base import target_branch
 from perfsuite.gate.judge.counts import differing_environments
 from perfsuite.gate.judge.explain import explain_stored
-from perfsuite.gate.judge.kept_pairs import PAIRS_FILE
 from perfsuite.gate.judge.trial import LAUNCH_TIMEOUT_S, Budget
-from perfsuite.gate.request import BOUNDS, GateRequest
+from perfsuite.gate.request import BOUNDS, PAIRS_FILE, GateRequest
 from perfsuite.gate.run_gate import run_gate
 from perfsuite.records.run_file import StoredRun, Unusable, read_run
 from perfsuite.report.formats.markdown import to_markdown

@@ -19,7 +19,6 @@ from perfsuite.system.files import write_atomically
 from perfsuite.system.untrusted import MOST, Amount, Label, printable, printable_lines
 from perfsuite.units import listed
 
-PAIRS_FILE = "pairs.json"
 _MAX_FILE_BYTES = 64 * 2**20
 _KEPT = "an earlier session of these two trees has failed it"
 # A branch is seldom re-run after so many others.

@@ -20,10 +20,9 @@ from perfsuite.gate.common_cells import ACCEPTED_FILE
 from perfsuite.gate.git.command import answer
 from perfsuite.gate.git.find_base import find_base, target_branch
 from perfsuite.gate.git.repository import Base, find_top
-from perfsuite.gate.judge.kept_pairs import PAIRS_FILE
 from perfsuite.gate.judge.trial import LAUNCH_TIMEOUT_S, Budget, draw_seed
 from perfsuite.gate.provenance.head_files import kept_files
-from perfsuite.gate.request import BOUNDS, GateRequest
+from perfsuite.gate.request import BOUNDS, PAIRS_FILE, GateRequest
 from perfsuite.plugin.options import OPTIONS, Option, given
 from perfsuite.ranks.messages import INJECTABLE_FAULTS, GroupPolicy, TurnChannel
 from perfsuite.ranks.torchrun.membership import Membership, read_membership
