@@ -63,9 +63,7 @@ def take_profile(
         epochs = profiled.run(job.num_epochs)
         samples = () if usage is None else usage.stop()
         board.enter_phase("count")
-        # On all ranks, because they wait for each other; the first one's output is kept.
-        profiler = profiled.profile_steps()
-        output = profiled.describe(profiler) if start.rank == 0 else None
+        output = profiled.profile_steps(is_kept=start.rank == 0)
         if usage is None:
             profiled.missing["usage"] = "NVML, which knows how busy the GPU is, is not installed"
     busy = RankUsage(rank=start.rank, device=str(device), samples=samples)
@@ -119,18 +117,17 @@ class _ProfiledTraining:
             began_s = ended_s
         return tuple(epochs)
 
-    def profile_steps(self) -> torch.profiler.profile:
-        asked = operators.profile_iterations(
-            self._trainer.device, num_iterations=_NUM_PROFILED_STEPS, with_memory=True
-        )
-        return run_iterations(asked, self._step)
-
-    def describe(self, profiler: torch.profiler.profile) -> ProfilerOutput:
-        device = self._trainer.device
+    def profile_steps(self, *, is_kept: bool) -> ProfilerOutput | None:
+        """On all ranks, because they wait for each other; the first one's output is kept."""
+        device, num_steps = self._trainer.device, _NUM_PROFILED_STEPS
+        asked = operators.profile_iterations(device, num_iterations=num_steps, with_memory=True)
+        profiler = run_iterations(asked, self._step)
+        if not is_kept:
+            return None
         averages = profiler.key_averages()
         return ProfilerOutput(
             operators=operators.costliest_operators(averages, device),
-            num_steps=_NUM_PROFILED_STEPS,
+            num_steps=num_steps,
             communication=self._communication(profiler),
             trace=operators.read_trace(profiler),
             operator_table=operators.describe_operators(averages, device),
