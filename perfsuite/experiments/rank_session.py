@@ -37,7 +37,7 @@ DEVICES = ("auto", "cpu", "cuda")
 MAX_SEED = 2**32 - 1
 # The limits hold for the rounding of each step, so more steps prove little more.
 MAX_VERIFIED_STEPS = 10
-_DEVICE_PROBE = "perfsuite.worker.measure.device_probe:probe_device"
+_DEVICE_PROBE = "perfsuite.worker.measure.device:probe_device"
 
 
 class Session:

@@ -25,5 +25,5 @@ def test_the_gpu_is_probed_on_one_rank_and_a_cpu_is_not(monkeypatch: pytest.Monk
     launcher = session._launcher
     launcher.hardware = launcher.hardware._replace(device="cuda", num_gpus=2)
     assert session.probe_device() == {"GPU matmul": 0.2}
-    probe = "perfsuite.worker.measure.device_probe:probe_device"
+    probe = "perfsuite.worker.measure.device:probe_device"
     assert called == [(1, "call_by_name", (probe, "cuda"))]

@@ -7,19 +7,19 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from perfsuite.worker.measure import device_probe
+from perfsuite.worker.measure import device
 
 NAMES = ["GPU matmul", "GPU memory", "GPU link", "GPU launch"]
 
 
 @pytest.fixture(autouse=True)
 def _small(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(device_probe, "_SIZE", 8)
-    monkeypatch.setattr(device_probe, "_COPIED_BYTES", 64)
+    monkeypatch.setattr(device, "_SIZE", 8)
+    monkeypatch.setattr(device, "_COPIED_BYTES", 64)
 
 
 def test_each_piece_of_work_takes_its_time() -> None:
-    found = device_probe.probe_device("cpu")
+    found = device.probe_device("cpu")
 
     assert list(found) == NAMES
     assert all(seconds > 0 for seconds in found.values())
@@ -39,7 +39,7 @@ def test_the_time_of_what_is_queued_counts_and_not_that_of_queueing(
         nonlocal queued_s
         queued_s += 0.001
 
-    monkeypatch.setattr(device_probe, "synchronize", synchronize)
-    monkeypatch.setattr(device_probe.time, "perf_counter", lambda: now_s)
+    monkeypatch.setattr(device, "synchronize", synchronize)
+    monkeypatch.setattr(device.time, "perf_counter", lambda: now_s)
 
-    assert device_probe._time(queue, torch.device("cpu")) == pytest.approx(0.001)
+    assert device._time(queue, torch.device("cpu")) == pytest.approx(0.001)
