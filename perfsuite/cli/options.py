@@ -123,9 +123,8 @@ def _recipe_options() -> Iterator[inspect.Parameter]:
     for name, text in _HELP.items():
         # Named in full, or typer would add a --no-... to each switch.
         option = typer.Option(f"--{name.replace('_', '-')}", help=text)
-        yield inspect.Parameter(
-            name, kind, default=getattr(Recipe, name), annotation=Annotated[types[name], option]
-        )
+        default, annotation = getattr(Recipe, name), Annotated[types[name], option]
+        yield inspect.Parameter(name, kind, default=default, annotation=annotation)
 
 
 def open_session(

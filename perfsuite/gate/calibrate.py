@@ -91,9 +91,8 @@ def calibrate(
         for number in range(num):
             what = "identical code" if plant == NOTHING else f"{plant} planted"
             say(f"session {number + 1} of {num}, {what}")
-            planted = dataclasses.replace(
-                request, seed=seeds.randrange(2**32), head_environment=plant.variables
-            )
+            seed = seeds.randrange(2**32)
+            planted = dataclasses.replace(request, seed=seed, head_environment=plant.variables)
             result = run_gate(planted, say=lambda _: None)
             if result.refusal is not None:
                 raise WorkloadError(f"the gate compares nothing here: {result.refusal}")

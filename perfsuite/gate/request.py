@@ -112,9 +112,8 @@ def base_of(request: GateRequest, folders: Sequence[Path]) -> Base | str | None:
             f"pytest's root, {folders[0]}, and {folder}, where it was called, are not in one git "
             f"checkout: {there}{USE_FOLDER}"
         )
-    return find_base(
-        folder, request.base, target=request.target, outputs=request.outputs, folders=folders
-    )
+    target, outputs = request.target, request.outputs
+    return find_base(folder, request.base, target=target, outputs=outputs, folders=folders)
 
 
 def collect(arm: Arm, timeout_s: float = LAUNCH_TIMEOUT_S) -> Launch:

@@ -291,9 +291,8 @@ def finished_outcome(finished: Mapping[str, CellLine], name: str) -> Outcome | N
     if (line := finished.get(name)) is None:
         return None
     if (record := line.perfsuite) is None:
-        raise PerfsuiteError(
-            f"failed before torchrun started the ranks again, and is not run twice: {line.reason}"
-        )
+        found = "failed before torchrun started the ranks again, and is not run twice"
+        raise PerfsuiteError(f"{found}: {line.reason}")
     return Outcome(step_times_s=line.step_times_s, num_iterations=None, record=record, missing={})
 
 

@@ -204,9 +204,8 @@ def parse_parallel(text: str) -> ParallelPlan:
     if schedule is not None and schedule not in PIPELINE_SCHEDULES:
         advice = f"use one of {', '.join(PIPELINE_SCHEDULES)}"
         raise RecipeError(f"parallel {text!r} names the pipeline schedule {schedule!r}; {advice}")
-    return ParallelPlan(
-        mode=name, size=math.prod(sizes), num_shards=int(shards or 1), schedule=schedule
-    )
+    total, num_shards = math.prod(sizes), int(shards or 1)
+    return ParallelPlan(mode=name, size=total, num_shards=num_shards, schedule=schedule)
 
 
 def _parse_axes(text: str) -> tuple[MeshAxis, ...]:

@@ -126,9 +126,8 @@ def weigh(pairs: Sessions, prior: Prior | None, *, alpha: float, beta: float) ->
     error, total = _moderate(variance, num_pairs, prior, 1.0)
     below = exceeded_t(alpha, freedom)
     mean = pairs.mean_log_ratios.mean(axis=1)
-    mean_error, mean_total = _moderate(
-        pairs.mean_log_ratios.var(axis=1, ddof=1), num_pairs, prior, _SDS_OF_MEAN
-    )
+    mean_variance = pairs.mean_log_ratios.var(axis=1, ddof=1)
+    mean_error, mean_total = _moderate(mean_variance, num_pairs, prior, _SDS_OF_MEAN)
     stalls = pairs.mean_log_ratios - pairs.log_ratios
     noise = (stalls.var(axis=1, ddof=1).clip(min=LEAST_SD**2) / num_pairs) ** 0.5
     return Evidence(

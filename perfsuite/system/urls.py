@@ -84,9 +84,8 @@ class RemotePath:
                 entries = files.ls(self.key, detail=True)
         except FileNotFoundError:
             return
-        for name, entry in {
-            entry["name"].strip("/").removeprefix(f"{self.key}/"): entry for entry in entries
-        }.items():
+        named = {one["name"].strip("/").removeprefix(f"{self.key}/"): one for one in entries}
+        for name, entry in named.items():
             # A key may be no file name: the folder itself, or steps out of it.
             if name in ("", ".", "..") or "/" in name or not fnmatchcase(name, part):
                 continue

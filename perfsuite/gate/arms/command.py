@@ -80,9 +80,8 @@ class Command:
             # As the shell shows it, through symbolic links.
             above = Path(*Path(shown).parts[: len(Path(shown).parts) - len(inner.parts)])
             prefixes |= {str(above)} if above.resolve() == top else set()
-        pattern = re.compile(
-            rf"(?<![\w./-])(?:{'|'.join(map(re.escape, sorted(prefixes)))}){_PATH_ENDS}"
-        )
+        beginnings = "|".join(map(re.escape, sorted(prefixes)))
+        pattern = re.compile(rf"(?<![\w./-])(?:{beginnings}){_PATH_ENDS}")
 
         def lead(text: str) -> str:
             return pattern.sub(lambda _: str(to), text)
@@ -98,9 +97,8 @@ class Command:
         if inner is not None:
             folder = to / inner
             environment["PWD"] = str(folder)
-        return replace(
-            self, folder=folder, arguments=tuple(map(lead, self.arguments)), environment=environment
-        )
+        arguments = tuple(map(lead, self.arguments))
+        return replace(self, folder=folder, arguments=arguments, environment=environment)
 
 
 def options_of_cells(typed: Sequence[str], environ: Mapping[str, str]) -> list[tuple[str, str]]:

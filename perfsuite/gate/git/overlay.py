@@ -303,9 +303,8 @@ def _importers(top: Path, folder: Path) -> Iterator[Path]:
         if file.is_relative_to(folder):
             continue
         text = _text(top / file)
-        if folder.name.encode() in text and any(
-            _leads_to(folder.parts, parts) for parts in imports(file, text)
-        ):
+        named = imports(file, text) if folder.name.encode() in text else ()
+        if any(_leads_to(folder.parts, parts) for parts in named):
             yield file
 
 

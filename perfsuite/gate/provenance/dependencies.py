@@ -39,9 +39,8 @@ def changed_dependencies(base: Path, head: Path) -> dict[str, frozenset[str]]:
     come = {one for old, new in files.values() for one in new.items() if one[0] not in old}
     changed = {}
     for file, (old, new) in sorted(files.items()):
-        moved = {name for name, _ in gone & come & (old.items() ^ new.items())} - (
-            old.keys() & new.keys()
-        )
+        moved = {name for name, _ in gone & come & (old.items() ^ new.items())}
+        moved -= old.keys() & new.keys()
         names = {name for name in (*old, _ENTRY_POINTS) if old.get(name) != new.get(name)}
         if names.union(new.keys() - old.keys()) - moved:
             changed[file] = frozenset(names - moved)

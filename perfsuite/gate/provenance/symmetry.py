@@ -361,9 +361,8 @@ def _find_stale(base: Loading, head: Loading) -> str | None:
     """Why what head runs with may be compiled of older sources than its own."""
     inside = (Path(file) for file in head.files if file.startswith(f"{head.top}/"))
     loaded = {one.relative_to(head.top) for one in inside if not head.is_installed(one)}
-    return find_stale(
-        head.top, base.top, sorted((loaded | head.named).difference(_tracked(head.top)))
-    )
+    untracked = (loaded | head.named).difference(_tracked(head.top))
+    return find_stale(head.top, base.top, sorted(untracked))
 
 
 def _find_source(base: Loading, head: Loading, file: Path) -> Path | None:

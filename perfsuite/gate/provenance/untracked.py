@@ -2,7 +2,6 @@
 
 import ast
 import contextlib
-import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -10,6 +9,7 @@ from pathlib import Path
 from perfsuite.gate.git import overlay
 from perfsuite.gate.git.repository import find_top, tracked_files
 from perfsuite.gate.provenance.head_files import BUILT, code_times, kept_files
+from perfsuite.system.files import real_path
 
 BUILD = "build it in the base's tree with --base-build CMD (pytest: --perf-base-build)"
 SHARE = "name it in pytest's perf_share where both may use head's"
@@ -83,10 +83,8 @@ def _names(path: Path, top: Path) -> Iterator[str]:
     strings = _WORD.findall(text.decode(errors="replace"))
     if path.suffix == ".py":
         yield from (f"import {one}" for parts in overlay.imports(path, text) for one in parts)
-        constants = (
-            node.value for node in overlay.nodes_of(text) if isinstance(node, ast.Constant)
-        )
-        strings = [one for one in constants if isinstance(one, str)]
+        constants = (one for one in overlay.nodes_of(text) if isinstance(one, ast.Constant))
+        strings = [one.value for one in constants if isinstance(one.value, str)]
     for string in strings:
         if "/" in string or "." in string:  # else it may be any word, such as a key
             yield from string.split("/")
@@ -99,9 +97,7 @@ def find_stale(head: Path, base: Path, loaded: Iterable[Path]) -> str | None:
     Where anything was compiled since the newest source, all is taken to be, as builds do that.
     """
     # What both may use is a link.
-    own = (
-        path for path in loaded if os.path.realpath(base / path) != os.path.realpath(head / path)
-    )
+    own = (path for path in loaded if real_path(base / path) != real_path(head / path))
     compiled = {path: at for path in own if (at := _compiled_ns(head / path)) is not None}
     if not compiled:
         return None

@@ -232,9 +232,7 @@ class FolderStorage(FileStorage):
     """pytest-benchmark's storage in a folder; two sessions never take one number."""
 
     def __init__(self, place: Path, session: Any, fail: Callable[[WriteError], None]) -> None:
-        super().__init__(  # type: ignore[no-untyped-call]
-            place, session.logger, default_machine_id=session.machine_id
-        )
+        super().__init__(place, session.logger, session.machine_id)  # type: ignore[no-untyped-call]
         self.fail = fail
 
     def save(self, output_json: Any, name: str) -> None:
