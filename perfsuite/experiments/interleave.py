@@ -55,9 +55,7 @@ class Bench:
             shuffled = list(cells.items())
             random_numbers.shuffle(shuffled)
             for key, cell in shuffled:
-                outcome = self.session.measure_cell(
-                    cell.workload, cell.recipe, activity=cell.activity, num_rounds=1
-                )
+                outcome = self.session.measure_cell(**cell._asdict(), num_rounds=1)
                 outcomes[key].append(outcome)
                 duration = format_seconds(statistics.median(outcome.step_times_s))
                 of_all = f"repetition {repetition} of {self.num_repetitions}"

@@ -197,9 +197,8 @@ def combine_stages(
     """
     means = [_mean_stages(rounds, num_iterations, overlaps_loading) for rounds in rounds_by_rank]
     names = cell.StageTimes.__struct_fields__
-    return cell.StageTimes(
-        **{name: max((one[name] for one in means if name in one), default=None) for name in names}
-    )
+    most = {name: max((one[name] for one in means if name in one), default=None) for name in names}
+    return cell.StageTimes(**most)
 
 
 def _mean_stages(rounds: Rounds, num_iterations: int, overlaps_loading: bool) -> dict[str, float]:

@@ -132,9 +132,8 @@ def _choose_repeatable_kernels() -> None:
     deterministic.fill_uninitialized_memory = False
     torch.use_deterministic_algorithms(True)
     functional: Any = torch.nn.functional
-    functional.scaled_dot_product_attention = _showing_its_mask(
-        functional.scaled_dot_product_attention
-    )
+    attend = functional.scaled_dot_product_attention
+    functional.scaled_dot_product_attention = _showing_its_mask(attend)
 
 
 def _showing_its_mask(attention: Callable[..., Any]) -> Callable[..., Any]:

@@ -34,7 +34,5 @@ def try_claims(claims: Sequence[Claim], bench: Bench) -> Iterator[tuple[Claim, C
         except PerfsuiteError as error:
             is_broken = not isinstance(error, NotExercisedError)
             reason = f"the experiment broke: {error}" if is_broken else str(error)
-            finding = ClaimFinding(
-                status="cannot be tested here", figures={}, reason=reason, is_broken=is_broken
-            )
+            finding = ClaimFinding("cannot be tested here", {}, reason, is_broken)
         yield claim, finding

@@ -139,11 +139,9 @@ class WeightDigests:
         held = [weight for group in groups for weight in group["params"]]
         # A frozen one may be quantized, of a dtype or class that sums do not take.
         weights = {id(weight): weight for weight in held if weight.requires_grad}
-        moved = self._moved_by_rounding
+        moved, counts = self._moved_by_rounding, self._num_gradients
         self.by_step[step] = tuple(
-            replace(
-                one, moved_by_rounding=float(moved[key]), num_gradients=self._num_gradients[key]
-            )
+            replace(one, moved_by_rounding=float(moved[key]), num_gradients=counts[key])
             for key, one in zip(weights, digest_weights(weights.values()), strict=True)
         )
 

@@ -109,9 +109,7 @@ def use_float8(
             f"divisible by {_DIVISOR}; workload {workload.name!r} has none; use "
             "precision='amp-bf16'"
         )
-    model = convert_to_float8_training(
-        model, config=config, module_filter_fn=lambda layer, _: _can_be_float8(layer)
-    )
+    model = convert_to_float8_training(model, config=config, module_filter_fn=_can_be_float8)
 
     def wrapper(forward: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         # torchao asks for the autocast of CUDA alone, so it is given what that would cast.
@@ -125,7 +123,7 @@ def use_float8(
     return model
 
 
-def _can_be_float8(layer: nn.Module) -> bool:
+def _can_be_float8(layer: nn.Module, _name: str = "") -> bool:
     # A subclass may compute otherwise, and nn.MultiheadAttention never calls its own.
     return type(layer) is nn.Linear and not any(size % _DIVISOR for size in layer.weight.shape)
 

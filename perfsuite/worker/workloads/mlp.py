@@ -44,9 +44,8 @@ chain_of_4, chain_of_8, chain_of_16, chain_of_32 = (partial(chain, n) for n in (
 
 
 def _build_mlp_block() -> nn.Module:
-    return nn.Sequential(
-        nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 2 * WIDTH), nn.GELU(), nn.Linear(2 * WIDTH, WIDTH)
-    )
+    widening, narrowing = nn.Linear(WIDTH, 2 * WIDTH), nn.Linear(2 * WIDTH, WIDTH)
+    return nn.Sequential(nn.LayerNorm(WIDTH), widening, nn.GELU(), narrowing)
 
 
 def _build_chain_block() -> nn.Module:
