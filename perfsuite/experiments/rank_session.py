@@ -240,10 +240,9 @@ class Session:
     ) -> messages.MeasurePlan:
         if not is_timed:
             num_rounds = num_iterations = 1
+        rounds = self._num_rounds if num_rounds is None else num_rounds
         return messages.MeasurePlan(
-            num_rounds=self._num_rounds if num_rounds is None else num_rounds,
-            num_iterations=num_iterations,
-            round_s=self._round_s,
+            num_rounds=rounds, num_iterations=num_iterations, round_s=self._round_s
         )
 
     def _measure(

@@ -72,13 +72,8 @@ def rows_of(runs: Sequence[Run]) -> tuple[Row, ...]:
     for run in runs:
         for row in run.rows:
             if row.step_time_s is not None:
-                past = HistoryPoint(
-                    when=run.when,
-                    commit=run.commit,
-                    step_time_s=row.step_time_s,
-                    is_accepted=row.name in run.accepted,
-                    is_dirty=run.is_dirty,
-                )
+                accepted, time_s = row.name in run.accepted, row.step_time_s
+                past = HistoryPoint(run.when, run.commit, time_s, accepted, run.is_dirty)
                 measured.setdefault(_environment(run, row), []).append(past)
             # A cell without a time is shown from the newest run alone.
             if row.step_time_s is not None or run is runs[-1]:

@@ -60,11 +60,8 @@ def scratch_folder() -> Iterator[Path]:
     # The path of a Unix socket, of the ranks' too, has 108 characters at most (unix(7)).
     fits = len(root) <= _LONGEST_TEMPORARY_PATH and os.pathsep not in root  # it is on PYTHONPATH
     with explained("make a temporary folder for the session"):
-        made = tempfile.TemporaryDirectory(
-            prefix=f"perfsuite-{os.getpid()}-pair-{PID_NAMESPACE}-",
-            dir=None if fits else "/tmp",
-            ignore_cleanup_errors=True,
-        )
+        prefix, place = f"perfsuite-{os.getpid()}-pair-{PID_NAMESPACE}-", None if fits else "/tmp"
+        made = tempfile.TemporaryDirectory(prefix=prefix, dir=place, ignore_cleanup_errors=True)
     with made as folder:
         yield Path(folder)
 

@@ -241,12 +241,9 @@ def _conclude(trial: Trial) -> None:
 
 
 def _compare_counts(trial: Trial) -> CountComparison:
-    policy = trial.policy
-    return compare_run_counts(
-        **{arm: runs[: trial.num_counted] for arm, runs in trial.runs.items()},
-        slacks=policy.slacks,
-        accepted_ratio=policy.accepted_increase,
-    )
+    slacks, accepted_ratio = trial.policy.slacks, trial.policy.accepted_increase
+    counted = {arm: runs[: trial.num_counted] for arm, runs in trial.runs.items()}
+    return compare_run_counts(**counted, slacks=slacks, accepted_ratio=accepted_ratio)
 
 
 def _judge_counts(trial: Trial) -> None:

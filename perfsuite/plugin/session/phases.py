@@ -78,12 +78,9 @@ def line_of(item: pytest.Item, report: pytest.TestReport, error: Raised) -> Cell
         reason = "the test measured nothing"
     elif measured is not None and measured.missing:
         reason = "; ".join(f"no {name}: {why}" for name, why in sorted(measured.missing.items()))
+    name, record = item.nodeid, None if measured is None else measured.record
     return CellLine(
-        fullname=item.nodeid,
-        outcome=end.outcome,
-        reason=reason,
-        step_times_s=times_s,
-        perfsuite=None if measured is None else measured.record,
+        fullname=name, outcome=end.outcome, reason=reason, step_times_s=times_s, perfsuite=record
     )
 
 

@@ -39,10 +39,8 @@ def report_table(rows: Sequence[Row]) -> str:
 
 def table_of(columns: Sequence[Column[T]], rows: Iterable[T]) -> str:
     """Return a table of things by their columns."""
-    return text_table(
-        [(column.title, column.is_number) for column in columns],
-        ([column.text(row) for column in columns] for row in rows),
-    )
+    titles = [(column.title, column.is_number) for column in columns]
+    return text_table(titles, ([column.text(row) for column in columns] for row in rows))
 
 
 def text_table(columns: Sequence[tuple[str, bool]], rows: Iterable[Iterable[str]]) -> str:

@@ -37,12 +37,9 @@ class Mesh(Strategy):
     def wrap(self, model: nn.Module) -> nn.Module:
         """What the user's function returns: the model, which keeps its parameters' names."""
         assert self.workload.parallelize is not None
-        axes = self.recipe.plan.axes
-        mesh = init_device_mesh(
-            self.device.type,
-            tuple(axis.size for axis in axes),
-            mesh_dim_names=tuple(axis.name for axis in axes),
-        )
+        sizes = tuple(axis.size for axis in self.recipe.plan.axes)
+        axes = tuple(axis.name for axis in self.recipe.plan.axes)
+        mesh = init_device_mesh(self.device.type, sizes, mesh_dim_names=axes)
         names = {name for name, _ in model.named_parameters()}
         parallelized: object = self.workload.parallelize(model, mesh)
         if not isinstance(parallelized, nn.Module) or model not in parallelized.modules():
