@@ -196,10 +196,8 @@ def _stricter(
             refused.append(f"head's {name} of {write(ours)} is looser than {write(held)}")
         policy = replace(policy, **{attribute: held})
     if base.refuses_numerics_change and not head.refuses_numerics_change:
-        refused.append(
-            "head's perf_numerics_change of tell is looser than fail, where "
-            "--perf-numerics-change=tell would hold for both sides"
-        )
+        looser = "head's perf_numerics_change of tell is looser than fail"
+        refused.append(f"{looser}, where --perf-numerics-change=tell would hold for both sides")
         policy = replace(policy, refuses_numerics_change=True)
     # Each bound may come from another side.
     policy = replace(policy, tolerance=min(policy.tolerance, policy.limit))

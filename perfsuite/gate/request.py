@@ -108,10 +108,8 @@ def base_of(request: GateRequest, folders: Sequence[Path]) -> Base | str | None:
     folder = request.command.folder
     if folders and (top := find_top(folders[0])) != find_top(folder):
         there = "" if top is None else f"call it in {folders[0]}, or "
-        return (
-            f"pytest's root, {folders[0]}, and {folder}, where it was called, are not in one git "
-            f"checkout: {there}{USE_FOLDER}"
-        )
+        both = f"pytest's root, {folders[0]}, and {folder}, where it was called"
+        return f"{both}, are not in one git checkout: {there}{USE_FOLDER}"
     target, outputs = request.target, request.outputs
     return find_base(folder, request.base, target=target, outputs=outputs, folders=folders)
 

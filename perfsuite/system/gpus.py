@@ -119,10 +119,8 @@ def nvml() -> Iterator[Exception | None]:
     try:
         yield None
     except pynvml.NVMLError as error:
-        raise DeviceError(
-            f"a GPU does not answer: {error} (NVML); look for Xid in the kernel's log (dmesg), and "
-            "reset the GPU or restart the machine"
-        ) from error
+        found = f"a GPU does not answer: {error} (NVML); look for Xid in the kernel's log (dmesg)"
+        raise DeviceError(f"{found}, and reset the GPU or restart the machine") from error
     finally:
         pynvml.nvmlShutdown()
 

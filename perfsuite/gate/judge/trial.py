@@ -128,10 +128,8 @@ class Trial:
         slower_s = max(statistics.median(typical), statistics.median(total))
         if self.word == "FAIL" and slower_s < self.policy.floor_s:
             self.word = "PASS"
-            self.add_reason(
-                f"slower by {slower_s * 1e6:.3g} us an iteration, below the floor of "
-                f"{self.policy.floor_s * 1e6:.3g} us"
-            )
+            by, floor = (f"{seconds * 1e6:.3g} us" for seconds in (slower_s, self.policy.floor_s))
+            self.add_reason(f"slower by {by} an iteration, below the floor of {floor}")
 
     def decide_beyond(self) -> Decision:
         """Return what the pairs prove as if the base took what is accepted."""

@@ -251,10 +251,8 @@ def _find_named(base: Loading, head: Loading) -> str | None:
     for path in sorted((base.named | head.named) & head.alone):
         is_lacking = (head.top / path).is_file() and not (base.top / path).exists()
         if is_lacking and (path.name.startswith(".env") or path.suffix in _SETTINGS):
-            return (
-                f"what an arm starts names {path}, which git does not track, so the base's tree "
-                f"began without it; {SHARE}, {BUILD}, or {_REMOVE}"
-            )
+            named = f"what an arm starts names {path}, which git does not track"
+            return f"{named}, so the base's tree began without it; {SHARE}, {BUILD}, or {_REMOVE}"
     return None
 
 
@@ -267,10 +265,8 @@ def _find_dropped(base: Loading, head: Loading) -> str | None:
     if (found := find_dropped(head.top, base.top, lacked, sources)) is None:
         return None
     path, source = found
-    return (
-        f"the base's {source} names {path}, which git does not track, and head's code does not, so "
-        f"the base ran without it, as head does; {SHARE}, {BUILD}, or {_REMOVE}"
-    )
+    named = f"the base's {source} names {path}, which git does not track, and head's code does not"
+    return f"{named}, so the base ran without it, as head does; {SHARE}, {BUILD}, or {_REMOVE}"
 
 
 def _lacked_by_base(head: Loading, path: Path) -> str:
@@ -280,10 +276,8 @@ def _lacked_by_base(head: Loading, path: Path) -> str:
         advice.append("add it to git where it belongs to the change")
     folder = next((one for one in path.parents[-2::-1] if not tracked_files(head.top, [one])), None)
     inside = "" if folder is None else f"in {folder}, "
-    return (
-        f"the head arm loaded {path}, {inside}which git does not track, so the base's tree began "
-        f"without it; {', or '.join(advice)}"
-    )
+    loaded = f"the head arm loaded {path}, {inside}which git does not track"
+    return f"{loaded}, so the base's tree began without it; {', or '.join(advice)}"
 
 
 def _find_missing(base: Loading, head: Loading) -> str | None:

@@ -346,10 +346,9 @@ def inject_fault(
 def _synchronization(device: torch.device) -> Callable[[], None]:
     has_ranks = dist.is_initialized() and dist.get_world_size() > 1
     if not is_accelerator(device) and not has_ranks:
-        raise WorkloadError(
-            "a synchronization cannot be planted in one process on a CPU, where nothing is "
-            "asynchronous; use a cell of several ranks, such as ddp:2"
-        )
+        found = "a synchronization cannot be planted in one process on a CPU"
+        advice = "use a cell of several ranks, such as ddp:2"
+        raise WorkloadError(f"{found}, where nothing is asynchronous; {advice}")
     token = torch.zeros(1, device=device)
 
     def wait() -> None:

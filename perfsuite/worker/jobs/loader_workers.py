@@ -60,10 +60,10 @@ def _check_lengths(
     length = float(batches.steps_per_epoch)
     most, least = largest_over_ranks([length, -length], device)
     if most != -least:
-        raise WorkloadError(
-            f"workload {workload.name!r}: build_loader gives one rank {most:.0f} {split} batches "
-            f"an epoch, and another {-least:.0f}; give every rank as many"
+        found = (
+            f"workload {workload.name!r}: build_loader gives one rank {most:.0f} {split} batches"
         )
+        raise WorkloadError(f"{found} an epoch, and another {-least:.0f}; give every rank as many")
 
 
 @functools.cache

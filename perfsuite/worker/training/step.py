@@ -93,10 +93,8 @@ def compute_loss(trainer: Trainer, outputs: Any, target: Any) -> Tensor:
         return loss
     is_tensor = isinstance(loss, Tensor)
     found = f"tensor of shape {tuple(loss.shape)}" if is_tensor else type(loss).__name__
-    raise WorkloadError(
-        f"workload {trainer.workload.name!r}: its loss returned a {found}; return a scalar tensor, "
-        "the mean over the batch"
-    )
+    returned = f"workload {trainer.workload.name!r}: its loss returned a {found}"
+    raise WorkloadError(f"{returned}; return a scalar tensor, the mean over the batch")
 
 
 def scale_loss(trainer: Trainer, loss: Tensor) -> Tensor:

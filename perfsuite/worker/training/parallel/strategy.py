@@ -58,10 +58,9 @@ class Strategy:
         """The workload's optimizer of the parameters, or of their master weights."""
         optimizer = self.workload.build_optimizer(iter(parameters))
         if not isinstance(optimizer, Optimizer):
-            raise WorkloadError(
-                f"workload {self.workload.name!r}: build_optimizer returned "
-                f"a {type(optimizer).__name__}; return a torch.optim.Optimizer"
-            )
+            found = f"build_optimizer returned a {type(optimizer).__name__}"
+            advice = "return a torch.optim.Optimizer"
+            raise WorkloadError(f"workload {self.workload.name!r}: {found}; {advice}")
         closure = inspect.signature(type(optimizer).step).parameters.get("closure")
         if closure is not None and closure.default is inspect.Parameter.empty:
             raise WorkloadError(
