@@ -60,6 +60,8 @@ TRAIN = """
     if what == "broken":
         print("no such file", file=sys.stderr)
         sys.exit(3)
+    if what == "clock":
+        time.perf_counter = time.process_time
     num_steps = {"ten": 10, "ten-of-its-own": 10, "endless": 10**9}.get(what, 1_000)
     if what.startswith("uneven") and rank == 1:
         num_steps = 8
@@ -215,6 +217,11 @@ FAULTS = {
         '["python", "-c", "import nothing"], steps=20, name="ours"',
         "WorkloadError: ours: the command ended with exit code 1 before its first optimizer step: "
         "ModuleNotFoundError: No module named 'nothing'",
+    ),
+    "clock": (
+        '["python", "train.py", "clock"], steps=20',
+        "WorkloadError: time.perf_counter, which times each step, is <built-in function "
+        "process_time> here; let nothing replace it before the first step",
     ),
     "raise": (
         'TORCHRUN + ["raise"], steps=20, warmup=3',

@@ -24,6 +24,7 @@ from perfsuite.worker.jobs.activities import HIDDEN_IN_THREADS, Activity, start_
 from perfsuite.worker.jobs.arm_turns import ArmTurns
 from perfsuite.worker.jobs.user_code import start_user_code
 from perfsuite.worker.measure import counters, operators, rounds
+from perfsuite.worker.measure.clock import require_clock
 from perfsuite.worker.measure.device import is_accelerator, memory_stats, synchronize
 from perfsuite.worker.measure.environment import describe_environment
 from perfsuite.worker.measure.iterations import Iterations
@@ -128,6 +129,7 @@ class Measurement:
 
     def _whole(self) -> Iterations[None]:
         self._board.enter_phase("warm-up")
+        require_clock()
         iteration_s = yield from self._warm_up()
         self._board.enter_phase("measure")
         loader_workers.stop()  # the other arm may be long in coming

@@ -9,11 +9,13 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from types import BuiltinFunctionType
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from perfsuite.errors import WorkloadError
 from perfsuite.worker.measure.device import synchronize
 
 # Whether this module switched the collector off; whether code thawed what it froze.
@@ -41,6 +43,14 @@ class DeviceClock:
         before_s = self()
         yield
         self._held_s += self() - before_s
+
+
+def require_clock() -> None:
+    """Raise a WorkloadError where code under test has replaced the clock that times it."""
+    clock: Any = time.perf_counter
+    if not isinstance(clock, BuiltinFunctionType) or clock.__name__ != "perf_counter":
+        found = f"time.perf_counter, which times each step, is {clock!r} here"
+        raise WorkloadError(f"{found}; let nothing replace it before the first step")
 
 
 def start_together(group: dist.ProcessGroup | None = None) -> None:
