@@ -191,11 +191,11 @@ class CommandGroup(RankGroup):
 
     def _lose_patience(self, what: str) -> None:
         """Raise where the command has neither printed anything nor come further for too long."""
-        if self._gate is not None:
-            self._gate.greet()
         progress = what, self._log.stat().st_size
         if progress != self._progress:
             self._progress, self._since_s = progress, time.monotonic()
+            if self._gate is not None:  # which looks by itself whether the command works
+                self._gate.greet()
         most_s = _PATIENCE * self._policy.timeout_s
         if time.monotonic() - self._since_s > most_s:
             raise WorkloadError(

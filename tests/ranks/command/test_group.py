@@ -68,9 +68,10 @@ def test_a_program_is_looked_for_where_the_command_runs_and_on_its_own_path(tmp_
     assert (here, on_path) == (str(script), str(script))
 
 
-def test_a_gate_hears_again_and_again_of_a_command_that_waits_quietly(tmp_path: Path) -> None:
-    go = tmp_path / "go"
+def test_a_gate_hears_of_a_command_as_it_prints(tmp_path: Path) -> None:
+    go, end = tmp_path / "go", tmp_path / "end"
     os.mkfifo(go)
+    os.mkfifo(end)
     heard: list[str] = []
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(str(tmp_path / "gate"))
@@ -78,20 +79,25 @@ def test_a_gate_hears_again_and_again_of_a_command_that_waits_quietly(tmp_path: 
 
     def hear_twice() -> None:
         with listener.accept()[0].makefile() as lines:
-            heard.extend([next(lines), next(lines)])
+            heard.append(next(lines))
             go.write_text("on")
-            lines.read()
+            heard.append(next(lines))
+            end.write_text(" and on")
+            heard.extend(lines)
 
-    threading.Thread(target=hear_twice, daemon=True).start()
+    thread = threading.Thread(target=hear_twice, daemon=True)
+    thread.start()
     channel = TurnChannel(path=str(tmp_path / "gate"), arm="head")
     policy = GroupPolicy(turns=channel, timeout_s=3.0)
     request = GroupRequest(job=CallFunction(call=b""), world_size=1, policy=policy)
-    quiet = launch(words=("sh", "-c", "cat go"), folder=tmp_path, inherited=dict(os.environ))
+    words = ("sh", "-c", "cat go; sleep 0.5; cat end")
+    quiet = launch(words=words, folder=tmp_path, inherited=dict(os.environ))
 
     with listener, CommandGroup(request, quiet, has_hook=False) as group:
-        assert group.run_to_end() == "on"
+        assert group.run_to_end() == "on and on"
 
-    assert heard == ['{"kind": "hello", "arm": "head"}\n'] * 2
+    assert heard[:2] == ['{"kind": "hello", "arm": "head"}\n'] * 2
+    assert len(heard) <= 3  # not at each look
 
 
 def request_of(**policy: Any) -> GroupRequest:
