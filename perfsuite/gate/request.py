@@ -193,12 +193,12 @@ class BaseSide:
             say(f"running {cells} of head once: what loads no changed module needs no pair")
             return self.run_head(names, is_enough)
 
+        base_top = self.head.top_of(tree)
         if self.base is None:
-            files = [*source_files(top)]
-            changes = compare_trees(top, root, files, tree, source_files(tree))
+            files, theirs = [*source_files(top)], [*source_files(base_top)]
         else:
-            base_top, files = self.head.top_of(tree), tree_files(top, root, request.outputs)
-            changes = compare_trees(top, root, files, base_top, working_files(base_top))
+            files, theirs = tree_files(top, root, request.outputs), working_files(base_top)
+        changes = compare_trees(top, root, files, base_top, theirs)
         compared = frozenset(files)
         return Comparison(top=top, changes=changes, compared=compared, collected=collected, run=run)
 

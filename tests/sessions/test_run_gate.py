@@ -316,6 +316,19 @@ def test_where_pytests_root_is_a_part_of_its_checkout_the_rest_is_compared_too(
         )
 
 
+def test_a_cell_is_identical_to_that_of_a_folder_whose_root_is_a_part_of_its_checkout(
+    tmp_path: Path,
+) -> None:
+    alone = "def test_alone(benchmark): benchmark(int)\n"
+    bench = {"bench/pytest.ini": f"{INI}pythonpath = ..\n", "bench/test_b.py": alone}
+    old = make_project(tmp_path / "old", {"pkg/code.py": "SLOW = 1\n", **bench}, {})
+    new = make_project(tmp_path / "new", {"pkg/code.py": "SLOW = 2\n", **bench}, {})
+
+    result = gate(new, base_dir=old / "bench", arguments=("-c", "bench/pytest.ini", "bench"))
+
+    assert [(one.word, one.by) for one in result.cells] == [("PASS", "identical")]
+
+
 def test_uncommitted_changes_are_part_of_head(tmp_path: Path) -> None:
     folder = make_project(
         tmp_path, {"pkg/code.py": CODE.format(slow=50_000), "bench/test_a.py": BENCH}, {}
