@@ -15,13 +15,8 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 
 from perfsuite.ranks.messages import Watched
 from perfsuite.records.stages import untimed
+from perfsuite.worker.measure import dispatch
 from perfsuite.worker.measure.clock import collector_off
-from perfsuite.worker.measure.dispatch import (
-    StepMode,
-    communicated_bytes,
-    is_communication,
-    tensors_in,
-)
 from perfsuite.worker.measure.iterations import Iterations
 from perfsuite.worker.measure.memory import Storages
 from perfsuite.worker.measure.operators import read_trace
@@ -166,7 +161,7 @@ def compiles_itself(model: Any) -> bool:
     return any(one._compiled_call_impl is not None or hasattr(one, "_orig_mod") for one in modules)
 
 
-class _Counter(StepMode):  # type: ignore[no-untyped-call]
+class _Counter(dispatch.StepMode):  # type: ignore[no-untyped-call]
     def __init__(self, made: Storages | None) -> None:
         super().__init__()
         self._made = made
@@ -208,11 +203,11 @@ class _Counter(StepMode):  # type: ignore[no-untyped-call]
         self.found.ops += 1
         self.found.frees_late |= formula is torch.ops.aten.record_stream
         if self._made is not None:
-            storages = (tensor.untyped_storage() for tensor in tensors_in(result))
+            storages = (tensor.untyped_storage() for tensor in dispatch.tensors_in(result))
             self._made.update((id(storage), storage) for storage in storages)
-        if is_communication(func):
+        if dispatch.is_communication(func):
             self.found.collectives += 1
-            self.found.collective_bytes += communicated_bytes(args, kwargs, result)
+            self.found.collective_bytes += dispatch.communicated_bytes(args, kwargs, result)
         backward = torch._C._current_graph_task_id()
         if not torch.is_grad_enabled():
             self._plain_passes.add(backward)

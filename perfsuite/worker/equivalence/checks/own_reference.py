@@ -20,24 +20,13 @@ from perfsuite.records.equivalence import EquivalenceRow, semantic_check
 from perfsuite.records.recipe import Recipe
 from perfsuite.units import counted, listed
 from perfsuite.worker.equivalence import comparison, limits
-from perfsuite.worker.equivalence.checks.comparable import (
-    explain_buffers,
-    first_part,
-    unchanged_buffers,
-    why_losses_alone,
-    why_start_differs,
-)
+from perfsuite.worker.equivalence.checks import comparable
 from perfsuite.worker.equivalence.checks.expected_step import ExpectedStep
 from perfsuite.worker.equivalence.comparison import Discrepancy, Tensors
 from perfsuite.worker.equivalence.diagnosis import FILLED, explain_batchnorm, explain_gradients
 from perfsuite.worker.equivalence.planted_bugs import Bug, gradient_bugs, wrong_scale
 from perfsuite.worker.equivalence.proof import KEPT_WEIGHTS, Proof
-from perfsuite.worker.equivalence.trace.draws import (
-    describe_dropout,
-    draw_one,
-    modules_that_drew,
-    read_random_state,
-)
+from perfsuite.worker.equivalence.trace import draws
 from perfsuite.worker.equivalence.trace.own_steps import MOST_UPDATES, BeforeUpdate, OwnSteps
 from perfsuite.worker.equivalence.trace.trace import RankStep, Step, Trace
 
@@ -65,15 +54,15 @@ def check_own_steps(case: OwnCase) -> tuple[EquivalenceRow, dict[str, str]]:
     proof = Proof(check=semantic_check(recipe.precision), on_bug=case.on_step)
     case = case._replace(build=_rehearse(case))
     truth, plain = _references(case)
-    if (dropout := describe_dropout(truth.own.model)) is not None:
+    if (dropout := draws.describe_dropout(truth.own.model)) is not None:
         return EquivalenceRow.of(recipe, proof.check, "not exercised", dropout), {}
-    losses_alone = why_losses_alone(trace, truth.own.parameters)
+    losses_alone = comparable.why_losses_alone(trace, truth.own.parameters)
     truth.follows = plain.follows = losses_alone is None
     begun = truth.own.weights()
-    unlike_start = why_start_differs(trace, begun) if truth.follows else {}
-    another_buffer = explain_buffers(trace, begun)
+    unlike_start = comparable.why_start_differs(trace, begun) if truth.follows else {}
+    another_buffer = comparable.explain_buffers(trace, begun)
     steps = list(_take_steps(case, truth, plain))
-    if first_part(trace, truth.own.parameters) is None:  # else each holds another
+    if comparable.first_part(trace, truth.own.parameters) is None:  # else each holds another
         proof.evidence += [one for one in trace.differences if one.what != "buffer"]
     for one in steps:
         proof.evidence += one.judge_loss(one.step.mean_loss)
@@ -141,7 +130,7 @@ class _Reference:
         self.own = case.build()
         self.follows = self.has_drawn = False
         self._case, self.arithmetic = case, arithmetic
-        self._keeps = unchanged_buffers(case.trace)
+        self._keeps = comparable.unchanged_buffers(case.trace)
         self._is_nudged = is_nudged
         if is_nudged:
             # Once, because `take` does not load them anew.
@@ -159,10 +148,11 @@ class _Reference:
             spoil = partial(_take_over, step.gradients)
         elif self._is_nudged:
             spoil = limits.nudge
-        state = read_random_state(self._case.device)
+        device = self._case.device
+        state = draws.read_random_state(device)
         with self.arithmetic():
             taken = self.own.take(spoil)
-        self.has_drawn |= bool(modules_that_drew(state, read_random_state(self._case.device)))
+        self.has_drawn |= bool(draws.modules_that_drew(state, draws.read_random_state(device)))
         return taken
 
 
@@ -215,7 +205,7 @@ def _do_draws_matter(case: OwnCase, truth: _Reference, first: _OwnStep) -> bool:
     """Return whether the first step is another one where other numbers are drawn."""
     again = _Reference(case, truth.arithmetic)
     again.follows = truth.follows
-    draw_one(case.device)
+    draws.draw_one(case.device)
     taken = again.take(first.step)
     found = comparison.measure_errors(taken.gradients, first.truth.gradients)
     return repr(taken.loss) != repr(first.truth.loss) or 0 < found.total < float("inf")  # or nan
