@@ -49,10 +49,8 @@ def check_data(case: Case) -> EquivalenceRow:
 def _check_own_loader(case: Case) -> EquivalenceRow:
     """Whether each shard saw batches of its own: which samples it should see, its loader knows."""
     seen, row = case.trace.batches, partial(EquivalenceRow.of, case.recipe, "data")
-    unknown = (
-        "build_loader gives batches without indices, so it cannot be proven that an epoch has each "
-        "sample once, in a new order"
-    )
+    unproven = "it cannot be proven that an epoch has each sample once, in a new order"
+    unknown = f"build_loader gives batches without indices, so {unproven}"
     first, *others = seen[0]
     if len(seen) == 1 or is_among(first, others):  # made-up data
         if len(seen) > 1:
@@ -61,11 +59,10 @@ def _check_own_loader(case: Case) -> EquivalenceRow:
     for (shard, batches), (other, theirs) in itertools.combinations(enumerate(seen), 2):
         for number, batch in enumerate(theirs, start=1):
             if is_among(batch, batches):
-                reason = (
-                    f"batch {number} of shard {other} is one of shard {shard}'s; likeliest cause: "
-                    "build_loader does not use shard_index, as by a DistributedSampler with "
-                    "num_replicas=num_shards, rank=shard_index"
-                )
+                found = f"batch {number} of shard {other} is one of shard {shard}'s"
+                how = "as by a DistributedSampler with num_replicas=num_shards, rank=shard_index"
+                cause = f"build_loader does not use shard_index, {how}"
+                reason = f"{found}; likeliest cause: {cause}"
                 error = float(case.workload.micro_batch_size)
                 return row("mismatch", reason, error=error, limit=0.0)
     planted = {"a rank that sees another shard": is_among(first, seen[0])}
@@ -137,36 +134,28 @@ def _find_mismatches(evidence: DataEvidence) -> Iterator[tuple[int, str]]:
     for epoch, shards in enumerate(evidence.epochs, start=1):
         indices = torch.cat([shard.flatten() for shard in shards])
         if num_beyond := int((indices >= num_samples).sum()):
-            yield (
-                num_beyond,
-                f"epoch {epoch} draws {num_beyond} indices beyond the dataset's {num_samples} "
-                "samples; likeliest cause: the ranks have another number of samples",
-            )
+            beyond = f"{num_beyond} indices beyond the dataset's {num_samples} samples"
+            cause = "the ranks have another number of samples"
+            yield num_beyond, f"epoch {epoch} draws {beyond}; likeliest cause: {cause}"
         times = torch.bincount(indices)
         if num_repeated := indices.numel() - int(times.count_nonzero()):
-            yield (
-                num_repeated,
-                f"epoch {epoch} repeats {num_repeated} of its {indices.numel()} samples, such as "
-                f"index {int((times > 1).nonzero()[0])}; likeliest cause: the sampler does not "
-                "know its rank, pads its shards, or draws with replacement",
-            )
+            example = f"such as index {int((times > 1).nonzero()[0])}"
+            repeated = f"{num_repeated} of its {indices.numel()} samples, {example}"
+            cause = "the sampler does not know its rank, pads its shards, or draws with replacement"
+            yield num_repeated, f"epoch {epoch} repeats {repeated}; likeliest cause: {cause}"
         num_batches = num_samples // len(shards) // size
         for index, shard in enumerate(shards):
             if len(shard) != num_batches:
                 does = "leaves samples out" if len(shard) < num_batches else "adds samples"
-                yield (
-                    abs(len(shard) - num_batches) * size,
-                    f"epoch {epoch} loads {len(shard)} x {size} samples on shard {index}, and "
-                    f"{num_samples} samples fill {num_batches} x {size} on each; "
-                    f"likeliest cause: the sampler {does}",
-                )
+                loaded = f"epoch {epoch} loads {len(shard)} x {size} samples on shard {index}"
+                due = f"{num_samples} samples fill {num_batches} x {size} on each"
+                found = f"{loaded}, and {due}; likeliest cause: the sampler {does}"
+                yield abs(len(shard) - num_batches) * size, found
     first, *others = evidence.epochs
     if others and all(all(map(torch.equal, first, shards)) for shards in others):
-        yield (
-            sum(shard.numel() for shard in first),
-            "epoch 2 has the order of epoch 1, from batch 1 of shard 0 on; "
-            "likeliest cause: no set_epoch, so that the sampler never shuffles anew",
-        )
+        order = "the order of epoch 1, from batch 1 of shard 0 on"
+        cause = "no set_epoch, so that the sampler never shuffles anew"
+        yield sum(map(torch.numel, first)), f"epoch 2 has {order}; likeliest cause: {cause}"
     if evidence.expected is not None:
         yield from _find_wrong_batches(evidence, evidence.expected)
 
