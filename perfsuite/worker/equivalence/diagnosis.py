@@ -56,10 +56,9 @@ def explain_weights(discrepancy: Discrepancy) -> str | None:
     if discrepancy.what == "loss" and math.isinf(discrepancy.error):
         return "a loss is not finite: look at the data and the model, or lower the learning rate"
     if discrepancy.what == "buffer" and discrepancy.rank is not None:
-        return (
-            "BatchNorm, or another forward pass with side effects: each rank keeps the statistics "
-            "of its own data; use SyncBatchNorm or GroupNorm"
-        )
+        found = "BatchNorm, or another forward pass with side effects"
+        advice = "use SyncBatchNorm or GroupNorm"
+        return f"{found}: each rank keeps the statistics of its own data; {advice}"
     if discrepancy.what == "random draw":
         return "ranks that share a batch draw other numbers: seed them alike"
     if discrepancy.what != "parameter" and discrepancy.step > 0:
@@ -102,11 +101,8 @@ def _any_scale(tested: Tensors, expected: Tensors) -> Iterator[Bug]:
     square = sum(float(in_double(expected[n]).square().sum()) for n in names)
     if product and square:
         factor = product / square
-        yield Bug(
-            "another scale",
-            f"all gradients are {factor:.6g} times what they should be: is one scaled or clipped?",
-            scaled(expected, factor),
-        )
+        found = f"all gradients are {factor:.6g} times what they should be"
+        yield Bug("another scale", f"{found}: is one scaled or clipped?", scaled(expected, factor))
 
 
 def explain_batchnorm(model: nn.Module) -> str | None:
@@ -168,10 +164,9 @@ def explain_parts(tested: Tensors, expected: Tensors, plan: ParallelPlan) -> str
                 (1 / size, f"1/{size} of", "averaged", "sum"),
             ):
                 if comparison.relative_error(mine, its * factor) < _LARGE_ERROR * min(factor, 1):
-                    return (
-                        f"the gradient of {name!r} is {times} what it should be: is it {wrong} "
-                        f"over axis {_names(_long_axes(plan), size)} where its {right} is due?"
-                    )
+                    found = f"the gradient of {name!r} is {times} what it should be"
+                    due = f"over axis {_names(_long_axes(plan), size)} where its {right} is due"
+                    return f"{found}: is it {wrong} {due}?"
         for axis, dim in _cuts(plan.model_axes, its):
             mine_empty, its_empty = (
                 any(not part.any() for part in one.chunk(axis.size, dim)) for one in (mine, its)

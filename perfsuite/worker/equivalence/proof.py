@@ -102,12 +102,8 @@ class Proof:
         shown = max(self.evidence, key=lambda one: one.severity, default=None)
         if failures:
             status, shown = "mismatch", _decisive(failures)
-            cause = (
-                explain_ranks(failures, recipe.plan)
-                or shown.cause
-                or explain_weights(shown)
-                or self.find_cause(shown)
-            )
+            cause = explain_ranks(failures, recipe.plan) or shown.cause or explain_weights(shown)
+            cause = cause or self.find_cause(shown)
             reason = _describe(shown) + (f"; likeliest cause: {cause}" if cause else "")
         elif shown is None or no_power:
             status, reason = "no power", "; ".join(no_power)
