@@ -76,16 +76,12 @@ class Replay(DrawMode):  # type: ignore[no-untyped-call]
         """Judge the pass as a whole, once it has ended."""
         for part in self._parts or ():
             if len(part) != self._num_calls:
-                self.wrong.append(
-                    f"a rank draws {len(part)} times, and one process {self._num_calls} times; is "
-                    "a rank in eval mode?"
-                )
+                times = f"{len(part)} times, and one process {self._num_calls} times"
+                self.wrong.append(f"a rank draws {times}; is a rank in eval mode?")
         if self._alike and self._surprise > -math.log(_LARGEST_CHANCE):
             one, other = self._alike[0]
-            self.wrong.append(
-                f"parts {one + 1} and {other + 1} of the batch, which have other data, draw the "
-                "same numbers; seed each rank by its number"
-            )
+            parts = f"parts {one + 1} and {other + 1} of the batch, which have other data"
+            self.wrong.append(f"{parts}, draw the same numbers; seed each rank by its number")
 
     def expect_draws(self) -> None:
         """Refuse where a generator has moved and no operator was seen to draw from it."""
@@ -98,10 +94,9 @@ class Replay(DrawMode):  # type: ignore[no-untyped-call]
             if draw.operator != wanted.operator:
                 self.wrong.append(f"a rank calls {draw.operator}, one process {wanted.operator}")
             elif not _are_close(draw.arguments, wanted.arguments):
-                self.wrong.append(
-                    f"a rank calls {draw.operator} with {_listed(draw.arguments)}, and one process "
-                    f"with {_listed(wanted.arguments)}; has a rank another probability?"
-                )
+                called = f"a rank calls {draw.operator} with {_listed(draw.arguments)}"
+                due = f"one process with {_listed(wanted.arguments)}"
+                self.wrong.append(f"{called}, and {due}; has a rank another probability?")
 
     def _whole(self, recorded: Sequence[Draw], wanted: Draw, call: Call) -> Tensor | None:
         """What the parts have drawn, in the shape that this pass draws."""
@@ -112,6 +107,8 @@ class Replay(DrawMode):  # type: ignore[no-untyped-call]
         if self._end - self._begin < self._num_samples:
             return self._slice(recorded[0], wanted, drawn.shape)
         shapes = ", ".join(str(tuple(part.shape)) for part in values)
+        found = f"{wanted.operator} draws {shapes} in the parts of the batch"
+        mixed = "so its samples cannot be told apart"
         axes = [
             axis
             for axis, sizes in enumerate(zip(drawn.shape, *(p.shape for p in values), strict=False))
@@ -119,10 +116,8 @@ class Replay(DrawMode):  # type: ignore[no-untyped-call]
         ]
         has_batch = [sum(part.shape[axis] for part in values) == drawn.shape[axis] for axis in axes]
         if any(part.dim() != drawn.dim() for part in values) or has_batch not in ([], [True]):
-            (self.wrong if len(values) == 1 else self.unknown).append(
-                f"{wanted.operator} draws {shapes} in the parts of the batch and "
-                f"{tuple(drawn.shape)} in the whole of it, so its samples cannot be told apart"
-            )
+            reasons = self.wrong if len(values) == 1 else self.unknown
+            reasons.append(f"{found} and {tuple(drawn.shape)} in the whole of it, {mixed}")
             return None
         if axes:
             if (shifted := self._shift(recorded, wanted)) is not None:
@@ -130,10 +125,7 @@ class Replay(DrawMode):  # type: ignore[no-untyped-call]
                 return self._join(shifted, axes[0])
         elif all(torch.equal(part, values[0]) for part in values):
             return values[0]
-        self.unknown.append(
-            f"{wanted.operator} draws {shapes} in the parts of the batch, other numbers in each, "
-            "so its samples cannot be told apart"
-        )
+        self.unknown.append(f"{found}, other numbers in each, {mixed}")
         return None
 
     def _shift(self, recorded: Sequence[Draw], wanted: Draw) -> list[Tensor] | None:
