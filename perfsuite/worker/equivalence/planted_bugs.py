@@ -92,12 +92,9 @@ def drawn_anew(gradients: Tensors, expected: Tensors) -> Iterator[Bug]:
         yield Bug("other random numbers", "random numbers are drawn anew", gradients)
 
 
+_ASKED = "do shards or masks differ in size, or does the loss relate samples?"
+_UNEQUAL_PARTS = f"the mean over the batch is a mean of means: {_ASKED}"
 # Each is called with the gradients that the mistake computes.
-mean_of_means = partial(
-    Bug,
-    "the mean of unequal shards' means",
-    "the mean over the batch is a mean of means: do shards or masks differ in size, or does the "
-    "loss relate samples?",
-)
+mean_of_means = partial(Bug, "the mean of unequal shards' means", _UNEQUAL_PARTS)
 lost_samples = partial(Bug, "half of the batch is left out", "samples of the batch are lost")
 summed_loss = partial(Bug, "a loss that is a sum", "the loss sums over the batch; return the mean")

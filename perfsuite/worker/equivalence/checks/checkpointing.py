@@ -74,10 +74,8 @@ def _bugs(gradients: Tensors, recipe: Recipe, limit: Limit) -> Iterator[Bug]:
 
 def _explain(discrepancy: Discrepancy) -> str:
     if discrepancy.what == "buffer":
-        return (
-            "side effects: the forward pass changes a buffer, as BatchNorm changes its statistics, "
-            "and recomputation changes it once more"
-        )
+        changes = "the forward pass changes a buffer, as BatchNorm changes its statistics"
+        return f"side effects: {changes}, and recomputation changes it once more"
     draws = "random numbers: recomputation draws other numbers than the forward pass did"
     own = "does the model draw from a generator of its own?"
     return f"{draws}; is preserve_rng_state off, or {own}"

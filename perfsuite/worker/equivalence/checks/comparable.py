@@ -26,11 +26,9 @@ def why_losses_alone(trace: Trace, parameters: Mapping[str, nn.Parameter]) -> st
             "both, wrapped or not, its weights tied and frozen alike, or leave Step.model out"
         )
     if (name := first_part(trace, parameters)) is not None:
-        return (
-            f"{name!r} has the shape {tuple(ours[name].shape)} on the ranks and "
-            f"{tuple(parameters[name].shape)} in the reference: parts that are no DTensor cannot "
-            "be put together"
-        )
+        shapes = f"{tuple(ours[name].shape)} on the ranks and {tuple(parameters[name].shape)}"
+        why = "parts that are no DTensor cannot be put together"
+        return f"{name!r} has the shape {shapes} in the reference: {why}"
     if not any(step.gradients for step in trace.steps):
         return "no torch optimizer found a gradient of Step.model"
     return None
@@ -64,9 +62,8 @@ def explain_buffers(trace: Trace, begun: Weights) -> str | None:
 
     names = unchanged_buffers(trace) & theirs.keys()
     if unlike := [repr(name) for name in sorted(filter(differs, names))]:
-        return (
-            f"{listed(unlike)} of the ranks and of the reference differ: drawn or loaded otherwise"
-        )
+        differ = f"{listed(unlike)} of the ranks and of the reference differ"
+        return f"{differ}: drawn or loaded otherwise"
     return None
 
 

@@ -88,10 +88,8 @@ def _judge_start(case: Case, start: Weights) -> Iterator[Discrepancy]:
 
 
 def _check_buffers(step: Step, expected: Tensors, number: int, limit: Limit, proof: Proof) -> None:
-    cause = (
-        "the optimizer's step leaves other buffers than in one process: does every rank average "
-        "its weights, and after each step?"
-    )
+    asked = "does every rank average its weights, and after each step?"
+    cause = f"the optimizer's step leaves other buffers than in one process: {asked}"
     found = comparison.judge("buffer", step.after.buffers, expected, number, limit)
     proof.evidence += [one._replace(cause=cause) for one in found]
     kept = {name: one for name, one in step.buffers.items() if name in expected}

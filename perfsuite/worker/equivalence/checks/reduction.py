@@ -83,10 +83,8 @@ def _find_excuse(case: Case, reference: Reference) -> EquivalenceRow | str | Non
     synchronised = {"SyncBatchNorm" for one in layers if isinstance(one, nn.SyncBatchNorm)}
     if not (names := synchronised | case.trace.communicating):
         return None
-    reason = (
-        f"communication in the forward pass ({listed(sorted(names))}) makes a rank's gradient "
-        "depend on other shards too"
-    )
+    where = f"communication in the forward pass ({listed(sorted(names))})"
+    reason = f"{where} makes a rank's gradient depend on other shards too"
     if limits.is_low_precision(case.recipe):
         reason += f"; T2 does not see what is below the rounding of {case.recipe.precision}"
     elif case.recipe.comm_hook != "none":

@@ -88,10 +88,9 @@ def check_semantics(case: Case) -> Proof | EquivalenceRow:
             proof.find_cause = partial(_find_cause, references, expected, bugs)
             proof.vacuous += _why_vacuous(step, expected, right.gradients)
             if names := expected.errors.too_small:
-                proof.notes.append(
-                    "not compared by themselves, because they are below "
-                    f"{limits.SMALLEST_SHARE:.0e} of all gradients: {listed([*map(repr, names)])}"
-                )
+                small = f"below {limits.SMALLEST_SHARE:.0e} of all gradients"
+                named = listed([*map(repr, names)])
+                proof.notes.append(f"not compared by themselves, because they are {small}: {named}")
     if not all(one.is_within for one in proof.evidence):
         excuse = _find_excuse(references, expected.plain, is_compressed=bool(losses))
         if excuse is not None:
@@ -100,10 +99,8 @@ def check_semantics(case: Case) -> Proof | EquivalenceRow:
         proof.notes.append("parallelize is not called: it is for parallel='mesh:AXIS=N' alone")
     proof.notes += references.notes
     if losses:
-        proof.notes.append(
-            f"before comm_hook {recipe.comm_hook!r} compresses the reduction, which changes the "
-            f"gradients by {max(losses):.1e}"
-        )
+        reduction = f"the reduction, which changes the gradients by {max(losses):.1e}"
+        proof.notes.append(f"before comm_hook {recipe.comm_hook!r} compresses {reduction}")
     return proof
 
 
@@ -362,10 +359,9 @@ def _why_vacuous(step: Step, expected: _Expected, finer: Tensors) -> Iterator[st
         for gradients in (finer, scaled(step.gradients, 1 / step.scale))
     )
     if error <= limits.LOW_PRECISION_RATIO * finer_error:
-        yield (
-            f"low precision left no trace: the error is {error:.1e}, that of {_finer(recipe)} "
-            f"{finer_error:.1e}; does the model use operators that the precision changes?"
-        )
+        errors = f"the error is {error:.1e}, that of {_finer(recipe)} {finer_error:.1e}"
+        asked = "does the model use operators that the precision changes?"
+        yield f"low precision left no trace: {errors}; {asked}"
 
 
 def _finer(recipe: Recipe) -> str:
@@ -384,10 +380,8 @@ def _find_cause(
     if discrepancy.what == "buffer":
         if case.recipe.grad_accumulation_steps > 1:
             return "the forward pass changes a buffer, once for each micro-batch"
-        return (
-            "the forward pass changes a buffer by the data that it sees, and no process sees "
-            "the whole batch"
-        )
+        data = "the data that it sees, and no process sees the whole batch"
+        return f"the forward pass changes a buffer by {data}"
     step, is_first = case.trace.steps[discrepancy.step - 1], discrepancy.step == 1
     expected = expected_of_first if is_first else references.compute(step, discrepancy.step)
     hypotheses = [*_hypotheses(references.plain, step, expected), *(bugs if is_first else ())]

@@ -219,10 +219,8 @@ def why_not_samples(shards: Sequence[Sequence[trace.MicroBatch]]) -> str | None:
                 "samples in the first dimension, so that several batches do not make one"
             )
     if numbers := [one for one in tree_leaves(several[0]) if type(one) in (int, float)]:
-        return (
-            f"a batch holds the number {numbers[0]}, which may be another one for the whole of "
-            "several; give each sample its own, in a tensor"
-        )
+        number = f"the number {numbers[0]}, which may be another one for the whole of several"
+        return f"a batch holds {number}; give each sample its own, in a tensor"
     return None
 
 
@@ -238,9 +236,8 @@ def _join(parts: Sequence[Any]) -> Any:
     if isinstance(first, Mapping):
         if any(part.keys() != first.keys() for part in parts):
             raise IncomparableError(_BUILT_DIFFERENTLY)
-        return batches.replace_values(
-            first, {key: _join([part[key] for part in parts]) for key in first}
-        )
+        joined = {key: _join([part[key] for part in parts]) for key in first}
+        return batches.replace_values(first, joined)
     if isinstance(first, list | tuple):
         is_record = hasattr(first, "_fields")
         if not is_record and all(isinstance(item, str) for item in first):
