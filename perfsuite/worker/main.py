@@ -103,11 +103,10 @@ def _set_up_torch(start: messages.RankStart) -> torch.device:
         return torch.device("cpu")
     if not torch.cuda.is_available():
         built = f"CUDA {torch.version.cuda}" if torch.version.cuda else "no CUDA"
-        raise DeviceError(
-            f"NVML shows {counted(policy.num_gpus, 'GPU')}, and torch {torch.__version__} "
-            f"({built}) can use none: install a torch build with CUDA, or a newer driver, or give "
-            "--perf-device=cpu"
-        )
+        gpus = counted(policy.num_gpus, "GPU")
+        found = f"NVML shows {gpus}, and torch {torch.__version__} ({built}) can use none"
+        advice = "install a torch build with CUDA, or a newer driver, or give --perf-device=cpu"
+        raise DeviceError(f"{found}: {advice}")
     if isinstance(start.request.job, _PROOFS):
         _choose_repeatable_kernels()
     device = torch.device("cuda", start.assignment.gpu % torch.cuda.device_count())

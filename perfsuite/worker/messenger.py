@@ -36,11 +36,10 @@ def serve(start: MessengerStart, pipe: Connection) -> None:
     try:
         outgoing, incoming = connect(is_host=place.hosts_store), connect()
     except StoreError as error:
-        controller.give_up(
-            f"rank {place.rank} of {place.world_size} cannot reach the store at "
-            f"{place.host}:{place.port} (MASTER_ADDR, MASTER_PORT): {_first_line(error)}; "
-            "give torchrun a --master-addr that every host can reach, and open the port"
-        )
+        store = f"the store at {place.host}:{place.port} (MASTER_ADDR, MASTER_PORT)"
+        found = f"rank {place.rank} of {place.world_size} cannot reach {store}"
+        advice = "give torchrun a --master-addr that every host can reach, and open the port"
+        controller.give_up(f"{found}: {_first_line(error)}; {advice}")
         return
     given = (incoming, controller, place.world_size)
     thread = threading.Thread(target=_send_on, args=given, daemon=True)

@@ -212,11 +212,10 @@ class Measurement:
         if num_steps is not None:
             num_rounds = num_steps // (agreed.iterations + num_run_up)
             if num_rounds < 2:  # on a CPU rounds are as short as it takes
-                raise WorkloadError(
-                    f"{num_steps} timed steps are too few for two rounds, which have "
-                    f"{agreed.iterations} steps each on an accelerator, after an untimed one; ask "
-                    f"for {2 * (agreed.iterations + num_run_up)} or more (steps=)"
-                )
+                each = f"{agreed.iterations} steps each on an accelerator, after an untimed one"
+                found = f"{num_steps} timed steps are too few for two rounds, which have {each}"
+                advice = f"ask for {2 * (agreed.iterations + num_run_up)} or more (steps=)"
+                raise WorkloadError(f"{found}; {advice}")
         assert num_rounds is not None  # only a gate chooses rounds
         shorten_patience(self._start, (agreed.iterations + num_run_up) * iteration_s)
         return agreed._replace(rounds=num_rounds)

@@ -60,10 +60,9 @@ def _check_lengths(
     length = float(batches.steps_per_epoch)
     most, least = largest_over_ranks([length, -length], device)
     if most != -least:
-        found = (
-            f"workload {workload.name!r}: build_loader gives one rank {most:.0f} {split} batches"
-        )
-        raise WorkloadError(f"{found} an epoch, and another {-least:.0f}; give every rank as many")
+        lengths = f"{most:.0f} {split} batches an epoch, and another {-least:.0f}"
+        found = f"workload {workload.name!r}: build_loader gives one rank {lengths}"
+        raise WorkloadError(f"{found}; give every rank as many")
 
 
 @functools.cache

@@ -140,10 +140,8 @@ class _ProfiledTraining:
             reason = "a single process does not communicate"
         elif recipe.plan.properties.cuts_model:
             # A rank receives what another still computes: its wait is not communication.
-            reason = (
-                f"parallel {recipe.parallel!r}: a stage that waits for another's computation "
-                "cannot be told from one that communicates"
-            )
+            waits = f"parallel {recipe.parallel!r}: a stage that waits for another's computation"
+            reason = f"{waits} cannot be told from one that communicates"
         else:
             events = profiler.events() or ()  # type: ignore[no-untyped-call]
             found = operators.measure_communication(events, self._trainer.device)

@@ -358,10 +358,9 @@ class UserLoop(_UserCode):
         # By themselves: one rank may have ended where another comes with values.
         most, least = self._largest([self._num_ends, -self._num_ends])
         if most != -least:
-            raise PerfsuiteError(
-                f"{self._name}: when one rank had taken {most:.0f} steps, another had taken only "
-                f"{-least:.0f} and waited or ended; give all ranks equally many steps"
-            )
+            found = f"when one rank had taken {most:.0f} steps, another had taken only {-least:.0f}"
+            advice = "give all ranks equally many steps"
+            raise PerfsuiteError(f"{self._name}: {found} and waited or ended; {advice}")
         return self._largest(values) if values else []
 
     def held_tensors(self) -> Iterator[Tensor]:
@@ -374,16 +373,13 @@ class UserLoop(_UserCode):
             raise WorkloadError(f"{self._name}: {self._why_no_step()}")
         taken = f"the {self._what} ended by {self._ended_by} after {self._num_ends} steps"
         if num_rounds < 2:
-            raise WorkloadError(
-                f"{self._name}: {taken}, too few for two rounds after {self.num_warmup + 1} to "
-                "warm up; let it take more, also when resumed, or ask for fewer (warmup=, steps=)"
-            )
+            few = f"{taken}, too few for two rounds after {self.num_warmup + 1} to warm up"
+            advice = "let it take more, also when resumed, or ask for fewer (warmup=, steps=)"
+            raise WorkloadError(f"{self._name}: {few}; {advice}")
         why_missing = f"{taken}, before the two that are counted"
         if self._is_over:
-            why_missing = (
-                "its optimizer steps within the backward pass, or each step has a thread of its "
-                "own, where operators cannot be watched"
-            )
+            where = "within the backward pass, or each step has a thread of its own"
+            why_missing = f"its optimizer steps {where}, where operators cannot be watched"
         return {} if self._is_over and self.is_counted else dict.fromkeys(COUNTED, why_missing)
 
     def _why_no_step(self) -> str:

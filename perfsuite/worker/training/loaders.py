@@ -170,10 +170,8 @@ class OwnBatches(EpochBatches):
     ) -> None:
         for name in (*_LOADING, "micro_batch_size"):
             if value := getattr(recipe, name):
-                raise RecipeError(
-                    f"{name}={value!r} says nothing to workload {workload.name!r}, which builds "
-                    f"its own loader (build_loader); leave {name} out"
-                )
+                owner = f"workload {workload.name!r}, which builds its own loader (build_loader)"
+                raise RecipeError(f"{name}={value!r} says nothing to {owner}; leave {name} out")
         index, num_shards = shard
         self._own_loader = workload.own_loader(split, index, num_shards)
         self._origin = f"workload {workload.name!r}: build_loader({split!r}, {index}, {num_shards})"

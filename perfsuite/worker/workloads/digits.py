@@ -58,10 +58,9 @@ def _read_scans() -> tuple[Tensor, Tensor]:
     try:
         table = torch.from_numpy(np.loadtxt(path, delimiter=",", dtype=np.uint8))
     except OSError as error:
-        raise WorkloadError(
-            f"the handwritten digits of scikit-learn cannot be read from {path}: "
-            f"{error.strerror or error}; pip install --force-reinstall scikit-learn"
-        ) from error
+        found = f"the handwritten digits of scikit-learn cannot be read from {path}"
+        advice = "pip install --force-reinstall scikit-learn"
+        raise WorkloadError(f"{found}: {error.strerror or error}; {advice}") from error
     return table[:, :-1].view(-1, 1, _SCAN_SIZE, _SCAN_SIZE) / _LARGEST_GREY, table[:, -1].long()
 
 
@@ -118,7 +117,6 @@ def _find_root() -> Path:
 
 
 def _unreadable(root: Path, reason: str) -> WorkloadError:
-    return WorkloadError(
-        f"MNIST in {root / 'MNIST' / 'raw'} is damaged or partial ({reason}); delete that folder "
-        "and fetch MNIST again (PERFSUITE_DOWNLOAD=1 downloads it)"
-    )
+    found = f"MNIST in {root / 'MNIST' / 'raw'} is damaged or partial ({reason})"
+    advice = "delete that folder and fetch MNIST again (PERFSUITE_DOWNLOAD=1 downloads it)"
+    return WorkloadError(f"{found}; {advice}")
