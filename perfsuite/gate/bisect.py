@@ -5,7 +5,7 @@ configuration of the working tree: a benchmark may be younger than what it measu
 """
 
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -19,11 +19,12 @@ from perfsuite.gate.git.find_base import commit_named
 from perfsuite.gate.git.overlay import Head, lay_configuration
 from perfsuite.gate.git.worktree import base_tree, lay_benchmarks, share_files
 from perfsuite.gate.request import BOUNDS, GateRequest, collect, head_arm
-from perfsuite.gate.run_gate import HELD, GateResult, run_gate
+from perfsuite.gate.run_gate import HELD, GateResult, Machine, run_gate
 from perfsuite.records.verdict import CellVerdict, VerdictWord
 from perfsuite.units import counted, format_change, format_ratio, short_commit
 
 Mark = Literal["good", "bad", "skip"]
+Bounds = tuple[float, float]  # tolerance and limit
 
 _MARKS: Mapping[VerdictWord, Mark] = {"FAIL": "bad", "PASS": "good", "IMPROVED": "good"}
 # The gate's own tolerance and limit.
@@ -52,7 +53,7 @@ class BisectResult(NamedTuple):
     """The result of a search."""
 
     cell: str
-    bounds: tuple[float, float]
+    bounds: Bounds
     ends: tuple[BisectStep, ...]  # the bad one and the good one, judged first, as far as that went
     steps: tuple[BisectStep, ...] = ()  # between them
     refusal: str | None = None  # why there was nothing to search
@@ -65,9 +66,9 @@ def bisect(
     *,
     good: str,
     bad: str,
-    bounds: tuple[float, float] | None,
+    bounds: Bounds | None,
     say: Say,
-    machine: AbstractContextManager[object] = HELD,
+    machine: Machine = HELD,
 ) -> BisectResult:
     """Return the first commit that made the cell slower than it was at the good one.
 
@@ -85,7 +86,7 @@ def bisect(
 
 class _Search(NamedTuple):
     request: GateRequest
-    bounds: tuple[float, float] | None
+    bounds: Bounds | None
     suite: Suite
     cell: str
     say: Say
@@ -127,7 +128,7 @@ class _Search(NamedTuple):
         return found._replace(possible=tuple(named))
 
     def _narrow(
-        self, good: str, bad: str, bounds: tuple[float, float], most: int
+        self, good: str, bad: str, bounds: Bounds, most: int
     ) -> tuple[list[BisectStep], list[str]]:
         steps: list[BisectStep] = []
         root = self.suite.root
@@ -151,9 +152,7 @@ class _Search(NamedTuple):
             most = max(most + (step.mark == "skip"), len(steps))
             self.say(f"step {len(steps)} of {most}, {step}")
 
-    def _judge(
-        self, commit: str, bounds: tuple[float, float], *, is_good: bool = False
-    ) -> BisectStep:
+    def _judge(self, commit: str, bounds: Bounds, *, is_good: bool = False) -> BisectStep:
         """Judge a commit; also the good one itself, which shows what the machine can tell apart."""
         cell = self.cell
         with _tree_of(self.suite, cell, commit) as (tree, inifile):
@@ -178,7 +177,7 @@ class _Search(NamedTuple):
         return BisectStep(commit=commit, subject=subject, mark=mark, verdict=verdict)
 
 
-def bounds_of(bad: CellVerdict) -> tuple[float, float]:
+def bounds_of(bad: CellVerdict) -> Bounds:
     """Return tolerance and limit that distinguish commits from the bad one."""
     tolerance, limit = ((bad.ratio or 1.0) ** share - 1 for share in _SHARES)
     return max(_LEAST_BOUNDS[0], min(tolerance, _MOST_TOLERANCE)), max(_LEAST_BOUNDS[1], limit)

@@ -7,7 +7,6 @@ import dataclasses
 import random
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from statistics import fmean
 from typing import NamedTuple
 
@@ -17,7 +16,7 @@ from perfsuite.gate.git.repository import find_top
 from perfsuite.gate.judge.trial import Judgement
 from perfsuite.gate.noise import CellNoise, SessionPairs, pool_noise
 from perfsuite.gate.request import GateRequest, collect, head_arm
-from perfsuite.gate.run_gate import HELD, run_gate
+from perfsuite.gate.run_gate import HELD, Machine, run_gate
 
 
 class Plant(NamedTuple):
@@ -73,7 +72,7 @@ def calibrate(
     num_sessions: int,
     plants: Sequence[Plant],
     say: Callable[[str], None],
-    machine: AbstractContextManager[object] = HELD,
+    machine: Machine = HELD,
 ) -> CalibrationResult:
     """Run sessions of identical code first, and judge planted slowdowns with the noise they show.
 

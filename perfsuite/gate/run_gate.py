@@ -39,8 +39,9 @@ from perfsuite.units import counted, listed
 
 _HAS_THEM = "where a cell needs them, fetch them here, or name a checkout with them (--base-dir)"
 _ANOTHER_BASE = "if its own commit is broken, name an older one with --base (pytest: --perf-base)"
-# The machine of a caller that holds it already.
-HELD: AbstractContextManager[object] = nullcontext()
+Machine = AbstractContextManager[object]
+# That of a caller that holds it already.
+HELD: Machine = nullcontext()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,9 +69,7 @@ class GateResult:
 
 
 @ends_on_signals()
-def run_gate(
-    request: GateRequest, *, say: Say, machine: AbstractContextManager[object] = HELD
-) -> GateResult:
+def run_gate(request: GateRequest, *, say: Say, machine: Machine = HELD) -> GateResult:
     """Return the verdict of every cell.
 
     The machine is entered once the request can be answered, and before anything is timed. Raises a
@@ -109,11 +108,7 @@ def run_gate(
 
 
 def _begin(
-    request: GateRequest,
-    caches: Path,
-    differs: dict[str, str],
-    say: Say,
-    machine: AbstractContextManager[object],
+    request: GateRequest, caches: Path, differs: dict[str, str], say: Say, machine: Machine
 ) -> "_Session | str":
     """Collect head's suite and find its base; return a reason where there is nothing to compare."""
     began_s = time.monotonic()
@@ -157,7 +152,7 @@ class _Session:
     collected_s: float
     leniency: common_cells.Leniency
     say: Say
-    machine: AbstractContextManager[object]
+    machine: Machine
     policies: dict[str, CellPolicy] = field(default_factory=dict)
     used: defaultdict[str, list[Entry]] = field(default_factory=lambda: defaultdict(list))
 
