@@ -37,6 +37,7 @@ _PRIOR_HOLDS_TO = 1.25
 # A cell at its limit passes the screen in at most 2.5 % of sessions: a quarter of what may pass.
 _TAIL = 0.025
 _WEEK = timedelta(weeks=1)
+_ProbesS = Mapping[str, float] | None  # of host and GPU, by name; None without any
 
 
 class Screened(NamedTuple):
@@ -71,7 +72,7 @@ class Screener:
     commit last. `probe_s` is what probes of host and GPU took in this session, None without any.
     """
 
-    def __init__(self, history: Sequence[StoredRun], probe_s: Mapping[str, float] | None) -> None:
+    def __init__(self, history: Sequence[StoredRun], probe_s: _ProbesS) -> None:
         self._unfit = why_unfit(history, probe_s)
         self._history, self._probe_s = history, probe_s
         self._fits: dict[str, _Fit] = {}
@@ -90,7 +91,7 @@ class Screener:
         return _decide(fit, list(self._fits.values()), policy)
 
 
-def why_unfit(history: Sequence[StoredRun], probe_s: Mapping[str, float] | None) -> str | None:
+def why_unfit(history: Sequence[StoredRun], probe_s: _ProbesS) -> str | None:
     """Return why the host differs from the stored sessions, None where it does not, or unknown."""
     for name, seconds in (probe_s or {}).items():
         probes_s = [run.probe_s[name] for run in history if run.probe_s and name in run.probe_s]
@@ -134,9 +135,7 @@ def _sessions_of(
     return sessions[start:][-MAX_SESSIONS:]
 
 
-def _fit(
-    name: str, cell: StoredCell, sessions: Sequence[StoredRun], probe_s: Mapping[str, float] | None
-) -> _Fit:
+def _fit(name: str, cell: StoredCell, sessions: Sequence[StoredRun], probe_s: _ProbesS) -> _Fit:
     num_sessions = len(sessions)
     cells = (cell, *(run.cells[name] for run in sessions))
     time, *times = (math.log(one.median_s) for one in cells)
@@ -158,9 +157,7 @@ def _fit(
     )
 
 
-def _probe_shifts(
-    sessions: Sequence[StoredRun], probe_s: Mapping[str, float] | None
-) -> list[float] | None:
+def _probe_shifts(sessions: Sequence[StoredRun], probe_s: _ProbesS) -> list[float] | None:
     """Return p - mean(p) of this session and each stored one; None where they give no slope."""
     runs = [probe_s or {}, *(run.probe_s or {} for run in sessions)]
     names = runs[0].keys()

@@ -35,6 +35,7 @@ _MOST_RUNS = 100
 _NUMBERED = "[0-9][0-9][0-9][0-9]_*.json"
 
 _Folder = TypeVar("_Folder", Path, RemotePath)
+Selector = str | Literal[True]  # the value of `--benchmark-compare`: True for every run
 
 
 class Choice(NamedTuple):
@@ -65,7 +66,7 @@ def trunk_of(folder: Path, target: str | None) -> Trunk:
 
 def choose_runs(
     storage: AnyPath,
-    selector: str | Literal[True],
+    selector: Selector,
     here: Environment | str,
     trunk: Trunk = Trunk(),  # noqa: B008  # immutable
     *,
@@ -90,7 +91,7 @@ def choose_runs(
 
 
 def sift_runs(
-    storage: AnyPath, selector: str | Literal[True], here: Environment | str, trunk: Trunk
+    storage: AnyPath, selector: Selector, here: Environment | str, trunk: Trunk
 ) -> Iterator[StoredRun | Unusable]:
     """Yield each stored run to compare with, or why it is refused: the newest first, read lazily.
 
@@ -131,9 +132,7 @@ def sift_runs(
         yield run
 
 
-def _look_within(
-    storage: AnyPath, path: AnyPath, selector: str | Literal[True]
-) -> datetime | Unusable:
+def _look_within(storage: AnyPath, path: AnyPath, selector: Selector) -> datetime | Unusable:
     # A file that the user named may lie anywhere; one that was found must lie in the storage.
     if (
         isinstance(storage, Path)
@@ -145,7 +144,7 @@ def _look_within(
     return run_file.read_moment(path)
 
 
-def find_runs(storage: AnyPath, selector: str | Literal[True] = True) -> list[AnyPath]:
+def find_runs(storage: AnyPath, selector: Selector = True) -> list[AnyPath]:
     """Return the files that a selector of `sift_runs` names, the highest number last."""
     if selector is True:
         # All machines' folders: the fingerprint separates them, with a reason for each refusal.
@@ -193,7 +192,7 @@ def _place(file: AnyPath) -> tuple[str, str]:
     return file.name, str(file.parent)
 
 
-def _nothing_found(storage: AnyPath, selector: str | Literal[True]) -> Unusable:
+def _nothing_found(storage: AnyPath, selector: Selector) -> Unusable:
     if isinstance(storage, Path) and not storage.is_dir():
         what = "is no folder" if storage.exists() else "does not exist"
         return Unusable(path=storage, reason=f"{what}, so no run is stored in it")

@@ -4,12 +4,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, cached_property
 from pathlib import Path
-from typing import Literal
 
 from perfsuite.errors import StorageError
 from perfsuite.gate.arms.arm import Say
 from perfsuite.gate.baselines.screen import MIN_SESSIONS, NUM_SEARCHED, Screener
-from perfsuite.gate.baselines.select import Trunk, choose_runs
+from perfsuite.gate.baselines.select import Selector, Trunk, choose_runs
 from perfsuite.gate.git.changes import is_code_changed
 from perfsuite.gate.git.find_base import read_lineage
 from perfsuite.gate.git.repository import Base, changed_files
@@ -55,9 +54,8 @@ class History:
         own = self._find_own(name)
         if own is None or own.cells[name].num_samples != cell.num_samples:
             return None
-        compared = compare_counts(
-            own.cells[name], cell, slacks=policy.slacks, accepted_ratio=policy.accepted_increase
-        )
+        slacks, most_ratio = policy.slacks, policy.accepted_increase
+        compared = compare_counts(own.cells[name], cell, slacks=slacks, accepted_ratio=most_ratio)
         if compared.decreases:
             shrunk = "; ".join(map(str, compared.decreases))
             advice = "store a new run (--benchmark-save=NAME)"
@@ -99,7 +97,7 @@ class History:
 def read_history(
     root: Path,
     storage: AnyPath | None,
-    selector: str | Literal[True],
+    selector: Selector,
     here: Environment,
     *,
     base: Base | None,
