@@ -117,9 +117,8 @@ def _held_files(process: int, folders: tuple[str, ...]) -> Iterator[str]:
     for line in (own / "maps").read_text(errors="surrogateescape").splitlines():
         place = line.split(maxsplit=5)
         file = place[5].removesuffix(" (deleted)") if len(place) == 6 else ""
-        if file.startswith((*folders, *SHARED_MEMORY)) or (
-            file.startswith("/") and "x" in place[1]
-        ):
+        is_code = file.startswith("/") and "x" in place[1]
+        if is_code or file.startswith((*folders, *SHARED_MEMORY)):
             yield file
     for link in (own / "fd").iterdir():
         with contextlib.suppress(OSError):  # it was closed

@@ -111,9 +111,8 @@ class Comparison:
         assert self.collected.suite is not None
         root, shared = self.collected.suite.root, self.collected.suite.shared
         # A link to a folder, which git tracks, stands for what it leads to.
-        return not self.compared.isdisjoint((path, *path.parents)) or any(
-            (self.top / path).is_relative_to(root / name) for name in shared
-        )
+        is_compared = not self.compared.isdisjoint((path, *path.parents))
+        return is_compared or any((self.top / path).is_relative_to(root / one) for one in shared)
 
 
 def _identical(name: str, why: str) -> CellVerdict:

@@ -150,12 +150,9 @@ class LoadLog:
 
     def _is_new(self, file: str) -> bool:
         """Whether a file outside of its tree and its temporary folder is of this session."""
-        with contextlib.suppress(OSError):
-            return (
-                _is_outside(file)
-                and os.stat(file).st_mtime > self._session_s
-                and os.path.isfile(file)
-            )
+        if _is_outside(file):
+            with contextlib.suppress(OSError):
+                return os.stat(file).st_mtime > self._session_s and os.path.isfile(file)
         return False
 
     def _note_made(self, path: object) -> None:
