@@ -109,8 +109,8 @@ def choose_cells(request: GateRequest, head: Suite, base: Suite, accepted: Accep
             accepted_slowdown=1.0 if slowdown is None else slowdown.ratio,
             accepted_increase=functools.partial(accepted.most_ratio, name),
         )
-        unmarked = {"fixture": head.cells[name].get("fixture")}
-        base_policy = _base_policy(base_request, base, old_name, unmarked)
+        fixture = head.cells[name].get("fixture")
+        base_policy = _base_policy(base_request, base, old_name, fixture)
         policies[name], by, refused = _stricter(name, policy, base_policy, accepted)
         used[name] = [*([] if rename is None else [rename]), *by, *advice]
         for text in refused:
@@ -204,10 +204,9 @@ def _stricter(
     return policy, [*loosened], refused
 
 
-def _base_policy(
-    request: GateRequest, base: Suite, name: str, unmarked: Mapping[str, Any]
-) -> CellPolicy:
+def _base_policy(request: GateRequest, base: Suite, name: str, fixture: str | None) -> CellPolicy:
     """How the base itself would judge a cell, without markers where they are wrong or unknown."""
+    unmarked = {"fixture": fixture}
     try:
         return policy_of(request, name, base.cells.get(name, unmarked), is_base=True)
     except SettingError:

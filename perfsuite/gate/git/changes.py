@@ -38,10 +38,8 @@ SITE_FOLDER = ".perfsuite-site"
 
 # What perfsuite itself keeps under version control: exceptions, calibration, and the stored runs of
 # each kind of machine, by pytest-benchmark's name of it. A package may be called `baselines` too.
-_MACHINE = r"[^/-]+-[^/-]+-\d+\.\d+-\d+bit"
-_RECORD = re.compile(
-    rf"baselines/(accepted\.toml|calibration\.json|{_MACHINE}/\d{{4,}}_[^/]*\.json)"
-)
+_HOST = r"[^/-]+-[^/-]+-\d+\.\d+-\d+bit"
+_RECORD = re.compile(rf"baselines/(accepted\.toml|calibration\.json|{_HOST}/\d{{4,}}_[^/]*\.json)")
 
 
 def is_documentation(path: PurePath) -> bool:

@@ -63,7 +63,7 @@ def find_base(
     uncommitted = uncommitted_files(root, outputs=outputs, folders=folders)
     if upstream is None:
         why = ": there is no other branch to take the merge base with"
-        return _base_of_default_branch(root, head, uncommitted, why)
+        return _base_on_trunk(root, head, uncommitted, why)
     branch = answer(root, "rev-parse", "--abbrev-ref", upstream) or upstream
     merge_base = answer(root, "merge-base", head, upstream)
     if merge_base is None and is_shallow(root):
@@ -72,7 +72,7 @@ def find_base(
     if merge_base is None:
         return f"HEAD and {branch} have no commit in common; {_NAME_ONE}"
     if merge_base == head:
-        return _base_of_default_branch(root, head, uncommitted, "")
+        return _base_on_trunk(root, head, uncommitted, "")
     described = f"the merge base with {branch}, {short_commit(merge_base)}"
     warning = _find_nearer(root, merge_base, upstream) if target is None else None
     return Base(revision=merge_base, described=described, warning=warning)
@@ -161,9 +161,7 @@ def commit_named(root: Path, what: str, revision: str) -> str:
     return found
 
 
-def _base_of_default_branch(
-    root: Path, head: str, uncommitted: Mapping[Path, bool], why: str
-) -> Base | str:
+def _base_on_trunk(root: Path, head: str, uncommitted: Mapping[Path, bool], why: str) -> Base | str:
     parent, instead = find_commit(root, "HEAD^1"), None
     if parent is not None:
         described = f"the first parent of HEAD, {short_commit(parent)}{why}"
