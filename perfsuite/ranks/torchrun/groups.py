@@ -149,20 +149,18 @@ class _JobOutcome:
             self._answer_by_s = time.monotonic() + _ANSWER_S
         elif is_whole or time.monotonic() > self._answer_by_s:
             timeout_s = self._collective_timeout_s
-            error = error_of(ended, world_size=self._world_size, collective_timeout_s=timeout_s)
-            self._decide(error)
+            self._decide(error_of(ended, world_size=self._world_size, timeout_s=timeout_s))
 
     def _decide(self, decision: object) -> None:
         self._has_decided = True
         self._peers.broadcast(self._decided, decision)
 
 
-def error_of(
-    ended: Mapping[int, RankEnd], *, world_size: int, collective_timeout_s: float
-) -> PerfsuiteError:
+def error_of(ended: Mapping[int, RankEnd], *, world_size: int, timeout_s: float) -> PerfsuiteError:
     """Return the error of the whole group: never that of a rank that only lost its peer.
 
-    `ended` holds at least one failure; the end that was heard first comes first.
+    `ended` holds at least one failure; the end that was heard first comes first. `timeout_s` is
+    that of collectives.
     """
     causes: list[PerfsuiteError] = []
     lost: dict[int, RankFailureError] = {}
@@ -189,6 +187,6 @@ def error_of(
         waiting_rank=waiting_rank,
         positions={rank: one.position for rank, one in ended.items()},
         world_size=world_size,
-        timeout_s=collective_timeout_s,
+        timeout_s=timeout_s,
         stack_of=lambda rank: ended[rank].lines,
     )

@@ -36,7 +36,7 @@ DONE = FunctionReturned(value=b"")
 
 
 def blamed(said: dict[int, RankEnd], world_size: int) -> str:
-    return str(error_of(said, world_size=world_size, collective_timeout_s=30))
+    return str(error_of(said, world_size=world_size, timeout_s=30))
 
 
 def test_the_first_failure_heard_is_blamed_and_no_rank_that_only_lost_its_peer() -> None:
@@ -48,7 +48,7 @@ def test_the_first_failure_heard_is_blamed_and_no_rank_that_only_lost_its_peer()
 def test_what_one_rank_cannot_exercise_is_no_failure_of_another() -> None:
     said = {0: ended(raised("boom")), 1: ended(NotExercisedError("too old"))}
 
-    error = error_of(said, world_size=2, collective_timeout_s=30)
+    error = error_of(said, world_size=2, timeout_s=30)
     assert isinstance(error, NotExercisedError)
 
 
@@ -68,7 +68,7 @@ def test_a_rank_for_which_another_waited_in_vain_is_named_with_its_stack() -> No
 
 
 def test_a_controller_that_does_not_answer_is_named() -> None:
-    error = error_of({0: ended(LOST)}, world_size=2, collective_timeout_s=30)
+    error = error_of({0: ended(LOST)}, world_size=2, timeout_s=30)
 
     assert isinstance(error, LostRankError)
     assert str(error) == (
