@@ -41,6 +41,8 @@ class Slack(NamedTuple):
         return " or ".join(parts) or "0 %"
 
 
+Slacks = Sequence[Mapping[str, Slack | None]]  # each by the name of a count
+RatioOf = Callable[[str], float]  # of a count, by its name
 EXACT = Slack()
 # CUDA's allocator hands out a cached block up to 1 MiB larger than was asked for rather than split
 # it (kSmallSize, c10/cuda/CUDACachingAllocator.cpp), so its peak moves with what was freed before:
@@ -148,8 +150,8 @@ def compare_counts(
     base: StoredCell,
     head: StoredCell,
     *,
-    slacks: Sequence[Mapping[str, Slack | None]] = ({},),
-    accepted_ratio: Callable[[str], float] = lambda name: 1.0,
+    slacks: Slacks = ({},),
+    accepted_ratio: RatioOf = lambda name: 1.0,
 ) -> CountComparison:
     """Return which counts of a cell changed since a stored run, and which cannot be compared.
 
@@ -163,10 +165,7 @@ def compare_counts(
 
 
 def _compare(
-    bases: Sequence[Counted],
-    heads: Sequence[Counted],
-    slacks: Sequence[Mapping[str, Slack | None]],
-    accepted_ratio: Callable[[str], float],
+    bases: Sequence[Counted], heads: Sequence[Counted], slacks: Slacks, accepted_ratio: RatioOf
 ) -> CountComparison:
     changes: list[CountChange] = []
     unavailable: list[str] = []
@@ -218,11 +217,7 @@ def _values(cells: Sequence[Counted], name: str) -> list[int]:
 
 
 def compare_run_counts(
-    base: Sequence[CellRun],
-    head: Sequence[CellRun],
-    *,
-    slacks: Sequence[Mapping[str, Slack | None]],
-    accepted_ratio: Callable[[str], float],
+    base: Sequence[CellRun], head: Sequence[CellRun], *, slacks: Slacks, accepted_ratio: RatioOf
 ) -> CountComparison:
     """Return which counts of a cell differ between all launches, whatever their environments."""
     try:

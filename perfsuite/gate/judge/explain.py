@@ -20,6 +20,8 @@ _NUM_NAMED = 10
 _SHARE_THAT_EXPLAINS = 0.3
 # "data.py:crop" or "<built-in …>"; an operator of torch is "aten::mm" or "Region: 0".
 _FUNCTION = re.compile(r"<|[^:]+:[^: ]")
+_Both = dict[str, tuple[float, float]]  # numbers of base and head, by name
+_Rows = list[dict[str, Any]]  # of a profile
 
 
 def explain(trial: Trial, base: CellRun, head: CellRun) -> Explanation:
@@ -45,12 +47,7 @@ def explain_stored(base: StoredCell, head: StoredCell) -> Explanation:
     )
 
 
-def _explain(
-    change_s: float,
-    stages: dict[str, tuple[float, float]],
-    counts: dict[str, tuple[float, float]],
-    *profiles: list[dict[str, Any]],
-) -> Explanation:
+def _explain(change_s: float, stages: _Both, counts: _Both, *profiles: _Rows) -> Explanation:
     moves = {name: head_s - base_s for name, (base_s, head_s) in stages.items()}
     moved = max(moves, key=lambda name: moves[name] * change_s, default=None)
     least_s = _SHARE_THAT_EXPLAINS * abs(change_s)
@@ -63,17 +60,17 @@ def _explain(
     )
 
 
-def _that_explain(rows: list[dict[str, Any]], change_s: float) -> tuple[dict[str, Any], ...]:
+def _that_explain(rows: _Rows, change_s: float) -> tuple[dict[str, Any], ...]:
     # A profile slows all of it down: what moved must explain the change of the profile too.
     total_s = max(abs(change_s), abs(sum(map(_move_s, rows))))
     rows = [row for row in rows if _move_s(row) * change_s > 0][:_NUM_NAMED]
     return tuple(rows) if rows and abs(_move_s(rows[0])) >= _SHARE_THAT_EXPLAINS * total_s else ()
 
 
-def _stages_over(runs: Sequence[tuple[CellRun, CellRun]]) -> dict[str, tuple[float, float]]:
+def _stages_over(runs: Sequence[tuple[CellRun, CellRun]]) -> _Both:
     """The base's median of each stage, and that with the median of the moves, as in `raw`."""
     found = [_pairs(_part(base, "stages_s"), _part(head, "stages_s")) for base, head in runs]
-    stages: dict[str, tuple[float, float]] = {}
+    stages: _Both = {}
     for name in found[-1]:
         pairs = [one[name] for one in found if name in one]
         base_s = statistics.median(before for before, _ in pairs)
@@ -90,7 +87,7 @@ def _part(run: CellRun, name: str) -> Mapping[str, Any]:
     return part if isinstance(part, dict) else {}
 
 
-def _pairs(base: Mapping[str, Any], head: Mapping[str, Any]) -> dict[str, tuple[float, float]]:
+def _pairs(base: Mapping[str, Any], head: Mapping[str, Any]) -> _Both:
     # A test may put there what it likes, more than a float holds, or NaN.
     both: dict[str, tuple[Any, Any]] = {name: (base[name], head.get(name)) for name in base}
     return {
@@ -100,7 +97,7 @@ def _pairs(base: Mapping[str, Any], head: Mapping[str, Any]) -> dict[str, tuple[
     }
 
 
-def _profiles(base: CellRun, head: CellRun) -> list[list[dict[str, Any]]]:
+def _profiles(base: CellRun, head: CellRun) -> list[_Rows]:
     """The operators and functions of ranks; those of their controllers where there are none."""
     with contextlib.suppress(msgspec.ValidationError):  # the base's perfsuite has another form
         kept = [(run.record or {}).get("operators") or () for run in (base, head)]
@@ -112,16 +109,16 @@ def _profiles(base: CellRun, head: CellRun) -> list[list[dict[str, Any]]]:
     return [_rows(base.profile, head.profile, missing=0.0)]
 
 
-def _operators(base: Sequence[Operator], head: Sequence[Operator]) -> list[dict[str, Any]]:
+def _operators(base: Sequence[Operator], head: Sequence[Operator]) -> _Rows:
     return _rows(*(map(msgspec.structs.astuple, run) for run in (base, head)), missing=None)
 
 
 def _rows(
     base: Iterable[tuple[Any, ...]], head: Iterable[tuple[Any, ...]], *, missing: float | None
-) -> list[dict[str, Any]]:
+) -> _Rows:
     """Calls and own seconds, [base, head], by name; what moved most first."""
     before, after = ({name: values for name, *values in one} for one in (base, head))
-    rows: list[dict[str, Any]] = []
+    rows: _Rows = []
     for name in dict.fromkeys([*before, *after]):
         found = (one.get(name, (missing, missing)) for one in (before, after))
         calls, self_s = zip(*found, strict=True)

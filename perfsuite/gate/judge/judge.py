@@ -164,9 +164,7 @@ class _Session:
             for trial in trials:
                 if trial.word is not None:
                     _look_again(trial, launches)
-                elif not pair_evidence.is_postponed(
-                    trial, launches, names, was_apart=plan.is_apart
-                ):
+                elif not pair_evidence.is_postponed(trial, launches, names, plan):
                     pair_evidence.add_pair(trial, launches, plan.first, other_s)
                     _decide(trial)
         return unfit

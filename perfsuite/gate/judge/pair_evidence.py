@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from perfsuite.gate.arms.arm import NO_PROGRESS, NOTHING, OTHER_ENDED, CellRun, Launch
+from perfsuite.gate.arms.arm import NO_PROGRESS, NOTHING, OTHER_ENDED, CellRun, Launch, PairPlan
 from perfsuite.gate.arms.num_rounds import PairCost
 from perfsuite.gate.judge.trial import MAX_UNFIT, Trial
 from perfsuite.records.cell import samples_of_step
@@ -47,12 +47,13 @@ _MOST_CLOCKS_APART = 0.01
 _SOME_STEPS = 0.05  # of 50 steps the first or the last has one more or less
 _VARYING_SHARE = 0.2  # as much does what a command does beside its steps, such as imports
 
+Launches = Mapping[str, Launch]  # of a pair, by arm
 _OF_BOTH = ", which runs head's conftest.py and settings,"
 _NO_ROOM = "memory has no room for both arms"
 _GO_ON = "its threads or loader workers go on, or wait on, in the other arm's turns"
 
 
-def add_pair(trial: Trial, launches: Mapping[str, Launch], first: str, launch_s: float) -> None:
+def add_pair(trial: Trial, launches: Launches, first: str, launch_s: float) -> None:
     """Add what a pair says of a cell, or why it says nothing; it cost `launch_s` beside rounds."""
     # The one that failed by itself first: the other was ended because of it.
     for arm in sorted(launches, key=lambda arm: _is_ended_by_other(launches[arm])):
@@ -110,7 +111,7 @@ def _works_on(run: CellRun) -> bool:
     return run.background_s > max(MOST_WORK * run.turns_s, LEAST_WORK_S)
 
 
-def may_use_gpus(launches: Mapping[str, Launch]) -> bool:
+def may_use_gpus(launches: Launches) -> bool:
     """Whether a cell of a pair may compute on a GPU, so that its heat and users matter."""
     runs = [run for launch in launches.values() for run in launch.cells.values()]
     return any(
@@ -165,9 +166,7 @@ def why_vanished(head: CellRun) -> str:
     return f"head skips what the base measures: {head.reason or 'it passes and times nothing'}"
 
 
-def is_postponed(
-    trial: Trial, launches: Mapping[str, Launch], names: Sequence[str], *, was_apart: bool
-) -> bool:
+def is_postponed(trial: Trial, launches: Launches, names: Sequence[str], plan: PairPlan) -> bool:
     """Whether the cell had no fair trial and is tried once more in the next pair.
 
     There it runs unpinned, alone in memory, launch after launch, or without what ended a launch.
@@ -188,7 +187,7 @@ def is_postponed(
         return True
     has_daemon = any(launch.leaves_daemon for launch in launches.values())
     stuck = [one for one in launches.values() if (one.failure or "").startswith(NO_PROGRESS)]
-    if was_apart and stuck:
+    if plan.is_apart and stuck:
         trial.is_apart = False  # the other arm was not in the way
     elif not trial.is_apart and (has_daemon or any(map(_is_taken, why_failed))):
         trial.is_apart = True
@@ -197,7 +196,7 @@ def is_postponed(
     return not has_run and _cell_that_ended(launches, names) not in (None, trial.name)
 
 
-def _cell_that_ended(launches: Mapping[str, Launch], names: Sequence[str]) -> str | None:
+def _cell_that_ended(launches: Launches, names: Sequence[str]) -> str | None:
     """The cell that ended a launch before its last, by itself; None where none did."""
     suites = [launch.suite for launch in launches.values() if launch.suite is not None]
     chosen = [name for name in names if all(name in suite.cells for suite in suites)]
@@ -211,7 +210,7 @@ def _is_taken(failure: str) -> bool:
     return failure.startswith(NO_PROGRESS) or any(map(_IS_TAKEN.search, said))
 
 
-def failures(name: str, launches: Mapping[str, Launch]) -> Iterator[str]:
+def failures(name: str, launches: Launches) -> Iterator[str]:
     """Yield why launches of a cell failed."""
     for launch in launches.values():
         run = launch.cells.get(name)
@@ -279,12 +278,9 @@ def describe_changes(base: CellRun, head: CellRun) -> str | None:
         {"workload": record.workload, **(record.recipe or {})} if (record := _read(run)) else {}
         for run in (base, head)
     )
-    changed = [
-        f"{name} {ours[name]!r} instead of {theirs[name]!r}"
-        for name in ours.keys() & theirs.keys()
-        if ours[name] != theirs[name]
-    ]
-    return f"head trains with {', '.join(sorted(changed))}" if changed else None
+    names = (name for name in sorted(ours.keys() & theirs.keys()) if ours[name] != theirs[name])
+    changed = [f"{name} {ours[name]!r} instead of {theirs[name]!r}" for name in names]
+    return f"head trains with {', '.join(changed)}" if changed else None
 
 
 def describe_beside(base: Sequence[CellRun], head: Sequence[CellRun], limit: float) -> str | None:
