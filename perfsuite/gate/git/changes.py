@@ -94,11 +94,9 @@ def digest_tree(root: Path, *, outputs: Sequence[Path] = ()) -> str | None:
     top, root = find_top(root), root.resolve()
     if top is None or find_commit(root, "HEAD") is None:
         return None
-    blobs: dict[PurePath, bytes] = {}
     listed = output(root, "ls-tree", "-r", "-z", "--full-tree", "HEAD").split(b"\0")
-    for entry in filter(None, listed):
-        described, _, name = entry.partition(b"\t")
-        blobs[PurePath(os.fsdecode(name))] = described.split()[-1]
+    entries = (entry.partition(b"\t") for entry in filter(None, listed))
+    blobs = {PurePath(os.fsdecode(name)): about.split()[-1] for about, _, name in entries}
     uncommitted = uncommitted_files(root, outputs=outputs, folders=[top])
     changed = [path for path, is_code in uncommitted.items() if is_code]
     if any(path.is_dir() and not path.is_symlink() for path in changed):

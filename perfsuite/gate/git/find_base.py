@@ -138,11 +138,9 @@ def _find_nearer(root: Path, base: str, upstream: str) -> str | None:
     # Branches that hold HEAD, or have its branch's name, are the change itself.
     listed = ("for-each-ref", "--format=%(refname)", f"--contains={base}", "--no-contains=HEAD")
     own = answer(root, "symbolic-ref", "--quiet", "--short", "HEAD")
-    behind = {
-        name: num_commits - count_commits(root, base, "HEAD", name)
-        for name in output(root, *listed, "refs/remotes").decode(errors="replace").split()
-        if name != upstream and name.split("/", 3)[-1] != own
-    }
+    names = output(root, *listed, "refs/remotes").decode(errors="replace").split()
+    others = [one for one in names if one != upstream and one.split("/", 3)[-1] != own]
+    behind = {one: num_commits - count_commits(root, base, "HEAD", one) for one in others}
     farthest = max(behind, key=behind.__getitem__, default=None)
     if farthest is None or behind[farthest] <= _FAR_BEHIND:
         return None

@@ -152,11 +152,9 @@ def ignore_trees_in(root: Path) -> tuple[str, ...]:
     """Return options of pytest that keep it from collecting a tree's tests as those of `root`."""
     # A CI job may set TMPDIR to a folder of its checkout.
     temporary = Path(tempfile.gettempdir())
-    return tuple(
-        f"--ignore-glob={glob.escape(str(folder))}/perfsuite-[0-9]*"
-        for folder in sorted({temporary, temporary.resolve()})
-        if folder.is_relative_to(root)
-    )
+    folders = sorted({temporary, temporary.resolve()})
+    inside = (glob.escape(str(folder)) for folder in folders if folder.is_relative_to(root))
+    return tuple(f"--ignore-glob={folder}/perfsuite-[0-9]*" for folder in inside)
 
 
 def sweep_stale_trees(root: Path) -> None:
