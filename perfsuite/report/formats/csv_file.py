@@ -21,22 +21,19 @@ _ELSEWHERE = ("interval", *RECIPE_FIELDS)
 def to_csv(report: Report) -> str:
     """Return a line for each cell; an empty field is a number that is not available."""
     columns = [column for column in COLUMNS if column.key not in _ELSEWHERE]
-    keys = (column.key for column in columns)
-    lines: list[list[object]] = [
-        [*keys, *_BOUNDS, "rounds", *(f"{stage}_s" for stage in _STAGES), *RECIPE_FIELDS]
-    ]
+    keys, stages = (column.key for column in columns), (f"{stage}_s" for stage in _STAGES)
+    lines: list[list[object]] = [[*keys, *_BOUNDS, "rounds", *stages, *RECIPE_FIELDS]]
     for row in report.rows:
         verdict = row.verdict
         low, high = (verdict and verdict.interval) or (None, None)
-        lines.append(
-            [
-                *(column.value(row) for column in columns),
-                *(low, high, getattr(verdict, "tolerance", None), getattr(verdict, "limit", None)),
-                len(row.rounds_s) or None,
-                *(row.stages_s.get(stage) for stage in _STAGES),
-                *(getattr(row.recipe, name, None) for name in RECIPE_FIELDS),
-            ]
-        )
+        line = [
+            *(column.value(row) for column in columns),
+            *(low, high, getattr(verdict, "tolerance", None), getattr(verdict, "limit", None)),
+            len(row.rounds_s) or None,
+            *(row.stages_s.get(stage) for stage in _STAGES),
+            *(getattr(row.recipe, name, None) for name in RECIPE_FIELDS),
+        ]
+        lines.append(line)
     return _write(lines)
 
 

@@ -102,9 +102,8 @@ def _explained(option: str, refusal: type[Exception], advice: str) -> Iterator[N
 
 
 def _log_cell(wandb: Any, row: Row, group: str) -> None:
-    with wandb.init(
-        project=_PROJECT, group=group, job_type="cell", name=row.name, config=_config_of(row)
-    ) as tracked:
+    about = {"group": group, "name": row.name, "config": _config_of(row)}
+    with wandb.init(project=_PROJECT, job_type="cell", **about) as tracked:
         # Rounds and optimizer steps need two axes, and a run has one step counter.
         axes = {"step_time_s": "round", "loss": "step"}
         for tag, axis in axes.items():

@@ -5,18 +5,17 @@ from collections.abc import Callable, Iterator, Mapping
 
 from perfsuite.records.cell import CellRecord, Counts, StageTimes
 from perfsuite.records.equivalence import Numerics
-from perfsuite.report.rows import NOT_AVAILABLE
+from perfsuite.report.rows import NOT_AVAILABLE, T
 from perfsuite.report.terminal.tables import text_table
 from perfsuite.units import format_bytes, format_change, format_count, format_ratio, format_seconds
 
+Both = Mapping[str, T]  # of the two recipes, by "a" and "b"
+
 
 def comparison_table(
-    names: Mapping[str, str],
-    step_times_s: Mapping[str, float],
-    num_samples: Mapping[str, int],
-    records: Mapping[str, CellRecord],
+    names: Both[str], step_times_s: Both[float], num_samples: Both[int], records: Both[CellRecord]
 ) -> str:
-    """Return the table of two records as text; each argument has the keys "a" and "b"."""
+    """Return the table of two records as text."""
     columns = [("", False), *((f"{side}: {names[side]}", True) for side in ("a", "b"))]
     rows = [
         (
@@ -47,9 +46,7 @@ def comparison_sentence(word: str, ratio: float, interval: tuple[float, float]) 
 
 
 def _rows(
-    step_times_s: Mapping[str, float],
-    num_samples: Mapping[str, int],
-    records: Mapping[str, CellRecord],
+    step_times_s: Both[float], num_samples: Both[int], records: Both[CellRecord]
 ) -> Iterator[tuple[str, float | None, float | None, Callable[[float], str]]]:
     a, b = records["a"], records["b"]
     yield "time per step", step_times_s["a"], step_times_s["b"], format_seconds

@@ -12,6 +12,7 @@ from perfsuite.report.terminal.tables import table_of
 from perfsuite.system.untrusted import printable, printable_lines
 from perfsuite.units import counted, format_change, format_ratio, listed
 
+Cells = Sequence[CellVerdict]
 _COLUMNS: tuple[Column[CellVerdict], ...] = (
     Column("", "cell", at("name"), is_number=False),
     Column("", "verdict", at("shown"), is_number=False),
@@ -26,9 +27,7 @@ _IN_MESSAGE = str.maketrans({"%": "%25", "\r": "%0D", "\n": "%0A"})
 _IN_PROPERTY = _IN_MESSAGE | str.maketrans({":": "%3A", ",": "%2C"})
 
 
-def verdict_lines(
-    cells: Sequence[CellVerdict], refusal: str | None, differs: Mapping[str, str]
-) -> Iterator[str]:
+def verdict_lines(cells: Cells, refusal: str | None, differs: Mapping[str, str]) -> Iterator[str]:
     """Yield the lines of a gate: what was compared, the table, and what it does not say."""
     yield from (printable(f"{name}: {value}") for name, value in differs.items())
     if refusal is not None:
@@ -54,9 +53,7 @@ def verdict_lines(
         yield _MEANT
 
 
-def annotation_lines(
-    cells: Sequence[CellVerdict], root: Path, environ: Mapping[str, str]
-) -> Iterator[str]:
+def annotation_lines(cells: Cells, root: Path, environ: Mapping[str, str]) -> Iterator[str]:
     """Yield a workflow command for each cell that failed or is undecided; none outside of GitHub.
 
     It is an error where the verdict may end the session in red. Names of cells count from `root`.
