@@ -77,6 +77,7 @@ def read_sensors() -> Reading:
     """Return the sensors now; call it while no timed process is running."""
     times = psutil.cpu_times()
     cores = os.sched_getaffinity(0)
+    usable = [one for core, one in enumerate(psutil.cpu_times(percpu=True)) if core in cores]
     throttled_s, capped_s, gpu_users = _read_gpus()
     return Reading(
         at_s=time.monotonic(),
@@ -86,11 +87,7 @@ def read_sensors() -> Reading:
         throttled_s=throttled_s,
         capped_s=capped_s,
         gpu_users=gpu_users,
-        busy_s=sum(
-            one.user + one.nice + one.system + one.irq + one.softirq
-            for core, one in enumerate(psutil.cpu_times(percpu=True))
-            if core in cores
-        ),
+        busy_s=sum(one.user + one.nice + one.system + one.irq + one.softirq for one in usable),
         group_s=group_seconds(),
         periods=quota_periods(),
     )
@@ -117,11 +114,8 @@ def describe_load(
     """Return what others took of the processors' time, None where it is less than `least` of it."""
     given_s = num_cores * (after.at_s - before.at_s)
     # Only of processes in both: timed work starts and ends many.
-    used_s = {
-        process: process[2] * (seconds - before.cpu_s[process])
-        for process, seconds in after.cpu_s.items()
-        if process in before.cpu_s
-    }
+    both = [process for process in after.cpu_s if process in before.cpu_s]
+    used_s = {one: one[2] * (after.cpu_s[one] - before.cpu_s[one]) for one in both}
     if (share := sum(used_s.values()) / given_s) >= least:
         took = f"{format_ratio(share)} of the processors' time"
         busiest, *_ = max(used_s, key=used_s.__getitem__)
