@@ -341,11 +341,8 @@ class _Session:
 
     def _look_for_skipped(self, judgement: Judgement) -> None:
         """Find what is skipped since head: with its own benchmark files, the base measures it."""
-        skipped = {
-            self.leniency.accepted.name_in_base(trial.name): trial
-            for trial in judgement.trials
-            if trial.word == "SKIPPED"
-        }
+        trials = [trial for trial in judgement.trials if trial.word == "SKIPPED"]
+        skipped = {self.leniency.accepted.name_in_base(trial.name): trial for trial in trials}
         if not skipped:
             return
         self.say(f"running in the base what head skips: {counted(len(skipped), 'cell')}")
@@ -368,11 +365,8 @@ class _Session:
         self.say(f"profiling what moved: {counted(len(moved), 'cell')}")
         launches = launch_pair(arms, self._further_pair(judgement, profiles=True), [*moved])
         base, head = launches["base"].cells, launches["head"].cells
-        return {
-            name: explain(trial, base[name], head[name])
-            for name, trial in moved.items()
-            if name in base and name in head
-        }
+        names = moved.keys() & base.keys() & head.keys()
+        return {name: explain(moved[name], base[name], head[name]) for name in names}
 
     def _further_pair(self, judgement: Judgement, *, profiles: bool = False) -> PairPlan:
         plan = self.side.plan(judgement.num_pairs + 1, "base")

@@ -124,15 +124,12 @@ def recommend_for(noise: CellNoise, result: CalibrationResult) -> tuple[float, f
 def to_document(result: CalibrationResult) -> dict[str, Any]:
     """Return the result as the verb's JSON has it."""
     results = (result.identical, *result.planted)
+    slowed = [one for one in result.planted if not one.plant.in_recipe]
     return {
         "sessions": result.identical.num_sessions,
         "cells": result.num_cells,
         "false_alarms": [result.identical.num_red, result.identical.num_sessions],
-        "power": {
-            str(one.plant): [one.num_red, one.num_sessions]
-            for one in result.planted
-            if not one.plant.in_recipe
-        },
+        "power": {str(one.plant): [one.num_red, one.num_sessions] for one in slowed},
         "pair_sd": median(noise.sd for noise in result.noise.values()),
         "session_sd": median(noise.session_sd for noise in result.noise.values()),
         "pair_sd_by_cell": {name: noise.sd for name, noise in result.noise.items()},
