@@ -32,6 +32,7 @@ from perfsuite.system.timing_lock import lock_folder
 from perfsuite.system.urls import mask
 from perfsuite.units import option_bounds, parse_ratio, parse_seconds
 
+Environ = Mapping[str, str]
 # Makes a launch's session ours, as this one is; a pytest without perfsuite knows no such option.
 _OURS = ("-o", "perf_gate=on")
 
@@ -82,6 +83,7 @@ def _positive_seconds(text: str) -> float:
     return value
 
 
+_minutes = partial(parse_seconds, unit="min")
 # What parses an option that is no text and none of a few words, and what a value may be.
 _PARSERS: dict[str, tuple[Callable[[str], Any], str]] = {
     "require-gpus": _whole_number(0),
@@ -91,10 +93,7 @@ _PARSERS: dict[str, tuple[Callable[[str], Any], str]] = {
     "base-python": (find_interpreter, "the name or path of an interpreter"),
     "base-env": (_variables, "KEY=VALUE"),
     "max-pairs": _whole_number(LEAST_MAX_PAIRS),
-    "max-minutes": (
-        partial(parse_seconds, unit="min"),
-        "minutes such as 30, or a duration such as 90s",
-    ),
+    "max-minutes": (_minutes, "minutes such as 30, or a duration such as 90s"),
     "seed": _whole_number(0, MAX_SEED),
     "timeout": (_positive_seconds, "a duration above 0, such as 120 or 2min"),
     "collective-timeout": (_positive_seconds, "a duration above 0, such as 30 or 500ms"),
@@ -104,9 +103,7 @@ _PARSERS: dict[str, tuple[Callable[[str], Any], str]] = {
 
 
 def resolve(
-    config: pytest.Config,
-    environ: Mapping[str, str] = os.environ,
-    given_environ: Mapping[str, str] = os.environ,
+    config: pytest.Config, environ: Environ = os.environ, given_environ: Environ = os.environ
 ) -> Choices:
     """Return the choices that command line, ini file and defaults make.
 
@@ -178,10 +175,7 @@ def _source_of(config: pytest.Config, option: Option) -> str:
 
 
 def _gate_request(
-    config: pytest.Config,
-    value: dict[str, Any],
-    environ: Mapping[str, str],
-    given_environ: Mapping[str, str],
+    config: pytest.Config, value: dict[str, Any], environ: Environ, given_environ: Environ
 ) -> GateRequest:
     typed = _typed(config, given_environ)
     typed_words = map(str, config.invocation_params.args)
@@ -216,12 +210,12 @@ def _gate_request(
     )
 
 
-def _typed(config: pytest.Config, environ: Mapping[str, str]) -> set[str]:
+def _typed(config: pytest.Config, environ: Environ) -> set[str]:
     words = (*config.invocation_params.args, *shlex.split(environ.get("PYTEST_ADDOPTS", "")))
     return {str(word).partition("=")[0] for word in words}
 
 
-def _turn_channel(environ: Mapping[str, str]) -> TurnChannel | None:
+def _turn_channel(environ: Environ) -> TurnChannel | None:
     if (path := environ.get("PERFSUITE_ARM_CHANNEL")) is None:
         return None
     planted = environ.get("PERFSUITE_ARM_PLANTED", "0")
@@ -250,7 +244,7 @@ _EFFECTS = {
 }
 
 
-def refuse_change(config: pytest.Config, environ: Mapping[str, str], *, measures: bool) -> None:
+def refuse_change(config: pytest.Config, environ: Environ, *, measures: bool) -> None:
     """Refuse such a setting in an ini file, unless the base's has it too or nothing is lost by it.
 
     `measures` says whether the session would be gated without any setting.

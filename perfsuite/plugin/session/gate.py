@@ -57,9 +57,8 @@ def refuse_silent_passes(config: pytest.Config, *, is_under_torchrun: bool) -> N
             "and torchrun has started this session; gate without torchrun, or add --perf-gate=off"
         )
     if config.getoption("pyargs", False):
-        raise pytest.UsageError(
-            "--benchmark-compare finds the base's tests by their paths; name paths, not --pyargs"
-        )
+        found = "--benchmark-compare finds the base's tests by their paths"
+        raise pytest.UsageError(f"{found}; name paths, not --pyargs")
     measures = "--benchmark-compare measures nothing beside"
     is_worker = hasattr(config, "workerinput")
     if is_worker or config.getoption("dist", "no") != "no" or config.getoption("numprocesses", 0):

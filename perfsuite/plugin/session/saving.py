@@ -100,11 +100,8 @@ class RunSaver:
         # Another plugin may have run a test again that failed: the last time counts.
         benchmarks = {one["fullname"]: one for one in output_json["benchmarks"]}
         output_json["benchmarks"] = [*benchmarks.values()]
-        records = {
-            name: record if isinstance(record, dict) else {}
-            for name, benchmark in benchmarks.items()
-            for record in [benchmark["extra_info"].get(STAMP_KEY)]
-        }
+        kept = {name: one["extra_info"].get(STAMP_KEY) for name, one in benchmarks.items()}
+        records = {name: one if isinstance(one, dict) else {} for name, one in kept.items()}
         put_stamp(output_json, self._make_stamp(records))
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
@@ -144,6 +141,7 @@ class RunSaver:
         # Half a second of probing is not spent on a run that is not kept.
         kept = (f"benchmark_{name}" for name in ("save", "autosave", "json"))
         verdicts = self.verdicts.items()
+        digests = {name: self.digests.of(name, record) for name, record in records.items()}
         return RunStamp(
             fingerprint=next(iter(own), None),
             environments={**own, **self.environments},
@@ -154,11 +152,7 @@ class RunSaver:
             accepted=tuple(sorted(name for name, one in verdicts if one.is_accepted_slowdown)),
             exceptions={name: one.accepted for name, one in verdicts if one.accepted},
             durations_s={name: round(self.durations_s[name], 3) for name in records},
-            digests={
-                name: digest
-                for name, record in records.items()
-                if (digest := self.digests.of(name, record)) is not None
-            },
+            digests={name: digest for name, digest in digests.items() if digest is not None},
             shard=self.shard,
         )
 

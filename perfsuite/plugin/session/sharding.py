@@ -101,10 +101,8 @@ def _describe_place(place: AnyPath | None, root: Path) -> str:
 def _describe(
     cells: frozenset[str], stamp: ShardStamp, durations_s: Mapping[str, float | None], source: str
 ) -> str:
-    own_s, all_s = (
-        format_seconds(sum(durations_s[name] or 0 for name in names))
-        for names in (cells, durations_s)
-    )
+    sums_s = (sum(durations_s[name] or 0 for name in names) for names in (cells, durations_s))
+    own_s, all_s = map(format_seconds, sums_s)
     num_known = sum(seconds is not None for seconds in durations_s.values())
     part = f"{len(cells)} of {counted(stamp.num_cells, 'cell')}, partition {stamp.partition}"
     times = f"{own_s} of {all_s} by {num_known} known durations from {source}"
