@@ -12,13 +12,12 @@ import math
 import os
 import select
 import signal
-import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 # Threads that the gate itself has in a launch have names that begin so.
 OUR_THREADS = "perfsuite"
@@ -231,11 +230,12 @@ def daemons(processes: dict[int, Process]) -> dict[int, Process]:
         return pid
 
     own = first(os.getpid())
-    left = {pid for pid in named if first(pid) != own and not _is_watcher(pid)}
+    left = {pid for pid in named if first(pid) != own and not is_watcher(pid)}
     return {pid: processes[pid] for pid in left if processes[pid].state not in "ZX"}
 
 
-def _is_watcher(pid: int) -> bool:
+def is_watcher(pid: int) -> bool:
+    """Whether a process is one that outlives a launch, or has just ended."""
     with contextlib.suppress(OSError):  # it has ended
         return Path(f"/proc/{pid}/comm").read_text().strip() == WATCHER
     return True
@@ -302,30 +302,6 @@ def processes_with(variable: str) -> list[int]:
             if variable.encode() in Path(f"/proc/{name}/environ").read_bytes().split(b"\0"):
                 found.append(int(name))
     return [pid for pid in found if pid != os.getpid()]
-
-
-def end_all(process: subprocess.Popen[Any], variable: str) -> bool:
-    """End a process, its group and all else that has its variable; return whether it left more."""
-    # A daemon that has left the group would serve a later launch, perhaps of the other arm, with
-    # the code of this one. It is known by its environment, which no other launch has. A process
-    # that names itself (setproctitle) overwrites that, so what the living one started ends too.
-    started = launched_processes(process.pid, list_processes())
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
-    more = left_behind(process.pid, variable)
-    signal_all({*processes_with(variable), *started}, signal.SIGKILL)
-    return bool(more)
-
-
-def left_behind(group: int, variable: str) -> list[int]:
-    """Return the processes with a variable outside of a group, but not the one that ends them."""
-    found = []
-    for pid in processes_with(variable):
-        with contextlib.suppress(OSError):  # it has ended
-            if os.getpgid(pid) != group and not _is_watcher(pid):
-                found.append(pid)
-    return found
 
 
 def has_children() -> bool:

@@ -2,12 +2,10 @@
 
 import os
 import signal
-import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any, NoReturn
 
 # A CI that cancels, and a terminal that is closed.
@@ -21,22 +19,6 @@ def exit_by(number: int) -> NoReturn:
     # Not through sys.stderr: the signal may have come while that was writing.
     os.write(2, f"perfsuite: ended by {signal.Signals(number).name}\n".encode())
     sys.exit(SIGNALLED + number)
-
-
-def start_apart(
-    command: Sequence[str], *, folder: Path, variables: Mapping[str, str], output: Path
-) -> subprocess.Popen[bytes]:
-    """Return a process without input, whose output goes to a file; no terminal signals it."""
-    with output.open("wb") as opened:  # no pipe, which ends with the last one that has it
-        return subprocess.Popen(
-            command,
-            cwd=folder,
-            env=variables,
-            stdin=subprocess.DEVNULL,
-            stdout=opened,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,  # Ctrl-C reaches the caller alone, which decides
-        )
 
 
 @contextmanager

@@ -18,6 +18,7 @@ import pytest
 
 from perfsuite.gate.arms.launched import load_log
 from perfsuite.system import background
+from perfsuite.system.apart import end_all
 
 # Starts a process in a session of its own and one whose parent has ended; says what it sees.
 LAUNCH = """
@@ -111,7 +112,7 @@ def launch(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[subproces
         start_new_session=True,
     )
     yield process
-    background.end_all(process, f"{background.LOG}={log}")
+    end_all(process, f"{background.LOG}={log}")
     process.communicate()
 
 
@@ -178,7 +179,7 @@ def test_a_process_that_has_hidden_its_environment_ends_with_what_started_it(
         assert launcher.stdout is not None
         child = psutil.Process(int(launcher.stdout.readline()))
 
-        leaves_more = background.end_all(launcher, variable)
+        leaves_more = end_all(launcher, variable)
 
     assert not leaves_more
     psutil.wait_procs([child], timeout=60)
@@ -193,7 +194,7 @@ def test_what_an_ended_process_left_in_its_session_ends(tmp_path: Path) -> None:
         child = psutil.Process(int(one.stdout.readline()))
         one.wait()
 
-        background.end_all(one, f"{background.LOG}={tmp_path}")
+        end_all(one, f"{background.LOG}={tmp_path}")
 
     psutil.wait_procs([child], timeout=60)
     assert not child.is_running() or child.status() == psutil.STATUS_ZOMBIE

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from perfsuite.gate.arms.launch import NUM_LOG_LINES
 from perfsuite.system import background
-from perfsuite.system.signals import start_apart
+from perfsuite.system.apart import end_all, start_apart
 
 
 def find_interpreter(name: str) -> str:
@@ -37,7 +37,7 @@ def build_base(
     try:
         process.wait()
     finally:
-        background.end_all(process, mark)
+        end_all(process, mark)
     if changed := sorted({*before.items()} ^ {*_installed().items()}):
         names = dict.fromkeys(name.partition("-")[0] for name, _ in changed)
         place = sysconfig.get_path("purelib")

@@ -16,9 +16,10 @@ from perfsuite.gate.arms.arm import Arm, Launch, PairPlan
 from perfsuite.gate.arms.channel import Server
 from perfsuite.gate.arms.launched import collected, load_log, turn_clock
 from perfsuite.system import background
+from perfsuite.system.apart import end_all, start_apart
 from perfsuite.system.environment import PID_NAMESPACE
 from perfsuite.system.files import explained
-from perfsuite.system.signals import start_apart, uninterrupted
+from perfsuite.system.signals import uninterrupted
 from perfsuite.units import format_bytes
 
 _PLUGIN_NAME = "perfsuite_arm"
@@ -167,4 +168,4 @@ def _process(launch: Launch, plan: PairPlan, scratch: Path) -> Iterator[subproce
             process.wait(_GRACE_S)
     finally:
         with uninterrupted():
-            launch.leaves_daemon = background.end_all(process, f"{background.LOG}={log_of_files}")
+            launch.leaves_daemon = end_all(process, f"{background.LOG}={log_of_files}")

@@ -31,7 +31,7 @@ from perfsuite.ranks.group import GRACE_S, POLL_S, REAPED_S, RankGroup
 from perfsuite.ranks.messages import Failed, GroupRequest, Joined, RankStart, Reply
 from perfsuite.ranks.turns import Turns
 from perfsuite.system import background
-from perfsuite.system.signals import start_apart
+from perfsuite.system.apart import end_all, left_behind, start_apart
 from perfsuite.units import counted
 
 # Before the first step a command loads data and compiles.
@@ -291,7 +291,7 @@ class CommandGroup(RankGroup):
     def _left_behind(self) -> Sequence[int]:
         """The processes that live on after the launcher has ended, and not only for a moment."""
         deadline_s = time.monotonic() + REAPED_S
-        while (left := background.left_behind(0, self._variable)) and time.monotonic() < deadline_s:
+        while (left := left_behind(0, self._variable)) and time.monotonic() < deadline_s:
             time.sleep(POLL_S)
         return left
 
@@ -315,7 +315,7 @@ class CommandGroup(RankGroup):
         if self._ranks and not self._waiting():
             self._wait_for_end()
         deadline_s = time.monotonic() + REAPED_S
-        while background.end_all(self._process, self._variable) and time.monotonic() < deadline_s:
+        while end_all(self._process, self._variable) and time.monotonic() < deadline_s:
             time.sleep(POLL_S / 4)
 
 
