@@ -7,6 +7,7 @@ import signal
 import sys
 from collections.abc import Callable
 from importlib.metadata import version
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -66,7 +67,8 @@ def main() -> None:
         is_refused = isinstance(error, errors.StorageError | errors.WriteError)
         sys.exit(ExitCode.REFUSED if is_refused else ExitCode.USAGE)
     except OSError as error:
-        if error.errno == errno.ENOENT and error.filename is None:  # as os.getcwd() says
+        folder = str(Path("/proc/self/cwd").readlink())
+        if error.errno == errno.ENOENT and folder.endswith(" (deleted)"):
             sys.stderr.write("perfsuite: the working directory is gone; change to another one\n")
             sys.exit(ExitCode.USAGE)
         if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EIO) or error.filename is not None:

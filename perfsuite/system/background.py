@@ -95,7 +95,7 @@ class Background:
         if looks or newest != self._newest:
             processes = list_processes()
             found = launched_processes(os.getpid(), processes)
-            found |= daemons(processes) if looks else {}
+            found |= daemons(processes) if looks or self._found - found.keys() else {}
             self._newest = newest
         else:  # nothing has started since, and a look at all processes takes milliseconds
             living = ((pid, read_process(pid)) for pid in self._found)
@@ -217,17 +217,19 @@ def launched_processes(own: int, processes: dict[int, Process]) -> dict[int, Pro
 
 
 def daemons(processes: dict[int, Process]) -> dict[int, Process]:
-    """Return the living processes of this launch of the gate that have left it, sessions included.
+    """Return the living processes of this launch that come from none which still belongs to it.
 
-    They have its log's variable, and so has this process, but none of what they come from.
+    They have the variable of the launch's log. A process between may have hidden its environment.
     """
     log = f"{LOG}={os.environ[LOG]}"
     named = {pid for pid in (os.getpid(), *processes_with(log)) if pid in processes}
 
     def first(pid: int) -> int:
-        while (parent := processes[pid].parent) in named:
-            pid = parent
-        return pid
+        found = pid
+        while (parent := processes.get(pid)) is not None:
+            pid = parent.parent
+            found = pid if pid in named else found
+        return found
 
     own = first(os.getpid())
     left = {pid for pid in named if first(pid) != own and not is_watcher(pid)}

@@ -77,18 +77,21 @@ def read_sensors() -> Reading:
     """Return the sensors now; call it while no timed process is running."""
     times = psutil.cpu_times()
     cores = os.sched_getaffinity(0)
-    usable = [one for core, one in enumerate(psutil.cpu_times(percpu=True)) if core in cores]
     throttled_s, capped_s, gpu_users = _read_gpus()
+    foreign_s = _foreign_cpu_s(cores)
+    # One after the other, because one is subtracted from the other.
+    usable = [one for core, one in enumerate(psutil.cpu_times(percpu=True)) if core in cores]
+    group_s = group_seconds()
     return Reading(
         at_s=time.monotonic(),
-        cpu_s=_foreign_cpu_s(cores),
+        cpu_s=foreign_s,
         total_s=sum(times[:8]),  # guest time is in user time already (proc(5))
         stolen_s=getattr(times, "steal", 0.0),
         throttled_s=throttled_s,
         capped_s=capped_s,
         gpu_users=gpu_users,
         busy_s=sum(one.user + one.nice + one.system + one.irq + one.softirq for one in usable),
-        group_s=group_seconds(),
+        group_s=group_s,
         periods=quota_periods(),
     )
 

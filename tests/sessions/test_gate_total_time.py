@@ -82,7 +82,7 @@ def test_a_re_run_keeps_what_failed_and_goes_on_from_what_was_inconclusive(
 
     rerun.expect(
         10,
-        "2 cells go on from what *results/pairs.json has of these two trees, at most 3 pairs *",
+        "2 cells go on from what *results/pairs.json has of these two trees, with at most 3 *",
         f"{PRICE} FAIL +200.0 % * 3",
         f"{STOCK} INCONCLUSIVE * 6",
         f"{PRICE}: an earlier session of these two trees has failed it*",

@@ -90,8 +90,9 @@ def write_starters(
         configuration = configuration.format(pythonpath=pythonpath)
     written, kept = [], []
     starters = [*_STARTERS, *([] if num_gpus is None else [_ON_GPUS]), *([_COMMENTS] * comments)]
-    for path in starters:  # all or none
-        check_writable(folder / path)
+    new = [one for one in starters if not (folder / one).exists()]
+    for path in (*new, str(_GIT_IGNORE), *([] if configuration is None else [configured])):
+        check_writable(folder / path)  # all or none
     for path in starters:
         if (folder / path).exists():
             kept.append(path)

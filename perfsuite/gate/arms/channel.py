@@ -64,7 +64,7 @@ class Server:
         self._finished: set[str] = set()
         # What an arm's own word on a cell lacks, by the arm.
         self._noticed: dict[str, dict[str, Any]] = {name: {} for name in self.launches}
-        self._is_over = False
+        self._is_over = self._is_further = False
 
     def close(self) -> None:
         """Close all connections."""
@@ -74,9 +74,10 @@ class Server:
         """Answer until both launches have finished, or one cannot go on."""
         patience = Patience(self._plan.timeout_s, self._spent_s)
         while self._finished < self.launches.keys():
-            if is_heard := self._receive(_LOOK_S):
+            self._look(is_idle=not self._receive(_LOOK_S))
+            if self._is_further:
                 patience.hear()
-            self._look(is_idle=not is_heard)
+                self._is_further = False
             self._notice_ends()
             if (reason := patience.why_over()) is not None and self._plan.is_apart:
                 reason += ", also without the other arm"
@@ -135,7 +136,10 @@ class Server:
     def _handle(self, peer: "_Peer", message: dict[str, Any]) -> None:
         if (kind := message["kind"]) == "hello":
             peer.arm = message["arm"]
+            # Beside another arm, a command that is waited for may itself wait for what that holds.
+            self._is_further |= len(self.launches) == 1
             return
+        self._is_further = True
         arm, launch = peer.arm, self.launches[peer.arm]
         self._waiting[arm, kind] = peer.connection
         match kind:

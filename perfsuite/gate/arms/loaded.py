@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 
 from perfsuite.gate.arms.arm import Loaded
-from perfsuite.gate.arms.launched.load_log import LOG, SHARED_MEMORY, is_python
+from perfsuite.gate.arms.launched.load_log import LOG, SHARED_FOLDERS, is_python
 
 # A Python process that has computed for so many seconds has begun its log, if it has one.
 _STARTED_S = 0.2
@@ -118,7 +118,7 @@ def _held_files(process: int, folders: tuple[str, ...]) -> Iterator[str]:
         place = line.split(maxsplit=5)
         file = place[5].removesuffix(" (deleted)") if len(place) == 6 else ""
         is_code = file.startswith("/") and "x" in place[1]
-        if is_code or file.startswith((*folders, *SHARED_MEMORY)):
+        if is_code or file.startswith((*folders, *SHARED_FOLDERS)):
             yield file
     for link in (own / "fd").iterdir():
         with contextlib.suppress(OSError):  # it was closed

@@ -17,7 +17,6 @@ from perfsuite.stats.sequential import WORDS, Rule
 from perfsuite.system import untrusted
 from perfsuite.system.files import write_atomically
 from perfsuite.system.untrusted import MOST, Amount, Label, printable, printable_lines
-from perfsuite.units import listed
 
 _MAX_FILE_BYTES = 64 * 2**20
 _KEPT = "an earlier session of these two trees has failed it"
@@ -82,9 +81,9 @@ class KeptPairs:
         if not (found := self.cells.keys() & set(map(printable, names))):
             return None
         who = "1 cell goes" if len(found) == 1 else f"{len(found)} cells go"
-        most = listed(sorted({str(self.cells[name].rule.max_pairs) for name in found}))
-        what = f"of these two trees, at most {most} pairs a session, as begun"
-        advice = "remove that file if more than the trees has changed, or for other numbers"
+        most = " or ".join(map(str, sorted({self.cells[name].rule.max_pairs for name in found})))
+        what = f"of these two trees, with at most {most} pairs a session as before"
+        advice = "remove that file for another number, or if more than the trees has changed"
         return f"{who} on from what {self.path} has {what}; {advice}"
 
     def write(self, trials: Iterable[Trial]) -> None:

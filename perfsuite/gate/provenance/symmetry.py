@@ -336,7 +336,9 @@ def _find_built(base: Loading, head: Loading) -> str | None:
         is_outside = not any(file.is_relative_to(folder) for folder in (base.top, head.top))
         # A tool keeps its state in a file that each launch writes.
         is_state = is_data and name in base.made & head.made
-        if is_outside and not is_state and is_of_session(file):
+        # What a program shares by a name in memory may have ended with it.
+        is_gone = name.startswith(load_log.SHARED_FOLDERS) and not file.exists()
+        if is_outside and not is_state and (is_gone or is_of_session(file)):
             advice = (
                 "gate again if that was an edit or an installation; else have the code build it in "
                 "the tree, in a folder named after its source, or in TMPDIR, which each arm has "

@@ -20,7 +20,7 @@ _OF_LAUNCHER, _LOG_OF_LAUNCHER = "torch.distributed.elastic", "torch/distributed
 _ABORTED_AT_EXIT = "terminate called without an active exception"
 # torchrun names the signal that ended a rank.
 _SIGNAL = r"\((SIG\w+)\) received by PID {process}\b"
-HOOK = (
+HOOK_ADVICE = (
     "perfsuite's hook; start Python without -I, -E and -S, with the PYTHONPATH that the command is "
     "given, and on this machine, outside of a container; or name what it logs (metrics=)"
 )
@@ -80,4 +80,4 @@ def ended_error(
     if has_hook:
         advice = "call perfsuite.step_done() at the end of each step"
         return WorkloadError(f"{how}, and no torch optimizer stepped in it; {advice}")
-    return WorkloadError(f"{how}, and no process of it loaded torch.optim with {HOOK}")
+    return WorkloadError(f"{how}, and no process of it loaded torch.optim with {HOOK_ADVICE}")

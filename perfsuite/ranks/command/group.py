@@ -185,17 +185,18 @@ class CommandGroup(RankGroup):
             with contextlib.suppress(OSError):  # it has ended
                 process = background.read_process(pid)
                 has_computed = process is not None and process.cpu_s > _UNHOOKED_S
+                has_computed &= time.time() - background.read_start_s(pid) > _UNHOOKED_S
                 if has_computed and b"libtorch" in Path(f"/proc/{pid}/maps").read_bytes():
                     found = f"{self._name}: process {pid} computes with torch and without"
-                    raise WorkloadError(f"{found} {faults.HOOK}")
+                    raise WorkloadError(f"{found} {faults.HOOK_ADVICE}")
 
     def _lose_patience(self, what: str) -> None:
         """Raise where the command has neither printed anything nor come further for too long."""
+        if self._gate is not None:
+            self._gate.greet()
         progress = what, self._log.stat().st_size
         if progress != self._progress:
             self._progress, self._since_s = progress, time.monotonic()
-            if self._gate is not None:  # which looks by itself whether the command works
-                self._gate.greet()
         most_s = _PATIENCE * self._policy.timeout_s
         if time.monotonic() - self._since_s > most_s:
             raise WorkloadError(

@@ -7,6 +7,7 @@ from functools import cached_property
 from typing import Any
 
 import torch
+from torch import nn
 
 from perfsuite.records.equivalence import Check, EquivalenceRow, NumericsStatus
 from perfsuite.records.recipe import Recipe
@@ -52,6 +53,12 @@ class Case:
     def reference(self, **changes: Any) -> Reference:
         """Return one process that computes the run's gradients, with changes to its recipe."""
         return Reference(self.workload, self.recipe, device=self.device, seed=self.seed, **changes)
+
+    def mixing_layers(self, model: nn.Module) -> list[str]:
+        """Return what communicates in a forward pass: a layer of torch's, and modules of users."""
+        layers = (one for one in model.modules() if one.training)
+        synchronised = {"SyncBatchNorm" for one in layers if isinstance(one, nn.SyncBatchNorm)}
+        return sorted(synchronised | self.trace.communicating)
 
 
 @dataclass(kw_only=True)

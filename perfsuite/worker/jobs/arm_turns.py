@@ -1,5 +1,6 @@
 """The turns of all ranks of one arm of a gate."""
 
+import signal
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
@@ -10,6 +11,7 @@ import torch.distributed as dist
 
 from perfsuite.ranks import messages
 from perfsuite.ranks.turns import Agreed, Turns
+from perfsuite.system import background
 from perfsuite.worker.measure.clock import collector_state, largest_over_ranks, start_together
 from perfsuite.worker.store import FOR_A_TURN, Largest, prefer_loopback
 
@@ -21,6 +23,7 @@ class ArmTurns:
         self._channel = channel = start.request.policy.turns
         self.are_needed = channel is not None
         self._first = Turns(channel, on_wait) if channel is not None and start.rank == 0 else None
+        self._newest, self._daemons = b"", dict[int, background.Process]()
         self._group: dist.ProcessGroup | None = None
         # A barrier of NCCL is a kernel that spins until the last rank comes, on the very GPUs that
         # the other arm is timed on. One of gloo waits on the host.
@@ -37,11 +40,26 @@ class ArmTurns:
             return
         if self._group is not None:
             meet = partial(start_together, self._group)
-        with nullcontext() if self._first is None else self._first.take():
+        with nullcontext() if self._first is None else self._hold(self._first):
             # No rank is at work before the first has the turn, or after the other arm may begin.
             meet()
             yield
             meet()
+
+    @contextmanager
+    def _hold(self, first: Turns) -> Iterator[None]:
+        """Hold the turn; without it, where no rank is at work, what any has left apart rests."""
+        self.signal_daemons(signal.SIGSTOP)
+        with first.take():
+            self.signal_daemons(signal.SIGCONT)
+            yield
+            self.signal_daemons(signal.SIGSTOP)
+
+    def signal_daemons(self, number: signal.Signals) -> None:
+        """Signal what the launch has left apart, from the first rank; looked for as any starts."""
+        if self._first is not None and (newest := background.newest_process()) != self._newest:
+            self._newest, self._daemons = newest, background.daemons(background.list_processes())
+        background.signal_all(self._daemons, number)
 
     def end_round(self) -> None:
         """Tell the gate of a round that keeps the turn."""

@@ -1,6 +1,7 @@
 """The job of measuring a cell: warm-up, timed rounds, then untimed counting. Runs in a rank."""
 
 import os
+import signal
 import statistics
 import time
 from collections.abc import Callable
@@ -156,6 +157,7 @@ class Measurement:
                 self._turns.tell(others_per_step=rate)
         finally:
             loader_workers.resume()  # a stopped one could not be ended
+            self._turns.signal_daemons(signal.SIGCONT)
         self._board.enter_phase("count")
         if self._activity.is_counted and agreed.counts:
             yield from self._count(profiles=agreed.profiles)

@@ -85,13 +85,10 @@ def let_children_be_loader_workers(folder: str, cores: tuple[int, ...]) -> None:
 def find() -> set[int]:
     """Return every process that this one has started, and those that these have, but no rank."""
     global _newest, _found
-    is_arm = background.LOG in os.environ
-    is_any = is_arm or background.has_children()
-    if is_any and (newest := background.newest_process()) != _newest:
+    if background.has_children() and (newest := background.newest_process()) != _newest:
         _newest = newest
         processes = background.list_processes()
         found = {*background.launched_processes(os.getpid(), processes)}
-        found |= background.daemons(processes).keys() if is_arm else set()
         for rank in found & other_ranks:
             found -= {rank, *background.launched_processes(rank, processes)}
         for pid in found - _found if worker_cores else ():

@@ -18,7 +18,7 @@ from perfsuite.records.stages import untimed
 from perfsuite.worker.measure import dispatch
 from perfsuite.worker.measure.clock import collector_off
 from perfsuite.worker.measure.iterations import Iterations
-from perfsuite.worker.measure.memory import Storages
+from perfsuite.worker.measure.memory import Storages, storages_in
 from perfsuite.worker.measure.operators import read_trace
 
 # Markers of the profiler, and queries about a tensor (prim::device), which run no kernel.
@@ -203,8 +203,9 @@ class _Counter(dispatch.StepMode):  # type: ignore[no-untyped-call]
         self.found.ops += 1
         self.found.frees_late |= formula is torch.ops.aten.record_stream
         if self._made is not None:
-            storages = (tensor.untyped_storage() for tensor in dispatch.tensors_in(result))
-            self._made.update((id(storage), storage) for storage in storages)
+            given = {id(it) for it in storages_in((args, kwargs))}
+            made = {id(it): it for it in storages_in(result)}
+            self._made.update((number, it) for number, it in made.items() if number not in given)
         if dispatch.is_communication(func):
             self.found.collectives += 1
             self.found.collective_bytes += dispatch.communicated_bytes(args, kwargs, result)

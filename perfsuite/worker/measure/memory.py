@@ -54,15 +54,26 @@ def with_kept_bytes(
 ) -> Iterations[tuple[_Found, int]]:
     """Return what the iteration finds, and how many more bytes of tensors live after it.
 
-    `made` are storages of the iteration before. Those that outlive this one, and that no tensor of
+    `made` are storages of an earlier iteration. Those that outlive this one, and that no tensor of
     Python's has, are a graph's, which a loss in a list keeps for a backward pass that never comes.
     """
     before = _live_bytes()
     found = yield from asked
     after = _live_bytes()
-    graphs = {storage.data_ptr(): storage.nbytes() for storage in made.values()}
-    more = (size for place, size in graphs.items() if place not in after and size > _SCALAR_BYTES)
-    return found, sum(after.values()) - sum(before.values()) + sum(more)
+    graphs = {}
+    for storage in [*made.values()]:
+        with suppress(RuntimeError):  # of a class of the user's
+            graphs[storage.data_ptr()] = storage.nbytes()
+    hidden = (size for place, size in graphs.items() if place and place not in after)
+    more = sum(size for size in hidden if size > _SCALAR_BYTES)
+    return found, sum(after.values()) - sum(before.values()) + more
+
+
+def storages_in(values: Any) -> Iterator[torch.UntypedStorage]:
+    """Yield the storages of the tensors in nested values that have one."""
+    for tensor in tensors_in(values):
+        with suppress(RuntimeError):  # a class of the user's may have none
+            yield tensor.untyped_storage()
 
 
 def _live_bytes() -> dict[int, int]:

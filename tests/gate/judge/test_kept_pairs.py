@@ -247,8 +247,9 @@ def test_it_says_where_the_pairs_come_from(tmp_path: Path) -> None:
 
     kept(tmp_path).write([judged(OPEN)])
     assert kept(tmp_path).describe(["a", "other"]) == (
-        f"1 cell goes on from what {path} has of these two trees, at most 4 pairs a session, as "
-        "begun; remove that file if more than the trees has changed, or for other numbers"
+        f"1 cell goes on from what {path} has of these two trees, with at most 4 pairs a "
+        "session as before; remove that file for another number, or if more than the trees has "
+        "changed"
     )
     assert kept(tmp_path).describe(["other"]) is None
 

@@ -1007,8 +1007,27 @@ def test_a_low_precision_does_not_hide_a_mean_of_means(
 
     assert statuses(report)["T2"] == "mismatch", str(report)
     said = reason(report, "T2")
-    assert "2**-13, of the whole batch and the mean of its parts in float64" in said
+    assert "2**-13, of the whole batch and the mean of its parts in full precision" in said
     assert "likeliest cause: the mean over the batch is a mean of means" in said
+
+
+def test_parts_that_a_synchronised_layer_may_mix_are_not_put_together(
+    check_equivalence: Check,
+) -> None:
+    def make_synchronised() -> nn.Module:
+        model = make_layers()
+        model[1].add_module("of_gpus", nn.SyncBatchNorm(4))  # never called here
+        return model
+
+    unequal = dataclasses.replace(
+        UNEQUAL,
+        loss=nearly_a_mean,
+        build_model=make_synchronised,
+        build_optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1),
+    )
+    recipe = Recipe(precision="amp-bf16", grad_accumulation_steps=2)
+
+    assert statuses(check_equivalence(unequal, recipe))["T2"] == "equivalent"
 
 
 def test_recomputation_does_not_hide_a_mean_of_means(check_equivalence: Check) -> None:
@@ -1153,17 +1172,30 @@ def test_muon_is_proven_where_ranks_hold_whole_parameters(
 
 
 class Muon(torch.optim.SGD):
-    """Another optimizer of this name."""
+    """Another optimizer of this name, which may scale its step by the ranks' own part."""
+
+    def __init__(self, parameters: Any, *, by_part: bool) -> None:
+        super().__init__(parameters, lr=0.01)
+        self.by_part = by_part
+
+    def step(self, closure: Any = None) -> Any:
+        for one in self.param_groups[0]["params"]:
+            own = getattr(one.grad, "_local_tensor", one.grad)
+            one.grad = one.grad / own.norm() if self.by_part else one.grad
+        return super().step(closure)
 
 
-def test_another_optimizer_named_muon_is_proven(check_equivalence: Check) -> None:
+@pytest.mark.parametrize(("by_part", "status"), [(False, "equivalent"), (True, "mismatch")])
+def test_another_optimizer_named_muon_is_proven(
+    check_equivalence: Check, by_part: bool, status: str
+) -> None:
     workload = make_workload(
-        make_matrices, build_optimizer=lambda parameters: Muon(parameters, lr=0.01)
+        make_matrices, build_optimizer=lambda parameters: Muon(parameters, by_part=by_part)
     )
 
     report = check_equivalence(workload, Recipe(parallel="fsdp:2"))
 
-    assert report.status == "equivalent", str(report)
+    assert report.status == status, str(report)
 
 
 def test_an_optimizer_may_leave_parameters_alone(check_equivalence: Check) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import signal
 import subprocess
 import sys
 import textwrap
@@ -13,7 +12,6 @@ from pathlib import Path
 import psutil
 import pytest
 
-from perfsuite.system import background
 from perfsuite.worker.jobs import loader_workers
 
 
@@ -73,31 +71,6 @@ def test_children_of_every_kind_and_their_children_are_stopped_and_go_on() -> No
         for one in both:
             one.kill()
         shell.communicate()
-
-
-def test_a_daemon_of_this_launch_of_the_gate_is_stopped_with_it(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setenv(background.LOG, str(tmp_path / "log"))
-    # Twice forked, and the leader of a session of its own.
-    command = ["sh", "-c", "setsid sleep 600 >&- & echo $!"]
-    daemon = int(subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout)
-    others = int(subprocess.run(command, stdout=subprocess.PIPE, check=True, env={}).stdout)
-    own = subprocess.Popen(["sleep", "600"])
-    try:
-        loader_workers.stop()
-        while psutil.Process(daemon).status() != psutil.STATUS_STOPPED:
-            os.sched_yield()
-        assert psutil.Process(others).status() != psutil.STATUS_STOPPED
-
-        loader_workers.resume()
-
-        while psutil.Process(daemon).status() == psutil.STATUS_STOPPED:
-            os.sched_yield()
-        assert own.pid not in background.daemons(background.list_processes())
-    finally:
-        background.signal_all([daemon, others, own.pid], signal.SIGKILL)
-        own.wait()
 
 
 def test_another_rank_that_this_one_has_started_is_no_loader_worker_of_its(

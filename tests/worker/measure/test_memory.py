@@ -395,6 +395,20 @@ def test_what_an_iteration_leaves_alive_is_counted_once_and_without_scalars_and_
     assert was_frozen == (is_frozen, is_frozen)
 
 
+def test_a_view_of_what_was_there_before_is_not_kept():
+    data, weight = torch.ones(64, 256).share_memory_(), torch.ones(256, requires_grad=True)
+
+    def iterate(stage):
+        (data[:8] * weight).sum().backward()
+        weight.grad = None
+
+    def both():
+        yield from count_iteration(made := Storages())
+        return (yield from with_kept_bytes(measure_peak(iter([]), CPU), made))
+
+    assert run_iterations(both(), iterate)[1] == 0
+
+
 @pytest.mark.parametrize(("keeps", "kept_bytes"), [("all", 4096), ("backward", 0), ("last", 0)])
 def test_a_graph_that_a_scalar_keeps_alive_is_counted(keeps, kept_bytes):
     inputs, weight = torch.ones(1024), torch.ones(1024, requires_grad=True)

@@ -37,7 +37,7 @@ _OF_COMMANDS = "/perfsuite/ranks/command/hooked/sitecustomize.py"
 _OF_METRICS = "/perfsuite/ranks/command/metrics.py"  # reads logs of earlier launches, to skip them
 _MOST_CHARACTERS, _MOST_OF_COMMAND = 200, 10_000  # shown, and kept
 _OF_SYSTEM = ("/dev/", "/etc/", "/proc/", "/run/", "/sys/")
-SHARED_MEMORY = ("/dev/shm/", "/run/user/")  # but for these
+SHARED_FOLDERS = ("/dev/shm/", "/run/user/")  # but for these
 _STANDARD_LIBRARY = os.path.dirname(os.__file__) + os.sep
 _PACKAGES = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
 
@@ -238,7 +238,7 @@ class LoadLog:
 
 def _is_outside(file: str) -> bool:
     """Whether a file is neither the system's nor in a folder of the launch's own."""
-    is_of_system = file.startswith(_OF_SYSTEM) and not file.startswith(SHARED_MEMORY)
+    is_of_system = file.startswith(_OF_SYSTEM) and not file.startswith(SHARED_FOLDERS)
     return not (is_of_system or file.startswith(_FOLDER))
 
 

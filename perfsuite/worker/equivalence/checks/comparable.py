@@ -2,12 +2,12 @@
 
 from collections.abc import Mapping
 
-import torch
 from torch import nn
 
 from perfsuite.errors import WorkloadError
 from perfsuite.units import listed
 from perfsuite.worker.equivalence import comparison
+from perfsuite.worker.equivalence.comparison import Tensors
 from perfsuite.worker.equivalence.trace.trace import Trace, Weights
 
 
@@ -35,35 +35,38 @@ def why_losses_alone(trace: Trace, parameters: Mapping[str, nn.Parameter]) -> st
 
 
 def why_start_differs(trace: Trace, begun: Weights) -> dict[str, str]:
-    """Why it is not proven that the ranks start as the reference has `begun`: they do not."""
+    """Why the ranks' initial weights are not proven: the reference has `begun` with others."""
     ours, theirs = trace.start.parameters, begun.parameters
     names = [name for name in ours if name in theirs and ours[name].shape == theirs[name].shape]
-    limit = comparison.coarsest_epsilon({**theirs, **ours})  # the ranks may have rounded theirs
+    # One side may have rounded what the other has.
+    limit = max(comparison.coarsest_epsilon(ours), comparison.coarsest_epsilon(theirs))
     unlike = (comparison.relative_error(ours[name], theirs[name]) > limit for name in names)
     found = [repr(name) for name, differs in zip(names, unlike, strict=True) if differs]
     why = f"{listed(found)} began with other values on the ranks, and the reference took those"
     return {"initial weights": why} if found else {}
 
 
-def unchanged_buffers(trace: Trace) -> set[str]:
+def unchanged_buffers(trace: Trace) -> frozenset[str]:
     """Return the buffers that no step of the ranks changes: the reference keeps its own."""
-    after = [step.after.buffers for step in trace.steps]
-    start = trace.start.buffers.items()
-    return {name for name, one in start if all(torch.equal(one, its[name]) for its in after)}
+    start, after = trace.start.buffers, [step.after.buffers for step in trace.steps]
+    kept = (name for name in start if not any(_differ(start, its, name) for its in after))
+    return frozenset(kept)
 
 
-def explain_buffers(trace: Trace, begun: Weights) -> str | None:
-    """Return the cause where such a buffer, or a frozen parameter, is not the reference's."""
+def _differ(ours: Tensors, theirs: Tensors, name: str) -> bool:
+    if name not in theirs:
+        return True
+    found = comparison.measure_buffer_errors({name: ours[name]}, {name: theirs[name]})
+    return found.total != 0
+
+
+def explain_buffers(trace: Trace, begun: Weights, unchanged: frozenset[str]) -> str | None:
+    """Return the cause where an unchanged buffer or parameter is not the reference's."""
     ours, theirs = trace.start.buffers, begun.buffers
-
-    def differs(name: str) -> bool:
-        tested, expected = {name: ours[name]}, {name: theirs[name]}
-        return comparison.measure_buffer_errors(tested, expected).total > 0
-
-    names = unchanged_buffers(trace) & theirs.keys()
-    if unlike := [repr(name) for name in sorted(filter(differs, names))]:
-        differ = f"{listed(unlike)} of the ranks and of the reference differ"
-        return f"{differ}: drawn or loaded otherwise"
+    names = sorted(unchanged & theirs.keys())
+    if unlike := [repr(name) for name in names if _differ(ours, theirs, name)]:
+        found = f"{listed(unlike)} of the ranks and of the reference differ"
+        return f"{found}: drawn or loaded otherwise"
     return None
 
 

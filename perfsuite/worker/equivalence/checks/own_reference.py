@@ -43,6 +43,7 @@ class OwnCase(NamedTuple):
     build: Callable[[], OwnSteps]  # builds the reference, each time under the same seed
     device: torch.device
     on_step: Callable[[], None]  # shows progress
+    unchanged: frozenset[str] = frozenset()  # buffers that the reference keeps as they are there
 
 
 def check_own_steps(case: OwnCase) -> tuple[EquivalenceRow, dict[str, str]]:
@@ -52,7 +53,8 @@ def check_own_steps(case: OwnCase) -> tuple[EquivalenceRow, dict[str, str]]:
     """
     recipe, trace = case.recipe, case.trace
     proof = Proof(check=semantic_check(recipe.precision), on_bug=case.on_step)
-    case = case._replace(build=_rehearse(case))
+    unchanged = comparable.unchanged_buffers(trace)
+    case = case._replace(build=_rehearse(case), unchanged=unchanged)
     truth, plain = _references(case)
     if (dropout := draws.describe_dropout(truth.own.model)) is not None:
         return EquivalenceRow.of(recipe, proof.check, "not exercised", dropout), {}
@@ -60,7 +62,7 @@ def check_own_steps(case: OwnCase) -> tuple[EquivalenceRow, dict[str, str]]:
     truth.follows = plain.follows = losses_alone is None
     begun = truth.own.weights()
     unlike_start = comparable.why_start_differs(trace, begun) if truth.follows else {}
-    another_buffer = comparable.explain_buffers(trace, begun)
+    another_buffer = comparable.explain_buffers(trace, begun, unchanged)
     steps = list(_take_steps(case, truth, plain))
     if comparable.first_part(trace, truth.own.parameters) is None:  # else each holds another
         proof.evidence += [one for one in trace.differences if one.what != "buffer"]
@@ -77,14 +79,15 @@ def check_own_steps(case: OwnCase) -> tuple[EquivalenceRow, dict[str, str]]:
         reason = "the step draws random numbers, and ranks and reference draw different ones"
         return EquivalenceRow.of(recipe, proof.check, "not exercised", reason), {}
     missing = {} if losses_alone is None else {"gradients and weights": losses_alone}
-    missing |= unlike_start | _why_not_compared(trace, truth, steps)
+    missing |= _why_not_compared(trace, truth, steps)
     proof.notes += [f"{what} were not compared: {why}" for what, why in missing.items()]
+    proof.notes += unlike_start.values()
+    missing |= unlike_start
     if not proof.evidence:
         return EquivalenceRow.of(recipe, proof.check, "not exercised", "; ".join(proof.notes)), {}
     _plant(proof, case, steps)
     proof.vacuous += _why_vacuous(trace, truth, steps)
-    find_cause = partial(_find_cause, trace, steps, truth)
-    proof.find_cause = lambda found: another_buffer or find_cause(found)
+    proof.find_cause = partial(_find_cause, trace, steps, truth, another_buffer)
     return proof.conclude(recipe), missing
 
 
@@ -130,7 +133,6 @@ class _Reference:
         self.own = case.build()
         self.follows = self.has_drawn = False
         self._case, self.arithmetic = case, arithmetic
-        self._keeps = comparable.unchanged_buffers(case.trace)
         self._is_nudged = is_nudged
         if is_nudged:
             # Once, because `take` does not load them anew.
@@ -141,7 +143,7 @@ class _Reference:
         self._case.on_step()
         if self.follows:
             given = step.before.buffers.items()
-            others = {name: one for name, one in given if name not in self._keeps}
+            others = {name: one for name, one in given if name not in self._case.unchanged}
             self.own.load(replace(step.before, buffers=others))
             if self._is_nudged:
                 limits.nudge(self.own.parameters.values())
@@ -329,7 +331,11 @@ def _sums(num_ranks: int, num_accumulated: int, right: Tensors) -> Iterator[Bug]
 
 
 def _find_cause(
-    trace: Trace, steps: Sequence[_OwnStep], truth: _Reference, found: Discrepancy
+    trace: Trace,
+    steps: Sequence[_OwnStep],
+    truth: _Reference,
+    another_buffer: str | None,
+    found: Discrepancy,
 ) -> str | None:
     if found.what == "gradient" and found.rank is not None:
         same = (one for one in trace.differences if one.what == "gradient")
@@ -350,14 +356,15 @@ def _find_cause(
     if found.what == "update":
         other = "another learning rate or optimizer, or weights that something else changes"
         return f"of the same gradients the reference makes other weights: {other}"
-    if (batchnorm := explain_batchnorm(truth.own.model)) is not None:
-        return batchnorm
-    if found.what == "gradient":
+    batchnorm = explain_batchnorm(truth.own.model)
+    if found.what == "gradient" and batchnorm is None:
         right = one.plain.gradients
         bugs = [*_sums(one.recipe.plan.world_size, trace.num_accumulated, right)]
         bugs += gradient_bugs(right)
         if (cause := explain_gradients(one.step.gradients, right, bugs)) is not None:
             return cause
+    if (model := another_buffer or batchnorm) is not None:
+        return model
     # Of an average that is logged they are right; later ones follow from other weights.
     losses = steps[0].judge_loss(steps[0].step.mean_loss)
     if _have_same_losses(trace) and not all(loss.is_within for loss in losses):

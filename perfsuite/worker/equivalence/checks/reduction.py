@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 import torch
-from torch import nn
 
 from perfsuite.records.equivalence import EquivalenceRow
 from perfsuite.records.recipe import Recipe
@@ -79,11 +78,9 @@ def check_reduction(case: Case) -> Proof | EquivalenceRow | str:
 
 def _find_excuse(case: Case, reference: Reference) -> EquivalenceRow | str | None:
     """Why a difference may be right: a model or a loss that communicates mixes the shards."""
-    layers = (one for one in reference.trainer.module.modules() if one.training)
-    synchronised = {"SyncBatchNorm" for one in layers if isinstance(one, nn.SyncBatchNorm)}
-    if not (names := synchronised | case.trace.communicating):
+    if not (names := case.mixing_layers(reference.trainer.module)):
         return None
-    where = f"communication in the forward pass ({listed(sorted(names))})"
+    where = f"communication in the forward pass ({listed(names)})"
     reason = f"{where} makes a rank's gradient depend on other shards too"
     if limits.is_low_precision(case.recipe):
         reason += f"; T2 does not see what is below the rounding of {case.recipe.precision}"
