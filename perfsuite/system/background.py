@@ -221,7 +221,7 @@ def daemons(processes: dict[int, Process]) -> dict[int, Process]:
 
     They have the variable of the launch's log. A process between may have hidden its environment.
     """
-    log = f"{LOG}={os.environ[LOG]}"
+    log = f"{LOG}={os.environ.get(LOG)}"
     named = {pid for pid in (os.getpid(), *processes_with(log)) if pid in processes}
 
     def first(pid: int) -> int:
