@@ -185,7 +185,8 @@ class CommandGroup(RankGroup):
             with contextlib.suppress(OSError):  # it has ended
                 process = background.read_process(pid)
                 has_computed = process is not None and process.cpu_s > _UNHOOKED_S
-                has_computed &= time.time() - background.read_start_s(pid) > _UNHOOKED_S
+                now_s = time.clock_gettime(time.CLOCK_REALTIME)  # by the clock of its start
+                has_computed &= now_s - background.read_start_s(pid) > _UNHOOKED_S
                 if has_computed and b"libtorch" in Path(f"/proc/{pid}/maps").read_bytes():
                     found = f"{self._name}: process {pid} computes with torch and without"
                     raise WorkloadError(f"{found} {faults.HOOK_ADVICE}")
