@@ -43,6 +43,7 @@ def write_atomically(path: Path, data: bytes) -> None:
     """Make `path`, or what it links to, hold exactly `data`, or leave it as it was."""
     with explained(f"write {path}"):
         if (stream := _stream(path)) is not None:
+            stream.flush()
             stream.buffer.write(data)
             stream.flush()
         elif _is_device(path):

@@ -93,7 +93,13 @@ def test_a_stream_of_this_process_gets_the_data_after_what_was_printed(
     kept = Path("/dev/stdout").readlink()
 
     with (tmp_path / "out").open("wb") as out:
-        subprocess.run([sys.executable, "-c", write, path], stdout=out, check=True, cwd=tmp_path)
+        subprocess.run(
+            [sys.executable, "-c", write, path],
+            stdout=out,
+            check=True,
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONUNBUFFERED": ""},  # as most people run it
+        )
 
     assert (tmp_path / "out").read_text() == "before\n{}\nafter\n"
     assert names_in(tmp_path) == ["out"]
