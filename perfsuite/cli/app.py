@@ -67,8 +67,7 @@ def main() -> None:
         is_refused = isinstance(error, errors.StorageError | errors.WriteError)
         sys.exit(ExitCode.REFUSED if is_refused else ExitCode.USAGE)
     except OSError as error:
-        folder = str(Path("/proc/self/cwd").readlink())
-        if error.errno == errno.ENOENT and folder.endswith(" (deleted)"):
+        if error.errno == errno.ENOENT and not Path("/proc/self/cwd").readlink().exists():
             sys.stderr.write("perfsuite: the working directory is gone; change to another one\n")
             sys.exit(ExitCode.USAGE)
         if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EIO) or error.filename is not None:

@@ -54,7 +54,8 @@ def check_optimizer_steps(case: Case, proof: Proof) -> None:
         found = judge_update("parameter", after, expected, before, number, limit)
         if may_round and not found.is_within:
             found = judge_update("parameter", after, expected, before, number, _OF_MUON)
-            proof.vacuous += [_ROUNDS] * (_ROUNDS not in proof.vacuous)
+            if _ROUNDS not in proof.vacuous:
+                proof.vacuous.append(_ROUNDS)
         proof.evidence.append(found if step is recorded else found._replace(cause=FILLED))
         if step.after.buffers:
             buffers = _rounded_like(step.after.buffers, replay.weights().buffers)
